@@ -82,10 +82,10 @@ def durable():
     return asyncio.run(away())
 
 def web():
-    from stepengine.tools.bundled.web.fetching import Fetched
-    from stepengine.tools.bundled.web.pages import page_of
+    from stepengine.tools.bundled.web.fetcher import Fetched
+    from stepengine.tools.bundled.web.pages import read_page
     page = Fetched("https://example.com/", 200, "text/html", b"<!doctype html><p>Hello")
-    return asyncio.run(page_of(page)).text
+    return asyncio.run(read_page(page)).text
 
 def chat():
     import prompt_toolkit

@@ -91,7 +91,7 @@ class Built(BaseModel):
 # --- what it asks for -------------------------------------------------------------------------------------------------
 
 
-@tool(idempotent=True, requires_permission=False, about=())
+@tool(idempotent=True, requires_permission=False, about=(), results="trusted", destinations=())
 def read_rules() -> str:
     """Read what an agent file may say, and which tools there are."""
     from stepengine.drafts import agent_file_rules
@@ -102,7 +102,7 @@ def read_rules() -> str:
     return agent_file_rules()
 
 
-@tool(about=())
+@tool(about=(), destinations=())
 def draft_agent(  # noqa: PLR0917 - one for each thing that a model gives
     source: str,
     why: str,
@@ -124,7 +124,7 @@ def draft_agent(  # noqa: PLR0917 - one for each thing that a model gives
     """
 
 
-@tool(idempotent=True, requires_permission=False)
+@tool(idempotent=True, requires_permission=False, destinations=())
 def check_draft(source: str, file: str) -> dict[str, Any]:
     """
     Look at an agent file without running it outside of the sandbox.
@@ -142,7 +142,7 @@ def check_draft(source: str, file: str) -> dict[str, Any]:
     return {"problem": "", "id": agents[0].id, "permissions": permissions_of(agents)}
 
 
-@tool(idempotent=True, requires_permission=False, timeout=900)
+@tool(idempotent=True, requires_permission=False, timeout=900, destinations=())
 def walk_draft(  # noqa: D417, PLR0917 - what stands here is what a model would be told
     ctx: ToolContext, source: str, file: str, example: dict[str, Any], worlds: int, seed: int
 ) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def walk_draft(  # noqa: D417, PLR0917 - what stands here is what a model would 
     return {"problem": "", "worlds": held}
 
 
-@tool(idempotent=True, requires_permission=False, timeout=120)
+@tool(idempotent=True, requires_permission=False, timeout=120, destinations=())
 def try_draft(source: str, file: str, example: dict[str, Any]) -> dict[str, Any]:
     """
     Try an agent on its example: in the sandbox, with what was made up in the place of model, tools and other agents.

@@ -54,7 +54,7 @@ def handle_steps(ctx: StepContext[Budgets]) -> Steps[bool]:
         forgotten_agents=given.forgotten_agents,
     )
     history = AgentState.from_messages(ctx.inherited_messages).view
-    limits = ContextLimits.of(ctx.agent_state, given.max_context_length)
+    limits = ContextLimits.for_state(ctx.agent_state, given.max_context_length)
     shorter = policy.rewrite(history, limits, now, last_request)
     if shorter is None:
         return False

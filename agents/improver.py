@@ -92,7 +92,7 @@ def trials_of(ctx: ToolContext) -> Any:
     return trials
 
 
-@tool(idempotent=True, parallel_safe=True, requires_permission=False, timeout=math.inf, about=())
+@tool(idempotent=True, parallel_safe=True, requires_permission=False, timeout=math.inf, about=(), destinations=())
 async def run_case(  # noqa: D417 - what stands here is what a model would be told
     ctx: ToolContext, changes: dict[str, Any], case: str, before: dict[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -108,7 +108,7 @@ async def run_case(  # noqa: D417 - what stands here is what a model would be to
     return made
 
 
-@tool(idempotent=True, requires_permission=False, timeout=math.inf, about=())
+@tool(idempotent=True, requires_permission=False, timeout=math.inf, about=(), destinations=())
 async def blame_case(  # noqa: D417 - as above
     ctx: ToolContext, changes: dict[str, Any], case: str, k: int
 ) -> dict[str, Any]:
@@ -124,7 +124,7 @@ async def blame_case(  # noqa: D417 - as above
     return made
 
 
-@tool
+@tool(destinations=())
 def change(part: str, value: str | bool | float, why: str) -> None:  # noqa: FBT001 - what a model gives
     """
     Change one part of the agent.

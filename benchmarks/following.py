@@ -19,11 +19,10 @@ from typing import Any
 
 from stepengine import AgentDefinition, Engine, Hooks, Limits, tool
 from stepengine.context import truncate
-from stepengine.debugging.viewing.payload import RunPayload, Texts
-from stepengine.debugging.viewing.serving import FollowedJournal
-from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.journal.store import Journal
-from stepengine.journal.watching import Projection, Watch
+from stepengine.debugging.viewer.live_page import FollowedJournal
+from stepengine.debugging.viewer.payload import PageTexts, RunPayload
+from stepengine.journal import FileJournal, LineJournal, SqliteJournal
+from stepengine.journal.event_stream import EventProjection, JournalWatch
 from stepengine.testing import ScriptedModel, text, tool_call
 
 STEPS = (20, 2_000, 20_000)
@@ -66,49 +65,33 @@ def clocked(work: Callable[[], Any]) -> float:
     return (time.perf_counter() - began) * 1_000
 
 
-def put(journal: Journal, lines: list[bytes], first: int) -> None:
-    """Store lines as their holder does."""
-    if isinstance(journal, FileJournal):
-        with journal.path.open("ab") as file:
-            file.write(b"".join(lines))
-        return
-    import sqlite3
-
-    assert isinstance(journal, SqliteJournal)
-    database = sqlite3.connect(journal.path)
-    database.execute("PRAGMA journal_mode=WAL")
-    database.execute(
-        "CREATE TABLE IF NOT EXISTS lines (run TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID"
-    )
-    database.executemany("INSERT INTO lines VALUES ('one', ?, ?)", list(enumerate(lines, first)))
-    database.commit()
-    database.close()
-
-
-def measured(journal: Journal, lines: list[bytes]) -> dict[str, float]:
+def measured(journal: LineJournal, lines: list[bytes]) -> dict[str, float]:
     """Return the medians of each kind of look in milliseconds."""
     kept = len(lines) - RECORDS
-    put(journal, lines[:kept], 0)
-    page, watch = FollowedJournal(journal, "run.jsonl"), Watch(journal)
+    before = b"".join(lines[:kept])
+    journal.append_bytes(before, 0)
+    end = len(before)
+    page, watch = FollowedJournal(journal, "run.jsonl"), JournalWatch(journal)
     while watch.is_behind:
         watch.look()
     times: dict[str, list[float]] = {"view": [], "events": [], "nothing": []}
     for number in range(kept, len(lines)):
-        put(journal, [lines[number]], number)
+        journal.append_bytes(lines[number], end)
+        end += len(lines[number])
         offset = page.offset
-        times["view"].append(clocked(lambda: (page.read(), json.dumps(page.after(offset)))))  # noqa: B023
+        times["view"].append(clocked(lambda: (page.read(), json.dumps(page.changes_after(offset)))))  # noqa: B023
         times["events"].append(clocked(watch.look))
         times["nothing"].append(clocked(watch.follower.has_changed))
 
     def whole() -> None:
         history = journal.history()
-        view = RunPayload(Texts(), "run.jsonl")
+        view = RunPayload(PageTexts(), "run.jsonl")
         view.take(history)
-        json.dumps(view.told())
+        json.dumps(view.to_dict())
 
     def all_events() -> None:
         history = journal.history()
-        list(Projection().take(history, history.records))
+        list(EventProjection().take(history, history.records))
 
     told = {name: statistics.median(found) for name, found in times.items()}
     return told | {"whole view": clocked(whole), "whole events": clocked(all_events)}

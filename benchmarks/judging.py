@@ -27,7 +27,7 @@ TOKENS = 2_000
 
 A_THIRD = 4 / 3
 """How much more a token may cost with an observer."""
-WATCHED_STEP = 2.0
+WATCHED_STEP = 2.5
 """How much more a step may cost with an observer: it has nine events, each an ordinary object that the hub sends on."""
 
 MACHINE = 18.7

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from stepengine import AgentDefinition, Engine, Receive
-from stepengine.engine.waking import Waker, Woken
+from stepengine.engine.waker import Waker, Woken
 from stepengine.journal import SqliteJournal
-from stepengine.journal.sleeping import index_of
+from stepengine.journal.sleepers import open_wake_index
 
 REST_SECONDS = 20.0
 MESSAGES = 50
@@ -79,7 +79,7 @@ def main() -> None:
         place = Path(folder) / "runs.db"
         took = asyncio.run(record(place, runs))
         print(f"recorded {runs:,} sleeping runs in {took:.1f} s, {place.stat().st_size / 1024 / 1024:.0f} MiB")
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             began = time.perf_counter()
             index.renew()
             print(f"the index made anew in {time.perf_counter() - began:.1f} s")

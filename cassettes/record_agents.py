@@ -389,7 +389,7 @@ def with_cases() -> AgentDefinition:
         }  # fmt: skip
 
     improver = BUNDLED["improver"]
-    options = {"idempotent": True, "parallel_safe": True, "requires_permission": False}
+    options = {"idempotent": True, "parallel_safe": True, "requires_permission": False, "destinations": ()}
     specs = [tool.spec for tool in improver.tools]
     played = [Tool(spec.name, spec.description, spec.input_schema, run_case, **options) for spec in specs]
     return attrs.evolve(improver, tools=played)

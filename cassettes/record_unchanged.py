@@ -91,7 +91,7 @@ def run_tests(folder: Path) -> None:
         "OPENAI_AGENTS_DISABLE_TRACING": "1",  # it would report to its maker
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }
-    unfit = ("CI", "STEPENGINE_RECORD")
+    unfit = ("CI",)
     kept = {
         n: v for n, v in os.environ.items() if n not in unfit and not n.startswith("PYTEST_") and "_BASE_URL" not in n
     }

@@ -60,7 +60,7 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!stepengine\b).*"), (r"py:.*", r"stepengi
 def explained(name: str, value: Any) -> list[str]:
     """Return what stands below an assignment to *name*, in the module of ours that makes *value*; what a tool is for."""
     if isinstance(value, ToolName):
-        return [f"The name of the tool, typed. {BUNDLED[value].says('')}"]
+        return [f"The name of the tool, typed. {BUNDLED[value].documentation('')}"]
     ours = [module for key, module in sorted(sys.modules.items()) if key.startswith("stepengine.")]
     for module in ours:
         if vars(module).get(name) is value:

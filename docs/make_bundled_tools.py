@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from stepengine.tools.bundled.reference import Form, Parameter, ResultKey, ToolPage, told
+from stepengine.tools.bundled.reference import Form, Parameter, ResultKey, ToolPage, document_tools
 
 TARGET = Path(__file__).parent / "reference" / "bundled-tools.md"
 HEAD = """\
@@ -80,7 +80,7 @@ CODEBUFF: Mapping[str, Mapping[str, str]] = {
         "url": "url", "final_url": "finalUrl", "status": "status", "content_type": "contentType", "title": "title",
         "description": "description", "text": "text", "truncated": "truncated", "message": "",
     },
-    "Said": {"message": "message"},
+    "Confirmation": {"message": "message"},
     "Answers": {"answers": "answers", "skipped": "skipped"},
     "AnswerGiven": {
         "question_index": "questionIndex", "selected": "selectedOption, selectedOptions", "text": "otherText",
@@ -153,7 +153,7 @@ def section(one: ToolPage) -> Iterator[str]:
 
 def beside() -> Iterator[str]:
     """Give the rows of the table of keys here and at codebuff."""
-    for one in told():
+    for one in document_tools():
         for number, form in enumerate(one.forms):
             name = f"`{one.name}` in the background" if number else f"`{one.name}`"
             yield from [f"| {name} | {line}" for line in pairs(form)]
@@ -182,7 +182,7 @@ def theirs(text: str) -> str:
 def page() -> str:
     """Return the whole page."""
     lines: list[str] = []
-    for maker, found in groupby(told(), lambda one: one.maker):
+    for maker, found in groupby(document_tools(), lambda one: one.maker):
         lines += [f"## {f'`{maker}`' if maker else 'Known to every run'}", ""]
         for one in found:
             lines += section(one)

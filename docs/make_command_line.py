@@ -17,7 +17,7 @@ import typer.main
 from rich.text import Text
 
 from stepengine.cli.app import app
-from stepengine.cli.settings import KEYS, OLD, PREFIX, SettingKey
+from stepengine.engine.settings import KEYS, PREFIX, SettingKey
 
 FOLDER = Path(__file__).parent / "reference"
 NAME = "command-line"
@@ -44,7 +44,7 @@ SETTINGS = """\
 An option wins over a variable, a variable over the project's file (`stepengine.toml`, or `[tool.stepengine]` in `pyproject.toml`), the
 project's over your own (`~/.config/stepengine/config.toml`). A project's file is foreign: what the last column does not allow is refused
 by name, unless you pass the file with `--config`. `stepengine config show` shows what holds, and where it came from. Only commands read
-settings; a program gives an `Engine` its options. In a variable a list has `:` between its members.
+settings by themselves; a program loads them with `Settings.load` of `stepengine.engine`, or gives an `Engine` its own options. In a variable a list has `:` between its members.
 
 | setting | variable | value | default | what it does | in a project's file |
 |---|---|---|---|---|---|
@@ -59,11 +59,67 @@ Each setting has its variable, in the table above. Further variables:
 | `STEPENGINE_STATE_DIR` | where runs are recorded; else `$XDG_STATE_HOME/stepengine`, else `~/.local/state/stepengine` |
 | `STEPENGINE_DB` | the PostgreSQL database of `stepengine deploy` |
 | `STEPENGINE_KEY_HOSTS` | hosts, with commas between them, that keys of the environment may go to beside those that they were made for |
-| `STEPENGINE_RECORD` | as `--stepengine-record` of pytest |
 | `NO_COLOR`, `CI` | no colours; nothing that is drawn again, and no test records |
 
 """
 ONLY_IN_FILES = ("a table", '{ env = "NAME" }')
+IN_PYTHON = {
+    "demo": None,
+    "init": "stepengine.engine.make_project",
+    "run": "stepengine.Engine.run",
+    "chat": None,
+    "runs": "stepengine.journal.list_runs",
+    "show": "stepengine.debugging.render_text",
+    "studio": "stepengine.server.app",
+    "resume": "stepengine.Engine.resume",
+    "replay": "stepengine.Engine.replay",
+    "fork": "stepengine.Engine.fork",
+    "eval": "stepengine.evaluation.evaluate",
+    "serve": "stepengine.server.app",
+    "test": "stepengine.Engine.replay",
+    "debug": "stepengine.debugging.debug",
+    "ask": "stepengine.Engine.run",
+    "undo": "stepengine.journal.undo",
+    "send": "stepengine.journal.send_input",
+    "cancel": "stepengine.journal.send_cancel",
+    "acp": "stepengine.adapters.acp.serve",
+    "journal check": "stepengine.journal.check",
+    "journal repair": "stepengine.journal.repair",
+    "journal scrub": "stepengine.journal.scrub",
+    "journal export": "stepengine.durable.DurableEngine.export",
+    "journal import": "stepengine.durable.DurableEngine.continued",
+    "compare diff": "stepengine.journal.diff",
+    "compare impact": "stepengine.evaluation.impact",
+    "compare blame": "stepengine.evaluation.blame",
+    "compare pin": "stepengine.evaluation.pin",
+    "compare improve": None,
+    "compare price": "stepengine.evaluation.price",
+    "agents list": "stepengine.engine.list_agents",
+    "agents tools": "stepengine.tools.bundled.document_tools",
+    "agents models": "stepengine.models.list_providers",
+    "agents check": "stepengine.testing.check_package",
+    "agents agree": "stepengine.engine.approve_package",
+    "agents trust": "stepengine.engine.trust_folder",
+    "config show": "stepengine.engine.Settings.load",
+    "config doctor": "stepengine.testing.check_installation",
+    "config policy": "stepengine.journal.judge_calls",
+    "mcp serve": "stepengine.adapters.mcp.AgentServer.serve_stdio",
+    "mcp inspect": "stepengine.adapters.mcp.McpTools.listing",
+    "cassette record": "stepengine.testing.record_program",
+    "cassette replay": "stepengine.testing.replay_program",
+    "deploy worker": "stepengine.durable.DurableEngine.open",
+    "deploy submit": "stepengine.durable.Operator.submit",
+    "deploy status": "stepengine.durable.Upkeep.overview",
+    "deploy release": "stepengine.durable.DurableEngine.move",
+    "deploy takeover": "stepengine.durable.Upkeep.takeover",
+    "deploy retry": "stepengine.durable.Operator.retry",
+    "deploy migrate": "stepengine.durable.migrate",
+    "deploy gc": "stepengine.durable.Upkeep.collect",
+    "tokens add": "stepengine.server.Tokens.add",
+    "tokens list": "stepengine.server.Tokens.listed",
+    "tokens revoke": "stepengine.server.Tokens.remove",
+}
+"""The public function or method that a command calls; ``None`` for programs of a terminal, and where there is none yet."""
 PROJECT = {"yes": "yes", "lower": "only lower", "no": "no"}
 
 
@@ -103,8 +159,7 @@ def command_page(command: Any, name: str) -> Iterator[str]:
 def setting(key: SettingKey) -> str:
     """Return the row of one setting."""
     name = PREFIX + key.name.upper().translate(str.maketrans({".": "__", "<": "", ">": ""}))
-    variables = [name, *(old for old, new in OLD.items() if new == key.name)]
-    variable = "" if key.kind in ONLY_IN_FILES else ", ".join([f"`{each}`" for each in variables])
+    variable = "" if key.kind in ONLY_IN_FILES else f"`{name}`"
     default = "" if key.default is None else f"`{json.dumps(key.default)}`"
     return f"| `{key.name}` | {variable} | {cell(key.kind)} | {default} | {cell(key.help)} | {PROJECT[key.project]} |"
 
@@ -116,8 +171,8 @@ def slug(group: str) -> str:
 
 def listed(name: str, command: Any, page: str) -> str:
     """Return the row of one command in the list of all."""
-    first = next(prose(command.help), "")
-    return f"| [`{name}`]({page}.md#{name.replace(' ', '-')}) | {cell(first)} |"
+    first, called = next(prose(command.help), ""), IN_PYTHON[name.removeprefix("stepengine ")]
+    return f"| [`{name}`]({page}.md#{name.replace(' ', '-')}) | {cell(first)} | {f'`{called}`' if called else ''} |"
 
 
 def pages() -> dict[str, str]:
@@ -136,7 +191,7 @@ def pages() -> dict[str, str]:
     for group, commands in groups.items():
         of_group = [line for name, one in commands.items() for line in command_page(one, name)]
         made[slug(group)] = "\n".join([GROUP.format(group=group), *of_group]).rstrip() + "\n"
-        lines += [f"**{group}**", "", "| command | what it does |", "|---|---|"]
+        lines += [f"**{group}**", "", "| command | what it does | in Python |", "|---|---|---|"]
         lines += [*[listed(name, one, slug(group)) for name, one in commands.items()], ""]
     lines += ["## Exit codes", "", *codes, "", SETTINGS + "\n".join(map(setting, KEYS)), "", VARIABLES.rstrip(), ""]
     lines += ["```{toctree}", ":hidden:", "", *made, "```"]

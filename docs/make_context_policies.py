@@ -1,5 +1,5 @@
 # ruff: noqa: INP001, D103
-"""Write ``docs/context-policies.md`` from runs under every context policy: ``python docs/make_context_policies.py``."""
+"""Write ``docs/context-policies.md`` and the costs of runs under every context policy: ``python docs/make_context_policies.py``."""
 
 from __future__ import annotations
 
@@ -23,62 +23,59 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.testing import ScriptedModel, text, tool_call
 
-TARGET = Path(__file__).with_name("context-policies.md")
+HERE = Path(__file__).parent
 STEPS = 400
 WINDOW = 30_000
 CACHED, WRITTEN = 0.1, 1.25
 """What a prompt token costs that was in the cache, and one that was not, beside an uncached one."""
 SUMMARY = "The user wants every module read and every failing test repaired. " * 40
 
-HEAD = f"""\
+HEAD = """\
 # Context management: compaction and summaries
 
-Made by `python docs/make_context_policies.py` from runs that a test repeats; do not edit it by hand.
-
-A policy is a `pre_step` hook: it is asked before every model call and costs next to nothing while the prompt fits. Each one
-comes in two forms:
-
-- a **view** policy, the default, changes what the model is shown from now on. The record (`AgentState.message_history`,
-  what a session stores) stays whole.
-- a **record** policy, `replace_record=True`, replaces the record itself, so that a stored session stays short, too.
-
-What either leaves out a model finds again with `recall_history`, and a person with `stepengine show RUN --left-out`: see
-[What a compaction left out](hooks.md#what-a-compaction-left-out).
+A context policy shortens the prompt before it exceeds the model's context window. Pass policies as `pre_step` hooks, starting with the least
+destructive.
 
 ```python
 engine = Engine(agents=[agent], hooks=Hooks(pre_step=[mask_tool_results(), truncate()]))
 ```
 
-Policies run in list order; put the one that loses least first. Without `max_tokens` a prompt may have 0.8 of the model's
-context length when it is known, else 100,000 tokens.
+Set the maximum prompt size with `max_tokens`. The default maximum is 80% of the model's context window, or 100,000 tokens if the window is unknown.
 
-## One run under each policy
+Policies change only the prompt. With `replace_record=True`, a policy also shortens `AgentState.message_history` and stored sessions.
 
-{STEPS} steps that read files, run commands and edit; the prompt may have {WINDOW:,} tokens (the output cache: 60,000
-characters of results). Every number is an estimate at four characters per token.
+| policy | removes | use it for |
+|---|---|---|
+| `truncate` | the oldest exchanges, but not the first and the latest user message and instructions | chats; a last resort |
+| `mask_tool_results` | old results, first of the tools that you name, then long ones | results that the agent can read again |
+| `output_cache` | the oldest results; the tool `read_output` fetches them | results that cannot be produced again |
+| `@tool(ephemeral=N)` | all results of the tool except the newest N | screenshots, listings, states |
+| `prune_to_summary` | the text of replies, most inputs and results; not user messages, errors, edits, answers and outputs of agents | long coding turns, without a model call |
+| `summarize` | everything that the model's summary omits; not unanswered user messages and instructions | other long tasks; each summary costs a model call |
+| `raise_on_overflow` | nothing: the run fails before the model call | tests; callers with their own policy |
 
-- *rewrites*: how often what the model had seen was changed, each time the end of a prompt cache;
-- *largest*, *mean*: the size of the prompts; that of `summarize` is its request for a summary, which is the prompt that
-  has become too large and one message more;
-- *prefix*: the share of all prompt tokens that stood at the same place in the prompt before, so that a cache can serve them;
-- *calls*, *results*: how many of the {STEPS} calls the last prompt still names, and how many results it holds whole;
-- *cost*: of all prompts, model calls of the policy included, beside the same run without a policy; a cached token
-  counts {CACHED}, another one {WRITTEN}.
+## Find omitted messages
 
+Add `recall_history_tool()` to let the model search the omitted messages of its own run. Do not use `recall_history_tool()` if you removed messages to
+hide them.
+
+If you use `recall_history_tool()` with `replace_record=True`, `compact` or `set_messages`, `AgentState.left_out` contains the omitted messages.
+Stored sessions include the omitted messages, so their size does not shrink.
+
+Run `stepengine show RUN --left-out` to list the messages that each compaction removed, with their tokens and replacement.
+
+## Compare costs
+
+This [table](reference/context-costs.md) compares the policies' costs in a long run.
 """
 
-LOST = """
-## What is lost, and what for
+COSTS = f"""\
+# Costs of context policies
 
-| policy | what goes | what stays | good for |
-|---|---|---|---|
-| `truncate` | the oldest exchanges, whole | the first and the latest user message, the current request and instructions, the newest exchanges word by word | chats, and as the last resort behind another policy |
-| `mask_tool_results` | old results, first those of named tools, then long ones; the note says how much | every message and call, short results | agents with large outputs that can look again |
-| `output_cache` | the oldest results; the model fetches them with `read_output` | every message and call, every result by reference | outputs that cannot be made again |
-| ephemeral tools | all but the newest N results of one tool, at every step | everything else | screenshots, listings, states that replace each other |
-| `prune_to_summary` | wording of replies, inputs and results of calls but for errors, exit codes, answers, edits, outputs of agents | user messages nearly whole, a line per call, the newest within budgets, the current request always | long coding turns; no model call, so it costs nothing |
-| `summarize` | everything the model did not think worth keeping | its summary, unanswered user messages, instructions | long tasks whose essence is not in calls; one model call each time, whose prompt the cache serves |
-| `raise_on_overflow` | nothing | everything; the run fails before the model is called | tests, and callers that decide themselves |
+The table compares the [context policies](../context-policies.md) for a run of {STEPS} steps with at most {WINDOW:,} tokens per prompt.
+`output_cache` is limited to 60,000 characters of results. Each rewrite of earlier messages invalidates the prompt cache. Costs are relative to a run
+without a policy; a cached token counts {CACHED}, any other {WRITTEN}. The largest prompt of `summarize` is the request for a summary.
+
 """
 
 
@@ -212,26 +209,14 @@ def is_asked(messages: Sequence[Message]) -> int:
     return int(bool(messages) and "SUMMARY_REQUEST" in getattr(messages[-1], "tags", ()))
 
 
-def kept(request: ModelRequest) -> tuple[int, int]:
-    """Return how many calls a prompt still names, and how many results it holds whole."""
-    said = "".join([m.text for m in request.messages])
-    calls = [call for m in request.messages for call in getattr(m, "tool_calls", ())]
-    inputs = "".join([str(sorted(call.input.items())) for call in calls])
-    named = sum(f"module_{n:03}.py" in said or f"module_{n:03}.py" in inputs for n in range(STEPS))
-    starts = ("{}\nvalue", "{}\ntest_", "Edited {}:")
-    whole = sum(starts[n % 3].format(f"module_{n:03}.py") in said for n in range(STEPS))
-    return named, whole
-
-
 def table() -> str:
-    head = ("policy", "steps", "rewrites", "largest", "mean", "prefix", "calls", "results", "model calls", "cost")
+    head = ("policy", "steps", "rewrites", "largest", "cost")
     lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', *['---:'] * (len(head) - 1)])}|"]
     whole = 0.0
     for row in ROWS:
         result, requests = run(row)
         found = measured(requests)
         whole = whole or found.cost
-        calls, results = kept(requests[-1])
         extra = sum(map(is_summary_request, requests))
         failed = f" ({result.status.value})" if result.error else ""
         cells = (
@@ -239,21 +224,17 @@ def table() -> str:
             f"{len(requests) - extra - 1}{failed}",
             f"{found.rewrites}",
             f"{max(found.sizes):,}",
-            f"{sum(found.sizes) // len(found.sizes):,}",
-            f"{found.cached / sum(found.sizes):.0%}",
-            f"{calls}",
-            f"{results}",
-            f"{extra}",
             "-" if result.error else f"{found.cost / whole:.0%}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def page() -> str:
-    """Return the whole page."""
-    return f"{HEAD}{table()}\n{LOST}"
+def pages() -> dict[str, str]:
+    """Return the text of the guide, and of the page with the costs, by file name."""
+    return {"context-policies.md": HEAD, "reference/context-costs.md": f"{COSTS}{table()}\n"}
 
 
 if __name__ == "__main__":
-    TARGET.write_text(page(), encoding="utf-8")
+    for name, text_of_page in pages().items():
+        (HERE / name).write_text(text_of_page, encoding="utf-8")

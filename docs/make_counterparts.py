@@ -1,6 +1,6 @@
 # ruff: noqa: INP001
 """
-Write ``docs/works-with.md`` from what the contract tests say: ``python docs/make_counterparts.py``.
+Write ``docs/reference/works-with.md`` from what the contract tests say: ``python docs/make_counterparts.py``.
 
 ``make_counterparts.py pip NAME...`` prints what pip has to install of the packages that stand in an environment of their own; ``.ci/run``
 asks so.
@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "docs" / "works-with.md"
+TARGET = ROOT / "docs" / "reference" / "works-with.md"
 CONSTANT = "COUNTERPARTS"
 VERDICTS = ("works", "partly", "refused")
 REGISTRIES = ("npm", "pypi")
@@ -28,22 +28,20 @@ SUBJECTS = {
     "web": "Web pages",
     "server": "Runs over HTTP",
     "otel": "Traces",
-    "durable": "Durable runs",
     "typing": "Type checkers",
-    "examples": "Programs that are recorded and replayed unchanged",
+    "examples": "Programs recorded and replayed unchanged",
 }
 """The heading for the tests of a folder; what stands in others comes last, under `ELSE`."""
-ELSE = "What programs are run and packed with"
+ELSE = "Servers, durable runs, event loops"
 HEAD = """\
 # Compatibility: what it works with
 
-Programs that others wrote, each connected in a test of its own: which version, and whether it works.
+Find the tested versions of SDKs, MCP servers, editors, web clients and tools. Other versions may work.
 
-Made by `python docs/make_counterparts.py` from the constant `COUNTERPARTS` of the tests; do not edit it by hand. **works** is all that the
-row says; **partly** says what is missing; **refused** means that it says so, in words, before anything is done. Older and newer
-versions may work as well: these are the ones that were tried. A test that is *deep* runs with `python -m pytest -m deep FILE`, one of the
-*faults* with `python -m pytest -m faults FILE`, the others with `python -m pytest FILE`; `.ci/run` installs every one of these
-versions and runs all of it.
+Packages are from PyPI, `npm:` from npm. Links lead to the tests. **Partly**: the text names what is missing. **Refused**: an error before
+anything runs.
+
+<!-- Made by docs/make_counterparts.py from the constant COUNTERPARTS of the tests. -->
 """
 
 
@@ -67,6 +65,11 @@ class Counterpart:
     def name(self) -> str:
         """What it is called there."""
         return self.package.partition(":")[2]
+
+    @property
+    def result(self) -> str:
+        """What was tested, with the verdict if it is not ``"works"``."""
+        return self.covers if self.verdict == "works" else f"**{self.verdict}**: {self.covers}"
 
     @property
     def subject(self) -> str:
@@ -122,22 +125,20 @@ def pip(*names: str) -> list[str]:
 def page() -> str:
     """Return the whole page."""
     lines = [HEAD]
-    for subject, rows in groupby(counterparts(), lambda row: row.subject):
-        lines += [
-            f"## {subject}\n",
-            "| counterpart | version | | what was tried | in which test |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [line(row) for row in rows]
-        lines.append("")
+    for subject, found in groupby(counterparts(), lambda row: row.subject):
+        tested: dict[tuple[str, str, str], list[str]] = {}
+        for row in sorted(found, key=lambda row: (row.name, row.test)):
+            tested.setdefault((row.package, row.result, row.test), []).append(row.version)
+        cells: dict[str, list[str]] = {}
+        for (package, result, test), versions in tested.items():
+            name = f"{package.removeprefix('pypi:')} {', '.join(versions)}"
+            cells.setdefault(name, []).append(f"[{result}](../../{test})")
+        lines += [f"## {subject}\n"]
+        names: dict[str, list[str]] = {}
+        for name, results in cells.items():
+            names.setdefault("; ".join(results), []).append(name)
+        lines += [*(f"- {', '.join(same)}: {results}" for results, same in names.items()), ""]
     return "\n".join(lines)
-
-
-def line(row: Counterpart) -> str:
-    """Return a row of the page."""
-    origin = {"npm": "npm", "pypi": "PyPI"}[row.registry]
-    kind = "" if row.kind == "fast" else f" ({row.kind})"
-    return f"| {row.name} ({origin}) | {row.version} | {row.verdict} | {row.covers} | `{row.test}`{kind} |"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import attrs
 from stepengine import STEP, AgentDefinition, Engine, Perform, StepContext, Steps, ToolCall, tool
 from stepengine.data.yields import YIELDS
 from stepengine.journal import MemoryJournal
-from stepengine.machine.protocol import LAST, ORDER, SILENT, way_of
+from stepengine.machine.protocol import FIRST_HOOKS, HOOKS, LAST, ORDER, OWN, SILENT, order_rows_of_yield
 from stepengine.testing import ScriptedModel, text, tool_call
 
 HERE = Path(__file__).parent
@@ -27,6 +27,12 @@ FOLDER = HERE / "diagrams"
 INK, PAPER, LINE = "#1f2933", "#ffffff", "#9aa5b1"
 DOWN, UP, BOX = "#2563a8", "#b4540a", "#e8eef5"
 LETTER, ROW = 7.3, 18
+GROUPS = {
+    "what hooks ask for": HOOKS,
+    "what hooks ask for, children aside": FIRST_HOOKS,
+    "what the steps of a tool ask for": OWN,
+}
+"""Sets of effects that stand in a picture by their name, which ``make_step_order.py`` explains."""
 FRAME = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" \
 aria-labelledby="title" font-family="ui-monospace, Menlo, Consolas, monospace" font-size="12" fill="{ink}">
@@ -66,7 +72,12 @@ def box(x: float, y: float, width: float, height: float) -> str:
 def leaving(order: Mapping[str, Mapping[str, str]], state: str, last: str) -> dict[str, list[str]]:
     """Return where a state leads, and what is shown on the way; nothing for an arrow that is taken silently."""
     targets: dict[str, list[str]] = {}
-    for token, target in order[state].items():
+    tokens = order[state]
+    for name, group in GROUPS.items():
+        if all(tokens.get(token) == state for token in group):
+            targets.setdefault(state, []).append(name)
+            tokens = {token: target for token, target in tokens.items() if token not in group}
+    for token, target in tokens.items():
         targets.setdefault(target, []).append(token.replace(":", " "))
     for target in SILENT.get(state, ()):
         if target in {*order, last}:
@@ -231,7 +242,9 @@ def pictures() -> dict[str, str]:
     """Return the text of every picture by the name of its file."""
     (step,) = [row for row in YIELDS if row.name == "STEP"]
     return {
-        "step.svg": phases("The phases of one step, and what leads from one to the next", way_of(step), "handler"),
+        "step.svg": phases(
+            "The phases of one step, and what leads from one to the next", order_rows_of_yield(step), "handler"
+        ),
         "run.svg": phases("The phases of a run, and what leads from one to the next", ORDER, LAST),
         "exchange.svg": exchange("What handler, machine, journal and world exchange in one run", exchanges()),
         "floors.svg": floors("The floors of the package: imports only go down"),

@@ -1,15 +1,19 @@
 # ruff: noqa: INP001
-"""Write the tables of events and errors in the reference: ``python docs/make_reference_tables.py``."""
+"""Write the tables of events, errors and limits: ``python docs/make_reference_tables.py``."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import docstring_parser
+
 from stepengine import errors
-from stepengine.cli.exits import exit_code
+from stepengine.cli.exits import choose_exit_code
 from stepengine.data.events import EVENTS
+from stepengine.data.limits import DEFAULT_LIMITS, NAMES, Limits
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.errors import StepEngineError
 from stepengine.helpers.calls import WORTH_ANOTHER_TRY
@@ -49,13 +53,14 @@ the line of code or the command that helps.
 ```{{names}} stepengine.errors
 ```
 """
+LIMITS_PAGE = Path(__file__).parent / "cost.md"
 REMEDIES = {
     "StepEngineError": "Read the message. The classes below say more.",
     "AgentError": "Change the agent or the call.",
     "DefinitionError": "Change the definition, the tool or the engine as the message says.",
     "InputError": "Send a prompt and params that fit the agent's schema. `issues` has a line for each field.",
     "HandlerError": "Correct the handler, hook or prompt at `location`.",
-    "BadYield": "Yield what the table of [Agent loop](../step-order.md) lists, at `location`.",
+    "BadYield": "Yield what the table of [Agent loop](step-order.md) lists, at `location`.",
     "ToolNotAvailable": "Add the tool to the agent's `tools`, or call one of `available`.",
     "ToolInputError": "Call the tool with an input that fits its schema. `issues` has a line for each field.",
     "OutputMissing": "Return a value that fits `output_schema`, or let the model call `set_output`.",
@@ -120,7 +125,7 @@ def error_page() -> str:
     rows = []
     for cls in tree(StepEngineError):
         error, base = cls(""), cls.__bases__[0]
-        code = exit_code(RunResult(status=RunStatus.FAILED, state=AgentState(), error=error))
+        code = choose_exit_code(RunResult(status=RunStatus.FAILED, state=AgentState(), error=error))
         again = "yes" if issubclass(cls, WORTH_ANOTHER_TRY) else ""
         about = (f"`{cls.__name__}`", f"`{base.__name__}`", summary(cls), REMEDIES[cls.__name__])
         rows.append((*about, str(problem_of(error).status), str(int(code)), again))
@@ -135,6 +140,22 @@ def tree(cls: type[StepEngineError]) -> list[type[StepEngineError]]:
     return [cls, *[one for sub in below for one in tree(sub)]]
 
 
+def limits() -> str:
+    """Return the page of limits with the table of those that have an amount, made from the docstring of ``Limits``."""
+    documented = docstring_parser.parse(inspect.getdoc(Limits) or "").params
+    texts = {limit.arg_name: re.split(r"[;.]\s|\.$", limit.description or "")[0] for limit in documented}
+    rows = []
+    for name in NAMES:
+        if name.startswith("max_"):
+            default = getattr(DEFAULT_LIMITS, name)
+            amount = "none" if default is None else f"{default:,}".removesuffix(".0")
+            rows.append((f"`{name}`", texts[name].replace("``", "`"), amount))
+    before, mark, rest = LIMITS_PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return "".join((before, mark, table(("limit", "counts", "default"), rows), "\n", end, after))
+
+
 if __name__ == "__main__":
     EVENTS_PAGE.write_text(events(), encoding="utf-8")
     ERRORS_PAGE.write_text(error_page(), encoding="utf-8")
+    LIMITS_PAGE.write_text(limits(), encoding="utf-8")

@@ -1,5 +1,5 @@
 # ruff: noqa: INP001
-"""Write ``docs/step-order.md`` from ``YIELDS``, ``EFFECTS`` and the tables of the protocol: ``python docs/make_step_order.py``."""
+"""Write ``docs/reference/step-order.md`` from ``YIELDS``, ``EFFECTS`` and the table of the protocol: ``python docs/make_step_order.py``."""
 
 from __future__ import annotations
 
@@ -8,67 +8,64 @@ from pathlib import Path
 
 from stepengine.data.effects import EFFECTS, RunInBackground
 from stepengine.data.yields import YIELDS
-from stepengine.machine.protocol import ANYWHERE, CALLS, STOPPED
+from stepengine.machine.protocol import ANYWHERE, STOPPED
 
-TARGET = Path(__file__).with_name("step-order.md")
+TARGET = Path(__file__).parent / "reference" / "step-order.md"
 
 PAGE = """\
-# Agent loop: the protocol and the order of a run
+# Agent loop: yieldables, effects and the order of a run
 
-Made from `YIELDS`, `EFFECTS` and the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`, the pictures by
-`python docs/make_diagrams.py`; do not edit them by hand. The
-machine takes from these tables what handlers and hooks may yield, what that costs, and the phases that it shows; every run in
-its tests is checked against them.
+This page lists the values that a handler may yield, their effects, and the order in which a run performs them. It is made by
+`docs/make_step_order.py`.
 
 ## What may be yielded
 
-What a handler yields asks for something, which leads to effects; the machine hands them out, is sent their outcomes, and sends
-the handler a `StepResult`. An action is what `Limits(max_actions=...)` counts. A token such as `CallTool handler` names an
-effect and what tells its uses apart.
+A bare `yield` returns a `StepResult`, and the third column names the field of this result. The second word of an effect is its source or
+purpose. The [reference](stepengine.md) describes each yieldable.
 
 {yields}
 
-What stands in `Parallel` is handed out with the other members as one `Gather`. Hooks and tools may yield what says so; the
-effects of hooks are `CallTool hook`, `CallModel complete` and `CallFunction`. The body of a tool has no conversation: what
-would go on with one is not for it.
+For `Limits(max_actions=...)`, each yield is one action, but a `{counted}` is one for each call, and {uncounted} are none.
+The source of a `CallTool` is `hook` in a hook, and `tool` in the body of a tool.
 
-| refused | reason |
+| in place of | use |
 |---|---|
-| `AgentCall` and `Start` in a hook | The engine's hooks are called in children, too. A hook that starts a child would be called there again. |
-| `Ask` in a hook | A `pre_tool` hook returns `Decision.ask(...)`, so that policies, remembered answers and `headless` apply to the question. The handler asks everything else. |
-| `Parallel` in a hook | It could hold only functions and waits. One `Perform` may do several things at once, and a `Race` ends a wait. |
-| `Complete` and `GenerateN` in `Parallel` and `Race` | Several model calls at once are children: each `AgentCall` has a status, a failure and a cost of its own. |
-| `Race()` of nothing | It has no first member, so it would never end. |
-| `Start()` of nothing | One call gives a reference and several give a tuple, so none has no result of a known type. |
+| `Ask` in a hook | `Decision.ask(...)` of `pre_tool` |
+| `Parallel` in a hook | one `Perform`, or `Race` to end a wait |
+| `Complete` and `GenerateN` in `Parallel` and `Race` | an `AgentCall` for each |
 
-`Wait()` and `Parallel()` of nothing are allowed: a list may turn out to be empty, and then there is nothing to wait for.
+`Race()` and `Start()` need members.
 
-## How a called tool runs
+## Effects
 
-{calls}
+All effects except {unnumbered} have a number in the journal. A tool that yields runs as a `CallBody`, a
+separate run without a model. A tool that starts agents causes a `Gather` of `Spawn`s, and `ask_user` causes an `AskPerson question`. Control tools such as
+`set_output` cause no effect. Hooks and policies may cause an `AskPerson permission`.
 
-## What is handed out, and what comes back
-
-{effects}
-
-Every effect with a number may be answered with a `Failure` as well, which is thrown at the handler's `yield` or stays inside
-its place in a `Parallel`, and with a `Stop`, which ends the run.
+The outcome of an effect is a value, a `Failure` or a `Stop`. A `Failure` is raised at the handler's `yield`, or stored at its place in a
+`Parallel`. A `Stop` ends the run.
 
 ## One step
 
-Ephemeral results expire, `pre_step` hooks, step prompt, model call; then for each call of the reply validation, `pre_tool`
-hooks, permission, the call itself, `post_tool` hooks; then message and results are appended together, `post_step` hooks, and
-the decision whether the turn ends.
+1. Ephemeral results expire.
+2. `pre_step` hooks run.
+3. The model is called, with the step prompt.
+4. Each call of the reply is processed: validation, `pre_tool` hooks, permission, the tool, `post_tool` hooks.
+5. The reply and the results are appended together.
+6. `post_step` hooks run. If the turn would end, `on_stop` hooks run, too.
 
-![The phases of one step, and what leads from one to the next](diagrams/step.svg)
+In the pictures, hooks ask for the effects of the yieldables that are allowed in hooks, for more of a limit (`AskPerson limit`), or fail
+(`HookFailed`). The steps of a tool ask for the effects of those that are allowed in tools, calls of tools and agents excepted.
+
+![The phases of one step](../diagrams/step.svg)
 
 ## The whole run
 
-A phase is a box; beside it stands where it leads, and what is handed out or shown on the way. Arcs down are blue, arcs back up
-brown. {anywhere} may stand anywhere. An effect that is answered
-with a `Stop` leads to `{stopped}` from every state; after it nothing is asked for any more.
+Each box is a phase, with its effects and events, and the phases that can follow.
+{anywhere} can occur in any phase.
+A `Stop` leads from any phase to `{stopped}`, where no effects are requested.
 
-![The phases of a run, and what leads from one to the next](diagrams/run.svg)
+![The phases of a run](../diagrams/run.svg)
 """
 
 
@@ -79,8 +76,8 @@ def said(token: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join([f"| {' | '.join(line)} |" for line in lines])
+    first, *rest = [f"| {' | '.join(line)} |" for line in [head, *rows]]
+    return "\n".join([first, f"|{'---|' * len(head)}", *rest])
 
 
 def tokens(names: Iterable[str]) -> str:
@@ -89,66 +86,28 @@ def tokens(names: Iterable[str]) -> str:
 
 
 def yields() -> str:
-    """Return the table of what may be yielded."""
-    head = (
-        "yield",
-        "asks for",
-        "effect",
-        "the handler is sent",
-        "then",
-        "actions",
-        "in `Parallel`",
-        "in hooks",
-        "in tools",
-    )
-    rows = [
-        (
-            f"`{row.name}`",
-            row.asks,
-            tokens(row.effects),
-            f"`{row.sent}`: {row.gives}",
-            f"`{row.state}`",
-            "one for each block" if row.actions is None else str(row.actions),
-            "yes" if row.is_member else "",
-            "yes" if row.for_hooks else "",
-            "yes" if row.for_tools else "",
-        )
-        for row in YIELDS
-    ]
-    return table(head, rows)
-
-
-def calls() -> str:
-    """Return the table of how tools run."""
-    rows = [
-        (
-            row.how,
-            tokens([row.effect] if row.effect else []),
-            row.done_by,
-            "the machine" if row.is_shown else "the performer",
-        )
-        for row in CALLS.values()
-    ]
-    return table(("tool", "effect", "who does it", "start and end are shown by"), rows)
-
-
-def effects() -> str:
-    """Return the table of effects."""
-    names = {object: "JSON", type(None): "nothing"}
-    rows = []
-    for row in [row for row in EFFECTS if row.cls is not RunInBackground]:
-        kinds = row.outcome if isinstance(row.outcome, tuple) else (row.outcome,)
-        value = " or ".join([names.get(kind, f"`{kind.__name__}`") for kind in kinds])
-        rows.append((f"`{row.cls.__name__}`", row.asks, value))
-    return table(("effect", "asks", "its value"), rows)
+    """Return the table of what may be yielded; yieldables that differ in nothing else share a row."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for row in YIELDS:
+        places = (("`Parallel`", row.is_member), ("hooks", row.for_hooks), ("tools", row.for_tools))
+        where = ", ".join([place for place, is_allowed in places if is_allowed]) or "-"
+        names.setdefault((tokens(row.effects), f"`{row.sent}`: {row.gives}", where), []).append(f"`{row.name}`")
+    rows = [(", ".join(same), *cells) for cells, same in names.items()]
+    return table(("yield", "effect", "the handler receives", "also allowed in"), rows)
 
 
 def page() -> str:
     """Return the whole page."""
+    (counted,) = [row.name for row in YIELDS if row.actions is None]
+    *uncounted, last = [row.name for row in YIELDS if row.actions == 0]
+    *unnumbered, last_unnumbered = [
+        row.cls.__name__ for row in EFFECTS if not row.kind and row.cls is not RunInBackground
+    ]
     return PAGE.format(
         yields=yields(),
-        calls=calls(),
-        effects=effects(),
+        counted=counted,
+        uncounted=f"{', '.join([f'`{name}`' for name in uncounted])} and `{last}`",
+        unnumbered=f"{', '.join([f'`{name}`' for name in unnumbered])} and `{last_unnumbered}`",
         anywhere=", ".join([f"`{token}`" for token in ANYWHERE]),
         stopped=STOPPED,
     )

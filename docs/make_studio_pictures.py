@@ -1,6 +1,6 @@
 # ruff: noqa: INP001
 """
-Write the pictures of ``docs/studio.md``: ``python docs/make_studio_pictures.py``, with Chromium on PATH.
+Write the pictures of ``docs/studio.md`` and ``docs/prompt-injection.md``: ``python docs/make_studio_pictures.py``, with Chromium on PATH.
 
 With a folder (``python docs/make_studio_pictures.py FOLDER``) every view goes there instead, light and dark, 400, 1280 and 2560
 pixels wide, for somebody to look at. The server, the agents and the browser are those of ``tests/server/studio``.
@@ -19,7 +19,7 @@ from tests.server.studio.stage import Stage
 from tests.server.studio.test_looks import prepared, views
 
 TARGET = Path(__file__).with_name("pictures")
-SHOWN = {"runs": "studio-runs", "run that asks": "studio-run"}
+SHOWN = {"runs": "studio-runs", "run that asks": "studio-run", "approval": "studio-approval"}
 WIDTHS = {400: 800, 1280: 800, 2560: 1440}
 MOST = 100_000
 """Bytes of a picture in the documentation."""

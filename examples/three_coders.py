@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, Steps, Workspace
-from stepengine.adapters.acp import ExternalAgent, serve, take_stdout
+from stepengine.adapters.acp import ExternalAgent, redirect_stdout, serve
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
@@ -70,7 +70,7 @@ def stand_in(name: str) -> None:
         models = ScriptedModel([tool_call("write_file", {"path": "slugs.py", "content": WRITTEN[name]}), "Done."])
         return Engine([coder], file_tools(cwd, write=True), models, permissions=Policy())
 
-    out, coder = take_stdout(), AgentDefinition(name, model="m/m", tools=["write_file"])
+    out, coder = redirect_stdout(), AgentDefinition(name, model="m/m", tools=["write_file"])
     with tempfile.TemporaryDirectory() as sessions:
         asyncio.run(serve(make, name, Path(sessions), out=out))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stepengine.data.tools import ToolAnnotations
     from stepengine.data.transcript import Transcript
     from stepengine.data.usage import Usage
-    from stepengine.data.waiting import ChildRef, Waits
+    from stepengine.data.waits import ChildRef, Waits
     from stepengine.data.yields import (
         STEP,
         STEP_ALL,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     )
     from stepengine.engine import Engine, Schedule, load_agent, load_agents, load_schedules
     from stepengine.engine.scheduler import Scheduler
+    from stepengine.engine.waker import Waker, Woken
     from stepengine.helpers import best_of, call, map_agents, retry
     from stepengine.runtime import ChildRun, EventFile, LogObserver, RateLimit, RetryPolicy, RunHandle
     from stepengine.tools.context import ToolContext
@@ -139,6 +140,8 @@ __all__ = (
     "Wait",
     "Waited",
     "Waits",
+    "Waker",
+    "Woken",
     "Workspace",
     "best_of",
     "call",
@@ -194,11 +197,12 @@ _PLACES = {
         "ToolCall",
         "Wait",
     ),
-    "waiting": ("ChildRef", "Waits"),
+    "waits": ("ChildRef", "Waits"),
 }
 _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
     **dict.fromkeys(("Engine", "Schedule", "load_agent", "load_agents", "load_schedules"), "stepengine.engine"),
+    **dict.fromkeys(("Waker", "Woken"), "stepengine.engine.waker"),
     **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
     **dict.fromkeys(
         ("ChildRun", "EventFile", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"
@@ -225,7 +229,7 @@ _ELSEWHERE = {
 """What is probably meant by names that other libraries have."""
 
 
-def _unknown(name: str) -> Exception:
+def _make_unknown_name_error(name: str) -> Exception:
     """Return the error for a name that is not here; ``from stepengine import`` would drop the words of an AttributeError."""
     from opcode import opmap
 
@@ -242,7 +246,7 @@ def _unknown(name: str) -> Exception:
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        raise _unknown(name)
+        raise _make_unknown_name_error(name)
     if sys.platform == "win32":
         # Files are opened, locked and walked in ways that only POSIX has, so most modules would break at their import.
         msg = "stepengine needs a POSIX system and is tested on Linux; under Windows, run it in WSL"

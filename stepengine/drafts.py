@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.data import definition, hooks, limits, messages, models, state, transcript, waiting, yields
+from stepengine.data import definition, hooks, limits, messages, models, state, transcript, waits, yields
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
-from stepengine.engine import loading
+from stepengine.engine import loader
 from stepengine.errors import DefinitionError
 from stepengine.helpers import agents as children
 from stepengine.helpers import calls
 from stepengine.journal import MemoryJournal
-from stepengine.sandbox.rewriting import DROPPED, GENERATORS, KNOWN, NOT_HERE
-from stepengine.sandbox.running import ProgramLimits
+from stepengine.sandbox.program_tool import ProgramLimits
 from stepengine.sandbox.sandbox import MODULES
-from stepengine.sandbox.strangers import agents_of_source
+from stepengine.sandbox.source_rewriter import DROPPED, GENERATORS, KNOWN, NOT_HERE
+from stepengine.sandbox.untrusted_handlers import load_source
 from stepengine.testing import Clock, ScriptedModel, Simulated, simulate, tool_call, tool_calls
 from stepengine.tools.bundled import reference
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ("Example", "agent_file_rules", "checked_agents", "permissions_of")
 
 Said: TypeAlias = "str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | ModelReply"
-HOMES = (yields, definition, hooks, limits, messages, models, state, transcript, waiting, children, calls, loading)
+HOMES = (yields, definition, hooks, limits, messages, models, state, transcript, waits, children, calls, loader)
 """Where the names of the package stand that a file may import, and what is said of them."""
 UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 """Categories of characters that a person who reads a file does not see, or that change the place of those that they see."""
@@ -79,15 +79,15 @@ agent = AgentDefinition(
 
 
 def agent_file_rules() -> str:
-    """Return what an agent file for the sandbox may say, as a model is told it; made from what the sandbox goes by."""
+    """Return the rules for agent files in the sandbox, as text for a model; made from the sandbox's own tables."""
     most = ProgramLimits()
     fields = [name for name in inspect.signature(AgentDefinition).parameters if name != "hooks"]
-    plain = {name for name in KNOWN["stepengine"] - KNOWN["stepengine.errors"] if not _about(name)}
+    plain = {name for name in KNOWN["stepengine"] - KNOWN["stepengine.errors"] if not _docstring_summary(name)}
     modules = sorted(name for name in MODULES if name not in {"os.path", "posixpath", "asyncio"})
     never = [f"- `{name}`: {why}." for name, why in NOT_HERE.items()]
-    gives = {one.name: one.forms for one in reference.told()}
+    gives = {one.name: one.forms for one in reference.document_tools()}
     tools = [
-        f"- `{tool.spec.name}({', '.join(_members(tool))})` gives {_form(gives[tool.spec.name])}: {_first(tool.spec.description)}"
+        f"- `{tool.spec.name}({', '.join(_list_parameters(tool))})` gives {_describe_result_forms(gives[tool.spec.name])}: {_first_line(tool.spec.description)}"
         for tool in host_tools()
     ]
     return "\n".join(
@@ -101,7 +101,11 @@ def agent_file_rules() -> str:
             "the output. `ctx.prompt` is the prompt, `ctx.params` the params by the input_schema (a class of the file derived from",
             "pydantic's BaseModel, or a JSON Schema), `ctx.random` is chance.",
             "# What it may import",
-            *[f"- `{_call_form(name)}`: {about}" for name in sorted(KNOWN["stepengine"]) if (about := _about(name))],
+            *[
+                f"- `{_format_call(name)}`: {about}"
+                for name in sorted(KNOWN["stepengine"])
+                if (about := _docstring_summary(name))
+            ],
             f"- types for annotations: {', '.join(sorted(plain))}",
             f"- from stepengine.errors: {', '.join(sorted(KNOWN['stepengine.errors']))}",
             f"- of Python: {', '.join(modules)}; for annotations and schema classes also {', '.join(sorted(DROPPED - {'__future__'}))}",
@@ -118,35 +122,35 @@ def agent_file_rules() -> str:
     )
 
 
-def _find(name: str) -> Any:
+def _find_export(name: str) -> Any:
     return next((getattr(home, name) for home in HOMES if hasattr(home, name)), None)
 
 
-def _about(name: str) -> str:
+def _docstring_summary(name: str) -> str:
     # Names of types are for annotations, and their text is that of what they are made of.
-    found = _find(name)
+    found = _find_export(name)
     is_told = inspect.isclass(found) or inspect.isfunction(found) or name in {"STEP", "STEP_ALL"}
-    return _first(inspect.getdoc(found) or "") if is_told else ""
+    return _first_line(inspect.getdoc(found) or "") if is_told else ""
 
 
-def _call_form(name: str) -> str:
+def _format_call(name: str) -> str:
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
-    return f"{name}({', '.join(inspect.signature(_find(name)).parameters)})"
+    return f"{name}({', '.join(inspect.signature(_find_export(name)).parameters)})"
 
 
-def _first(text: str) -> str:
+def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
-def _form(forms: Sequence[reference.Form]) -> str:
+def _describe_result_forms(forms: Sequence[reference.Form]) -> str:
     told = [
         f"{form.type} of {', '.join([key.name for key in form.keys])}" if form.keys else form.type for form in forms
     ]
     return " or ".join(told)
 
 
-def _members(tool: Tool) -> list[str]:
+def _list_parameters(tool: Tool) -> list[str]:
     given: Mapping[str, Any] = tool.spec.input_schema
     required = given.get("required", ())
     return [name if name in required else f"{name}=..." for name in given.get("properties", {})]
@@ -156,7 +160,7 @@ def host_tools() -> list[Tool]:
     """Return the tools that the command line has for agents; they are looked at, and never called."""
     from stepengine.tools.bundled.bundled import uncalled_tools
 
-    known = {one.name for one in reference.told()}
+    known = {one.name for one in reference.document_tools()}
     return [tool for tool in uncalled_tools(Path.cwd().anchor) if tool.name in known]
 
 
@@ -165,7 +169,7 @@ def host_tools() -> list[Tool]:
 
 def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     """
-    Return the agents of a draft, the first of them the one that it is about, when a person could judge and file it.
+    Return a draft's agents, its own first; raise for unseen characters, or ids that are unusable or bundled.
 
     Raises:
         DefinitionError: with file and line, for what cannot run in the sandbox, for characters that nobody sees, and for an id that is
@@ -176,22 +180,22 @@ def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
         if unseen is not None:
             msg = f"{file}:{number}: {unicodedata.name(unseen, hex(ord(unseen)))} cannot be seen by whoever reads the file; write it as an escape"
             raise DefinitionError(msg)
-    agents = agents_of_source(source, file=file)
+    agents = load_source(source, file=file)
     first = agents[0].id
     if not first.replace("-", "_").isidentifier():  # an agent file is called like a Python module
         msg = f"{file}: the id {first!r} is no name of a file; small letters, digits and single hyphens would be, as in 'note-reader'"
         raise DefinitionError(msg)
-    for agent in _family(agents):
-        if loading.bundled_id(agent.id) is not None:
+    for agent in _with_nested_agents(agents):
+        if loader.find_bundled_id(agent.id) is not None:
             msg = f"{file}: {agent.id!r} is the id of an agent that comes with stepengine; choose another one"
             raise DefinitionError(msg)
     return agents
 
 
 def permissions_of(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
-    """Return what each agent of a file may do: its tools, agents, model and limits."""
+    """Return for each agent, nested ones too, its tools, agents, model, and the limits that differ from the defaults."""
     told = []
-    for agent in _family(agents):
+    for agent in _with_nested_agents(agents):
         bounds = attrs.asdict(agent.limits)
         usual = attrs.asdict(Limits())
         told.append(
@@ -206,7 +210,7 @@ def permissions_of(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     return told
 
 
-def _family(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+def _with_nested_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
     found = [*agents]
     for agent in found:
         found += [one for one in agent.spawnable_agents if not isinstance(one, str) and one not in found]
@@ -216,7 +220,7 @@ def _family(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
 # --- what is tried ----------------------------------------------------------------------------------------------------
 
 
-def _agents(given: Iterable[AgentDefinition[Any]]) -> tuple[AgentDefinition[Any], ...]:
+def _to_agent_tuple(given: Iterable[AgentDefinition[Any]]) -> tuple[AgentDefinition[Any], ...]:
     return tuple(given)
 
 
@@ -233,7 +237,7 @@ class Example:
         results: What tools give, and agents that are spawned and stand elsewhere, by name.
     """
 
-    agents: tuple[AgentDefinition[Any], ...] = attrs.field(converter=_agents)
+    agents: tuple[AgentDefinition[Any], ...] = attrs.field(converter=_to_agent_tuple)
     prompt: str = attrs.field(kw_only=True)
     params: Any = attrs.field(default=None, kw_only=True)
     replies: Sequence[Said] = attrs.field(default=(), kw_only=True)
@@ -246,7 +250,7 @@ class Example:
         Raises:
             SimulationFailed: at the first seed in which something that must hold for every run did not.
         """
-        return self._simulated(seeds=seeds, prompt=self.prompt, params=self.params)
+        return self._run_simulation(seeds=seeds, prompt=self.prompt, params=self.params)
 
     def fail_each(self) -> Simulated:
         """
@@ -257,58 +261,63 @@ class Example:
         """
         journal = MemoryJournal(redact="off")
         self.run(journal=journal)
-        return self._simulated(from_journal=journal)
+        return self._run_simulation(from_journal=journal)
 
-    def _simulated(self, **options: Any) -> Simulated:
+    def _run_simulation(self, **options: Any) -> Simulated:
         first, *others = self.agents
-        tools = self._tools()
-        results = {tool.spec.name: self._made_up(tool.spec.name) for tool in tools}
-        return simulate(first, tools=tools, results=results, agents=[*others, *self._elsewhere()], **options)
+        tools = self._make_fake_tools()
+        results = {tool.spec.name: self._get_invented_result(tool.spec.name) for tool in tools}
+        return simulate(first, tools=tools, results=results, agents=[*others, *self._make_fake_agents()], **options)
 
     def run(self, *, journal: JournalLike | None = None) -> RunResult[Any]:
         """Run the example once, to its end; questions are answered by their first option, waiting takes no time."""
         from stepengine.engine.engine import Engine
 
-        model = ScriptedModel([_reply(one) for one in self.replies])
+        model = ScriptedModel([_to_model_reply(one) for one in self.replies])
         with Engine(
-            [*self.agents, *self._elsewhere()], self._tools(), model, default_model="made-up/model", clock=Clock(),
-            interactor=_FirstOption(),
+            [*self.agents, *self._make_fake_agents()], self._make_fake_tools(), model, default_model="made-up/model", clock=Clock(),
+            interactor=_FirstOptionInteractor(),
         ) as engine:  # fmt: skip
             return engine.run_sync(self.agents[0], self.prompt, params=self.params, journal=journal)
 
-    def _tools(self) -> list[Tool]:
+    def _make_fake_tools(self) -> list[Tool]:
         """Return stand-ins of the host's tools that the agents list: what they take is real, what they give is made up."""
         from stepengine.tools.definition import Tool
 
-        listed = {name for agent in _family(self.agents) for name in agent.tool_names}
+        listed = {name for agent in _with_nested_agents(self.agents) for name in agent.tool_names}
         return [
             Tool(
-                tool.spec.name, tool.spec.description, thaw(tool.spec.input_schema), _giving(self._made_up(tool.spec.name)),
+                tool.spec.name, tool.spec.description, thaw(tool.spec.input_schema), _make_constant_body(self._get_invented_result(tool.spec.name)),
                 requires_permission=False,
             )
             for tool in host_tools()
             if tool.spec.name in listed
         ]  # fmt: skip
 
-    def _elsewhere(self) -> list[AgentDefinition]:
-        own = {agent.id for agent in _family(self.agents)}
-        named = Counter([name for agent in _family(self.agents) for name in agent.spawnable_ids if name not in own])
-        return [AgentDefinition(name, handle_steps=_saying(self._made_up(name))) for name in named]
+    def _make_fake_agents(self) -> list[AgentDefinition]:
+        own = {agent.id for agent in _with_nested_agents(self.agents)}
+        named = Counter(
+            [name for agent in _with_nested_agents(self.agents) for name in agent.spawnable_ids if name not in own]
+        )
+        return [
+            AgentDefinition(name, handle_steps=_make_constant_handler(self._get_invented_result(name)))
+            for name in named
+        ]
 
-    def _made_up(self, name: str) -> Any:
+    def _get_invented_result(self, name: str) -> Any:
         return self.results.get(name, f"a made-up result of {name}")
 
 
-class _FirstOption:
+class _FirstOptionInteractor:
     def ask(self, question: Question) -> str:
         return question.options[0] if question.options else "yes"
 
 
-def _giving(made: Any) -> Any:
+def _make_constant_body(made: Any) -> Any:
     return lambda _: made
 
 
-def _saying(made: Any) -> Any:
+def _make_constant_handler(made: Any) -> Any:
     def handle_steps(_: StepContext[Any]) -> Generator[Any, Any, Any]:
         return made
         yield
@@ -316,7 +325,7 @@ def _saying(made: Any) -> Any:
     return handle_steps
 
 
-def _reply(said: Said) -> str | ModelReply:
+def _to_model_reply(said: Said) -> str | ModelReply:
     if isinstance(said, str | ModelReply):
         return said
     if isinstance(said, Mapping):

@@ -69,10 +69,12 @@ class StepEngineError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = {f: getattr(self, f) for f in (*self.fields, *self.transient)}
-        return _rebuild, (type(self), self.message, fields, self.where)
+        return _rebuild_error, (type(self), self.message, fields, self.where)
 
 
-def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, object], where: str = "") -> StepEngineError:
+def _rebuild_error(
+    kind: type[StepEngineError], message: str, fields: dict[str, object], where: str = ""
+) -> StepEngineError:
     made = kind(message, **fields)
     made.where = where or made.where
     return made
@@ -237,7 +239,9 @@ class ModelError(StepEngineError):
         status: The HTTP status, if there was one.
         request_id: The provider's id of the request, if known.
         retry_after: Seconds the provider asked to wait, if it did.
-        kind: A short word for the cause: ``"http"``, ``"connection"``, ``"timeout"``, ``"protocol"``, ...
+        kind: A short word for the cause. Providers of other projects use ``"http"`` (a status), ``"connection"``, ``"timeout"``,
+            ``"protocol"`` (a malformed reply), ``"truncated"``, ``"settings"``, ``"message"`` and ``"unsupported_part"`` (a request that
+            cannot be sent). Other words are those of one provider.
         usage: What the failed attempt is known to have used; ``None`` when unknown.
     """
 
@@ -442,7 +446,7 @@ class ReplayDivergence(JournalError):
     A replayed run did something else than its journal says.
 
     Attributes:
-        kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``, ``"live_result"``.
+        kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``, ``"live_result"``, ``"end"``.
         address: The first effect that differs, such as ``"#5"`` or ``"3.2#1"``.
         step: The model step of that run in which it happened, from 1; 0 before the first one.
         site: ``file:line`` of the author's ``yield``; ``""`` when no handler was waiting.

@@ -27,38 +27,9 @@ from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
 from stepengine.data.messages import Message
-from stepengine.data.spellings import Spelling, cut_off, spellings_of
+from stepengine.data.spellings import Spelling, make_truncated_pattern, spellings_of
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
-
-__all__ = (
-    "ANY",
-    "GIVEN",
-    "KNOWN",
-    "MIN_KNOWN",
-    "SECRET_HEADERS",
-    "Keys",
-    "Redact",
-    "RedactField",
-    "RedactHeader",
-    "RedactPattern",
-    "RedactRule",
-    "RedactValue",
-    "Redactor",
-    "Rules",
-    "SecretFound",
-    "Span",
-    "Trickle",
-    "digest_of",
-    "is_secret_header",
-    "is_secret_parameter",
-    "is_secret_variable",
-    "json_in",
-    "known_in",
-    "left_out",
-    "redactor_for",
-    "without_secret_variables",
-)
 
 Redact: TypeAlias = Literal["known", "all", "off"]
 """``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing."""
@@ -238,7 +209,7 @@ class RedactField:
         return tuple([step for step in self.pointer.split("/") if step])
 
 
-def _pattern(value: str | re.Pattern[str]) -> re.Pattern[str]:
+def _compile_regex(value: str | re.Pattern[str]) -> re.Pattern[str]:
     try:
         return re.compile(value)
     except (re.error, TypeError) as error:
@@ -257,7 +228,7 @@ class RedactPattern:
         name: What stands in the placeholder.
     """
 
-    regex: re.Pattern[str] = attrs.field(converter=_pattern)
+    regex: re.Pattern[str] = attrs.field(converter=_compile_regex)
     name: str = "pattern"
 
 
@@ -288,7 +259,7 @@ RedactRule: TypeAlias = "RedactHeader | RedactField | RedactPattern | RedactValu
 """One rule of a user; a function gets a JSON value and returns it without what is to be hidden."""
 
 
-def left_out(text: str) -> tuple[str, ...]:
+def find_redacted_names(text: str) -> tuple[str, ...]:
     """Return the names of the secrets that were taken out of *text*, plain or JSON, each once and sorted."""
     return tuple(sorted({found[1] for found in REDACTED.finditer(text)}))
 
@@ -298,7 +269,7 @@ def digest_of(value: str) -> str:
     return f"sha256:{hashlib.sha256(value.encode(errors='surrogatepass')).hexdigest()}"
 
 
-def _digests(values: Iterable[str]) -> frozenset[str]:
+def _check_digests(values: Iterable[str]) -> frozenset[str]:
     digests = frozenset((values,) if isinstance(values, str) else values)
     for digest in digests:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
@@ -307,14 +278,14 @@ def _digests(values: Iterable[str]) -> frozenset[str]:
     return digests
 
 
-def _rules(given: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
+def _to_rule_tuple(given: Iterable[RedactRule]) -> tuple[RedactRule, ...]:
     return tuple(given)
 
 
 @frozen(kw_only=True)
-class Rules:
+class RedactionRules:
     """
-    What holds beside the built-in rules.
+    The rules that apply in addition to the built-in ones.
 
     Attributes:
         given: Rules of the user.
@@ -322,8 +293,8 @@ class Rules:
         machine: Texts that tell of this machine, each with its placeholder.
     """
 
-    given: tuple[RedactRule, ...] = attrs.field(default=(), converter=_rules)
-    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=_digests)
+    given: tuple[RedactRule, ...] = attrs.field(default=(), converter=_to_rule_tuple)
+    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=_check_digests)
     machine: Mapping[str, str] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -365,7 +336,7 @@ class Rules:
             ]
         )
 
-    def told_apart(self) -> list[Any]:
+    def fingerprint_parts(self) -> list[Any]:
         """Return what differs between rules that clean differently, as JSON."""
         return [
             [repr(rule) if not isinstance(rule, RedactValue) else digest_of(rule.text) for rule in self.given],
@@ -374,17 +345,17 @@ class Rules:
         ]
 
 
-NO_RULES = Rules()
+NO_RULES = RedactionRules()
 
 
 # --- known values ---------------------------------------------------------------------------------------------------
 
 
-def known_in(environment: Mapping[str, str]) -> dict[str, str]:
+def find_environment_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the values of secret variables and the passwords in addresses, each with its variable's name."""
     known = {value: name for name, value in environment.items() if is_secret_variable(name)}
     for name, value in environment.items():
-        for password in _passwords_in(value):
+        for password in _find_passwords(value):
             known.setdefault(password, name)
     return {value: name for value, name in known.items() if len(value) >= MIN_KNOWN}
 
@@ -394,11 +365,11 @@ def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not is_secret_variable(name) and not any(True for _ in _passwords_in(value))
+        if not is_secret_variable(name) and not any(True for _ in _find_passwords(value))
     }
 
 
-def _passwords_in(text: str) -> Iterator[str]:
+def _find_passwords(text: str) -> Iterator[str]:
     """Give the passwords in the addresses and options of *text*, as written and decoded."""
     kinds = (PASSWORD_IN_ADDRESS, PASSWORD_WITH_AT) if "://" in text else ()
     for found in [found for kind in (*kinds, PASSWORD_IN_OPTIONS) for found in kind.finditer(text)]:
@@ -422,11 +393,11 @@ def is_secret_variable(name: str) -> bool:
 
 def is_secret_parameter(name: str) -> bool:
     """Return whether a parameter of an address or a form is named like a secret, in whatever spelling."""
-    plain = _plain(name)
+    plain = _normalize_name(name)
     return plain in SECRET_PARAMETERS or (plain.endswith(SECRET_PARAMETER_ENDINGS) and not plain.endswith(PAGE_TOKENS))
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.\[\]]", "", name).lower()
 
 
@@ -436,7 +407,7 @@ def is_secret_header(name: str) -> bool:
     return low in SECRET_HEADERS or low.endswith(SECRET_HEADER_ENDINGS)
 
 
-class Quiet:
+class QuietFlag:
     """
     Whether there is nothing to look for in any text, so that whoever writes many need not ask for each.
 
@@ -450,12 +421,12 @@ class Quiet:
         self.holds = holds
 
 
-ALWAYS, NEVER = Quiet(holds=True), Quiet(holds=False)
+ALWAYS, NEVER = QuietFlag(holds=True), QuietFlag(holds=False)
 
 
-class Keys:
+class KnownSecrets:
     """
-    Secret values that somebody tells of while the process runs.
+    Secret values that are registered while the process runs.
 
     What was told once is known for good, since what it was used for may be written much later.
 
@@ -468,16 +439,16 @@ class Keys:
 
     def __init__(self) -> None:
         self.count = 0
-        self.quiet = Quiet(holds=True)
+        self.quiet = QuietFlag(holds=True)
         self.names: dict[str, str] = {}
         self.spellings: dict[str, Spelling] = {}
 
     def __repr__(self) -> str:
-        return f"<Keys: {len(self.names)} values>"
+        return f"<KnownSecrets: {len(self.names)} values>"
 
     def tell(self, value: str, name: str, environment: Mapping[str, str] | None = None) -> None:
         """
-        Take *value* for a secret from now on, unless it is known, shorter than 8 characters, or no secret at all.
+        Treat *value* as secret from now on, unless it is known, under 8 characters, or an ordinary word.
 
         Args:
             value: The secret.
@@ -491,34 +462,34 @@ class Keys:
         named.sort(key=lambda variable: (not is_secret_variable(variable), variable))
         self._take(value, named[0] if named else name)
 
-    def learn(self, environment: Mapping[str, str]) -> None:
-        """Take the values of variables that are named like secrets; their names win over those that were told."""
-        for value, name in known_in(environment).items():
+    def add_from_environment(self, environment: Mapping[str, str]) -> None:
+        """Register the secret values and passwords of an environment; its names replace those given before."""
+        for value, name in find_environment_secrets(environment).items():
             if self.names.get(value) != name:
                 self._take(value, name)
 
     def _take(self, value: str, name: str) -> None:
         self.names = {**self.names, value: name}
-        self.spellings = {**self.spellings, **_all_spellings({value: name})}
-        self._end_quiet()
+        self.spellings = {**self.spellings, **_make_spellings({value: name})}
+        self._renew_quiet_flag()
 
     def forget(self) -> None:
         """Know nothing any more: for tests, which share a process."""
         self.names, self.spellings = {}, {}
-        self._end_quiet()
+        self._renew_quiet_flag()
 
     # Last of all: a redactor in another thread that still takes over the old names has taken over the old quiet, too.
-    def _end_quiet(self) -> None:
+    def _renew_quiet_flag(self) -> None:
         self.count += 1
-        over, self.quiet = self.quiet, Quiet(holds=True)
+        over, self.quiet = self.quiet, QuietFlag(holds=True)
         over.holds = False
 
 
-GIVEN = Keys()
+GIVEN = KnownSecrets()
 """Every key that this process gave to a provider, whichever way it came, and what its environment calls secret."""
 
 
-def redactor_for(
+def make_redactor(
     redact: Redact | Sequence[RedactRule],
     environment: Mapping[str, str],
     secrets: Mapping[str, str] | None = None,
@@ -546,10 +517,14 @@ def redactor_for(
         return Redactor({}, shapes=False)
     own = () if isinstance(redact, str) else tuple(redact)
     rules = (
-        Rules(given=own, allowed=allow_secrets, machine=machine or {}) if own or allow_secrets or machine else NO_RULES
+        RedactionRules(given=own, allowed=allow_secrets, machine=machine or {})
+        if own or allow_secrets or machine
+        else NO_RULES
     )
     given = {v: n for v, n in (secrets or {}).items() if len(v) >= MIN_KNOWN}
-    return Redactor({**known_in(environment), **given}, shapes=redact != "known", rules=rules, keys=GIVEN)
+    return Redactor(
+        {**find_environment_secrets(environment), **given}, shapes=redact != "known", rules=rules, keys=GIVEN
+    )
 
 
 class Redactor:
@@ -569,13 +544,18 @@ class Redactor:
     """
 
     def __init__(
-        self, known: Mapping[str, str], *, shapes: bool, rules: Rules = NO_RULES, keys: Keys | None = None
+        self,
+        known: Mapping[str, str],
+        *,
+        shapes: bool,
+        rules: RedactionRules = NO_RULES,
+        keys: KnownSecrets | None = None,
     ) -> None:
         self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_of(v) not in rules.allowed}
-        self._own_spellings = _all_spellings({v: self._own[v] for v in sorted(self._own, key=len, reverse=True)})
+        self._own_spellings = _make_spellings({v: self._own[v] for v in sorted(self._own, key=len, reverse=True)})
         self._keys = keys
         self._count = -1
-        self._machine = _machine_pattern(rules.machine)
+        self._machine = _compile_machine_pattern(rules.machine)
         self._places = {
             form for place in rules.machine for form in (place, json.dumps(place, ensure_ascii=False)[1:-1])
         }
@@ -583,10 +563,10 @@ class Redactor:
         self.rules = rules
         # First by what it is: a start compares no rules, and what compares them takes it half a millisecond to make.
         is_off = not self._own and not shapes and (rules is NO_RULES or rules == NO_RULES)
-        told = json.dumps([sorted(self._own.items()), shapes, rules.told_apart()])
+        told = json.dumps([sorted(self._own.items()), shapes, rules.fingerprint_parts()])
         self._key = "" if is_off else hashlib.sha256(told.encode()).hexdigest()[:16]
-        self._begun: tuple[Quiet, re.Pattern[str]] = NEVER, MASK
-        self._catch_up()
+        self._begun: tuple[QuietFlag, re.Pattern[str]] = NEVER, MASK
+        self._load_new_secrets()
 
     def __repr__(self) -> str:
         return f"Redactor({len(self._spelled)} texts, shapes={self.shapes})"
@@ -597,7 +577,7 @@ class Redactor:
         keys = self._keys
         return f"{self._key}-{keys.count}" if keys is not None and keys.names else self._key
 
-    def _catch_up(self) -> None:
+    def _load_new_secrets(self) -> None:
         """Take over what was told since the last time."""
         keys = self._keys
         quiet = ALWAYS if keys is None else keys.quiet
@@ -607,21 +587,21 @@ class Redactor:
             self._count = keys.count
             allowed = self.rules.allowed
             told = {v: n for v, n in keys.names.items() if v not in self._own and digest_of(v) not in allowed}
-            spellings = keys.spellings if len(told) == len(keys.names) else _all_spellings(told)
+            spellings = keys.spellings if len(told) == len(keys.names) else _make_spellings(told)
             self._spelled, values = {**spellings, **self._own_spellings}, [*told, *self._own]
         self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
         anchors = tuple(dict.fromkeys([one.anchor for one in self._spelled.values()]))
-        self._may_know = finder(anchors)
+        self._may_know = make_text_finder(anchors)
         # What is shown with the middle left out shows but its ends, which stand in many texts: its mask is looked for first.
-        self._may_hold = finder((*anchors, *self._places, *(MASKS if self._ends else ())))
+        self._may_hold = make_text_finder((*anchors, *self._places, *(MASKS if self._ends else ())))
         self.quiet = NEVER if self._key or self._spelled else quiet
         self._looks = self.shapes or self.rules is not NO_RULES
         self._clean: set[str] = set()
 
-    def _spellings(self) -> Iterable[Spelling]:
+    def _get_spellings(self) -> Iterable[Spelling]:
         """Return what to look for in a text to find the known values."""
         if self._keys is not None and self._keys.count != self._count:
-            self._catch_up()
+            self._load_new_secrets()
         return self._spelled.values()
 
     def with_known(self, known: Mapping[str, str]) -> Redactor:
@@ -634,7 +614,7 @@ class Redactor:
         """Return whether *text*, plain or JSON, may hold something to replace; cheap, and true too often."""
         keys = self._keys
         if keys is not None and keys.count != self._count:
-            self._catch_up()
+            self._load_new_secrets()
         if self.quiet.holds:
             return False
         rules = self.rules
@@ -647,20 +627,20 @@ class Redactor:
             or next(self._find_abridged(text), None) is not None
         ):
             return True
-        return self.shapes and (looks_secret(text) or _may_tell(text))
+        return self.shapes and (looks_secret(text) or _may_have_secret_member(text))
 
     # --- texts ------------------------------------------------------------------------------------------------------
 
     def text(self, text: str) -> str:
         """Return *text* with a placeholder for each secret in it."""
-        text = self._put_for(text, self._known_in(text))
+        text = self._replace_spans(text, self._find_known_values(text))
         if self._ends:
-            text = self._put_for(text, self._find_abridged(text))
+            text = self._replace_spans(text, self._find_abridged(text))
         for pattern in self.rules.patterns:
-            text = pattern.regex.sub(lambda found, rule=pattern: self._put(found[0], rule.name), text)  # type: ignore[misc]
+            text = pattern.regex.sub(lambda found, rule=pattern: self._make_placeholder(found[0], rule.name), text)  # type: ignore[misc]
         if self._machine is not None:
             text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
-        return self._put_for(text, shapes_in(text)) if self.shapes else text
+        return self._replace_spans(text, find_shapes(text)) if self.shapes else text
 
     def leaves(self, piece: str) -> bool:
         """
@@ -671,15 +651,15 @@ class Redactor:
         """
         told, begun = self._begun
         if not told.holds:
-            begun = self._beginnings()
+            begun = self._compile_beginnings()
         return begun.search(piece) is None
 
-    def _beginnings(self) -> re.Pattern[str]:
+    def _compile_beginnings(self) -> re.Pattern[str]:
         """Return what finds whatever ``leaves`` looks for."""
         # What was told is asked for first, and kept with what follows from it: where another thread tells of a value
         # meanwhile, this holds no longer, whoever comes last.
         told = ALWAYS if self._keys is None else self._keys.quiet
-        begun = {cut_off(one.parts[:3], "") for one in self._spellings()}
+        begun = {make_truncated_pattern(one.parts[:3], "") for one in self._get_spellings()}
         # What else a redactor may be told to do is looked for in whole texts alone, so no piece is left as it is.
         if self.shapes or self._machine is not None or self.rules.patterns:
             begun = {""}
@@ -697,60 +677,60 @@ class Redactor:
 
         Shapes are found behind escapes too: *text* may be JSON or source.
         """
-        found = [*self._known_in(text), *self._find_abridged(text)]
+        found = [*self._find_known_values(text), *self._find_abridged(text)]
         found += [Span(*m.span(), rule.name) for rule in self.rules.patterns for m in rule.regex.finditer(text) if m[0]]
         if self.shapes:
-            found += shapes_in(text)
+            found += find_shapes(text)
             if "\\" in text:
-                found += shapes_in(ESCAPE.sub(lambda escape: " " * len(escape[0]), text))
-        return [span for span in _apart(found) if not self._is_kept(text[span.start : span.end])]
+                found += find_shapes(ESCAPE.sub(lambda escape: " " * len(escape[0]), text))
+        return [span for span in _merge_spans(found) if not self._is_exempt(text[span.start : span.end])]
 
     def secrets(self, text: str, level: int = 0) -> dict[str, str]:
         """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
-        found = {text[start:end]: name for start, end, name in self._known_in(text)}
+        found = {text[start:end]: name for start, end, name in self._find_known_values(text)}
         found.update({text[start:end]: name for start, end, name in self._find_abridged(text)})
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
         if self.shapes and looks_secret(text):
-            found.update({text[start:end]: name for start, end, name in shapes_in(text)})
-            tree = json_in(text) if level < NESTED_JSON else text
-            for inner in _strings(tree) if tree is not text else ():
+            found.update({text[start:end]: name for start, end, name in find_shapes(text)})
+            tree = parse_if_json(text) if level < NESTED_JSON else text
+            for inner in _find_strings(tree) if tree is not text else ():
                 found.update(self.secrets(inner, level + 1))
-        return {secret: name for secret, name in found.items() if not self._is_kept(secret)}
+        return {secret: name for secret, name in found.items() if not self._is_exempt(secret)}
 
     def binary(self, data: bytes) -> bytes:
         """Return *data*, which is not text, without known values; nothing else is looked for in it."""
         text = data.decode(errors="surrogateescape")
-        return self._put_for(text, self._known_in(text)).encode(errors="surrogateescape")
+        return self._replace_spans(text, self._find_known_values(text)).encode(errors="surrogateescape")
 
-    def _known_in(self, text: str) -> Iterator[Span]:
+    def _find_known_values(self, text: str) -> Iterator[Span]:
         """Give the known values in *text*; those inside a placeholder are a part of its name."""
-        spellings = self._spellings()
+        spellings = self._get_spellings()
         if not self._may_know(text):
             return
         found = sorted([one for one in spellings if one.anchor in text], key=lambda one: len(one.text), reverse=True)
-        for match in _finds_any(tuple(found)).finditer(text):
+        for match in _compile_spellings(tuple(found)).finditer(text):
             if match.lastindex is not None:
                 yield Span(*match.span(), found[match.lastindex - 1].name)
 
     def _find_abridged(self, text: str) -> Iterator[Span]:
         """
-        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (reliability:SC03).
+        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (reliability:R11).
 
         Each mask is looked at once, with what stands directly before it, and the last place of an ending once for each run
         of characters that may follow a mask.
         """
-        self._spellings()
-        if not _is_masked(text):
+        self._get_spellings()
+        if not _has_mask(text):
             return
         done = run_end = 0
         last: dict[str, int] = {}
         for mask in MASK.finditer(text) if self._ends else ():
             begin, end = mask.span()
-            before = _reach(BEFORE_MASK, text[done:begin][::-1])
+            before = _end_of_run(BEFORE_MASK, text[done:begin][::-1])
             first = max(done, begin - before - KEPT_BEGIN)
             if end > run_end:
-                run_end = _reach(AFTER_MASK, text, end)
+                run_end = _end_of_run(AFTER_MASK, text, end)
                 last = {}
             for opening, ending in self._ends:
                 start = text.find(opening, first, begin)
@@ -764,20 +744,20 @@ class Redactor:
                     break
             done = max(done, end)
 
-    def _put_for(self, text: str, spans: Iterable[Span]) -> str:
+    def _replace_spans(self, text: str, spans: Iterable[Span]) -> str:
         """Return *text* with a placeholder for each of *spans*, which come in their order."""
         made: list[str] = []
         at = 0
         for start, end, name in spans:
             if start >= at:
-                made += (text[at:start], self._put(text[start:end], name))
+                made += (text[at:start], self._make_placeholder(text[start:end], name))
                 at = end
         return "".join([*made, text[at:]]) if made else text
 
-    def _put(self, text: str, name: str) -> str:
-        return text if not text or self._is_kept(text) else f"<redacted:{name}>"
+    def _make_placeholder(self, text: str, name: str) -> str:
+        return text if not text or self._is_exempt(text) else f"<redacted:{name}>"
 
-    def _is_kept(self, text: str) -> bool:
+    def _is_exempt(self, text: str) -> bool:
         allowed = self.rules.allowed
         return PLACEHOLDER.fullmatch(text) is not None or bool(allowed and digest_of(text) in allowed)
 
@@ -791,15 +771,15 @@ class Redactor:
             SecretFound: when a function of the user fails, since what it was to hide is not known then.
         """
         for steps in self.rules.fields:
-            value = _without_field(value, steps)
-        return _apply_functions(self.rules.functions, self._walk(value, 0))
+            value = _redact_pointer(value, steps)
+        return _apply_functions(self.rules.functions, self._redact_tree(value, 0))
 
-    def seen(self, value: object) -> Any:
-        """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
-        return self._within.value(value)
+    def redact_for_run(self, value: object) -> Any:
+        """Return *value* without secrets, but with details of the local machine, as a run may see it."""
+        return self._local_redactor.value(value)
 
     @cached_property
-    def _within(self) -> Redactor:
+    def _local_redactor(self) -> Redactor:
         """The redactor of what stays in the process, on this machine."""
         if not self.rules.machine:
             return self
@@ -808,15 +788,15 @@ class Redactor:
 
     def json_text(self, text: str, level: int = 0) -> str:
         """Return *text* cleaned as the JSON that it is, or as text."""
-        tree = json_in(text)
+        tree = parse_if_json(text)
         if isinstance(tree, str):
             return self.text(text)
-        clean = self._walk(tree, level) if level else self.value(tree)
+        clean = self._redact_tree(tree, level) if level else self.value(tree)
         return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
 
     def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
-        return f"<redacted:{name}>" if self._telling(name, value) else self._walk(value, level)
+        return f"<redacted:{name}>" if self._is_secret_member(name, value) else self._redact_tree(value, level)
 
     def frozen(self, value: Any) -> Any:
         """
@@ -824,14 +804,14 @@ class Redactor:
 
         Enumerations, errors and whatever else holds no text of its own come back as they are.
         """
-        return value if self.passes(value) else self._without(value)
+        return value if self.passes(value) else self._redact_value(value)
 
     def passes(self, value: object) -> bool:  # noqa: C901, PLR0912 - each event of a run, and each message
         """Return whether there is surely no secret in a frozen value; ``False`` too often."""
         # All its texts at one look: hardly a value holds a secret, and to look into each text of each event on its own took longer
         # than the step that they tell of.
         if self._keys is not None and self._keys.count != self._count:
-            self._catch_up()
+            self._load_new_secrets()
         clean = self._clean
         texts: list[str] = []
         rest: list[Any] = [value]
@@ -853,11 +833,11 @@ class Redactor:
                 if self.changes(one):
                     return False
             elif kind not in NO_TEXT:
-                rest += TEXTS[kind](one) if kind in TEXTS else _texts_of(kind)(one)
+                rest += TEXTS[kind](one) if kind in TEXTS else _make_text_getter(kind)(one)
         if not texts:
             return True
         if len(texts) == 1:
-            return self._frozen_text(texts[0]) is texts[0]
+            return self._redact_frozen_text(texts[0]) is texts[0]
         text = "\n".join(texts)
         return not (self._looks or self._may_hold(text)) or not self.suspicious(text)
 
@@ -871,39 +851,39 @@ class Redactor:
             return [count] * len(messages)
         return [count := count + (self.frozen(message) is not message) for message in messages]
 
-    def _without(self, value: Any) -> Any:
+    def _redact_value(self, value: Any) -> Any:
         kind = type(value)
         if kind in NO_TEXT:
             return value
         if kind is str:
-            return self._frozen_text(value)
+            return self._redact_frozen_text(value)
         if kind is Transcript:
             return Transcript([self.frozen(message) for message in value]) if self.changes(value) else value
         if kind is JsonDict or kind is JsonList:
             return freeze(self.value(value)) if self.suspicious(compact(value)) else value
         if kind is tuple:
-            made = tuple([self._without(member) for member in value])
+            made = tuple([self._redact_value(member) for member in value])
             return value if all(map(is_, made, value)) else made
-        return self._object(value)
+        return self._redact_fields(value)
 
-    def _object(self, value: Any) -> Any:
-        self._spellings()
+    def _redact_fields(self, value: Any) -> Any:
+        self._get_spellings()
         kind, changed, clean = type(value), {}, self._clean
         fields = FIELDS.get(kind)
-        for name, alias in _fields_of(kind) if fields is None else fields:
+        for name, alias in _get_fields(kind) if fields is None else fields:
             old = getattr(value, name)
             of = type(old)
             # Most fields hold no text, or a name that stands in every event; each call that is saved here is saved there.
             if of in NO_TEXT or (of is str and old in clean) or FIELDS.get(of) == ():
                 continue
-            new = self._without(old)
+            new = self._redact_value(old)
             if new is not old:
                 changed[alias] = new
         return attrs.evolve(value, **changed) if changed else value
 
-    def _frozen_text(self, text: str) -> str:
+    def _redact_frozen_text(self, text: str) -> str:
         """Return *text* without secrets; of short ones in which there is nothing, such as names, that is remembered."""
-        self._spellings()
+        self._get_spellings()
         if text in self._clean:
             return text
         if self.suspicious(text):
@@ -919,7 +899,7 @@ class Redactor:
         if isinstance(value, Mapping):
             for key, member in value.items():
                 inner = f"{place}/{key}"
-                if self._telling(key, member):
+                if self._is_secret_member(key, member):
                     yield inner, key
                 yield from ((f"{place} (a key)", rule) for rule in self.secrets(key).values())
                 yield from self.findings(member, inner)
@@ -943,25 +923,25 @@ class Redactor:
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _walk(self, value: object, level: int) -> object:
+    def _redact_tree(self, value: object, level: int) -> object:
         if isinstance(value, Mapping):
             return {self.text(k): self.member(k, v, level) for k, v in value.items()}
         if isinstance(value, list | tuple):
-            return [self._walk(v, level) for v in value]
+            return [self._redact_tree(v, level) for v in value]
         if not isinstance(value, str):
             return value
         nested = level < NESTED_JSON and value[:1] in ("{", "[")
         return self.json_text(value, level + 1) if nested else self.text(value)
 
-    def _telling(self, name: str, value: object) -> bool:
+    def _is_secret_member(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
-        if _plain(name) not in SECRET_MEMBERS:
+        if _normalize_name(name) not in SECRET_MEMBERS:
             return False
         return not self.rules.allowed or digest_of(value) not in self.rules.allowed
 
 
-class Trickle:
+class StreamRedactor:
     """
     Takes secrets out of a text that comes in pieces: what may be the beginning of a known value waits for what follows.
 
@@ -979,23 +959,23 @@ class Trickle:
         return self._held != ""
 
     def feed(self, piece: str) -> str:
-        """Return what of the text up to and including *piece* may be shown now."""
+        """Add *piece* to the text, and return the redacted text that can be shown now."""
         if not self._held and self._redactor.leaves(piece):
             return piece
         text = self._redactor.text(self._held + piece)
-        cut = self._beginning(text)
+        cut = self._find_unfinished(text)
         self._held = text[cut:]
         return text[:cut]
 
     def rest(self) -> str:
-        """Return what waits, when nothing follows any more."""
+        """Remove and return the text that is held back, when nothing follows any more."""
         text, self._held = self._held, ""
         return text
 
-    def _beginning(self, text: str) -> int:
+    def _find_unfinished(self, text: str) -> int:
         """Return where the beginning of a known value stands at the end of *text*; its length when there is none."""
         cut = len(text)
-        for one in self._redactor._spellings():  # noqa: SLF001 - one concept
+        for one in self._redactor._get_spellings():  # noqa: SLF001 - one concept
             found = one.unfinished.search(text, max(0, len(text) - one.longest))
             if found is not None:
                 cut = min(cut, found.start())
@@ -1009,7 +989,7 @@ FIELDS: dict[type[Any], tuple[tuple[str, str], ...]] = {}
 """The fields of classes that were met, each with the name of its argument; none for what is looked into no further."""
 
 
-def _fields_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
+def _get_fields(kind: type[Any]) -> tuple[tuple[str, str], ...]:
     known = FIELDS.get(kind)
     if known is None:
         fields = attrs.fields(kind) if attrs.has(kind) else ()
@@ -1025,50 +1005,50 @@ NUMBERS = frozenset({
 """What is written at fields that hold no text."""
 
 
-def _texts_of(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
+def _make_text_getter(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
     from stepengine.data.events import Event
 
     # Where an event stands is ours, and not known yet.
     place = {field.name for field in attrs.fields(Event)} if issubclass(kind, Event) else set()
     types = {field.name: field.type for field in attrs.fields(kind)} if attrs.has(kind) else {}
-    names = [name for name, _ in _fields_of(kind) if types[name] not in NUMBERS and name not in place]
-    TEXTS[kind] = attrgetter(*names) if len(names) > 1 else _one_field(names[0]) if names else _no_fields
+    names = [name for name, _ in _get_fields(kind) if types[name] not in NUMBERS and name not in place]
+    TEXTS[kind] = attrgetter(*names) if len(names) > 1 else _make_field_getter(names[0]) if names else _return_no_fields
     return TEXTS[kind]
 
 
-def _one_field(name: str) -> Callable[[object], tuple[object, ...]]:
+def _make_field_getter(name: str) -> Callable[[object], tuple[object, ...]]:
     return lambda value: (getattr(value, name),)
 
 
-def _no_fields(_: object) -> tuple[object, ...]:
+def _return_no_fields(_: object) -> tuple[object, ...]:
     return ()
 
 
-def _all_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
+def _make_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
     return {one.text: one for value, name in known.items() for one in spellings_of(value, name)}
 
 
 @lru_cache(maxsize=256)
-def _finds_any(spellings: tuple[Spelling, ...]) -> re.Pattern[str]:
+def _compile_spellings(spellings: tuple[Spelling, ...]) -> re.Pattern[str]:
     """Return the expression for placeholders, which are passed over, and for each of *spellings* as a group."""
     return re.compile("|".join(["<redacted:[^<>]*>", *[f"({one.pattern})" for one in spellings]]))
 
 
 @cache
-def _shape() -> re.Pattern[str]:
+def _compile_shapes() -> re.Pattern[str]:
     """Return what finds every shape; few texts are looked into, and compiling it takes as long as the rest of this module."""
     return re.compile("|".join([f"(?P<{name.replace('-', '_')}>{pattern})" for name, pattern in SHAPES]))
 
 
-def shapes_in(text: str) -> list[Span]:
+def find_shapes(text: str) -> list[Span]:
     """Return where texts that look like keys stand in *text*, in their order."""
     if not looks_secret(text):
         return []
-    found = [Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _shape().finditer(text)]
-    return _apart([*found, *_pem_blocks(text)])
+    found = [Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _compile_shapes().finditer(text)]
+    return _merge_spans([*found, *_find_pem_blocks(text)])
 
 
-def _pem_blocks(text: str) -> Iterator[Span]:
+def _find_pem_blocks(text: str) -> Iterator[Span]:
     if "-----BEGIN " not in text:
         return
     ends = [match.span() for match in PEM_END.finditer(text)]
@@ -1081,7 +1061,7 @@ def _pem_blocks(text: str) -> Iterator[Span]:
             yield Span(match.start(), done, "private-key")
 
 
-def _apart(spans: Iterable[Span]) -> list[Span]:
+def _merge_spans(spans: Iterable[Span]) -> list[Span]:
     """Return *spans* in their order; those that meet are one, with the name of the first."""
     apart: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
@@ -1092,14 +1072,14 @@ def _apart(spans: Iterable[Span]) -> list[Span]:
     return apart
 
 
-def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
+def _compile_machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
     """Return what finds the texts of *machine* where they stand alone or begin a path."""
     longest = sorted(machine, key=len, reverse=True)
     texts = "|".join(map(re.escape, longest))
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> object:
+def _redact_pointer(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> object:
     """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
     if not isinstance(value, Mapping | list | tuple):
         return value
@@ -1107,7 +1087,7 @@ def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[
     made: dict[Any, object] = {}
     for key, member in members:
         left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
-        made[key] = f"<redacted:{steps[-1]}>" if () in left else _without_field(member, steps, left)
+        made[key] = f"<redacted:{steps[-1]}>" if () in left else _redact_pointer(member, steps, left)
     return made if isinstance(value, Mapping) else [*made.values()]
 
 
@@ -1122,25 +1102,28 @@ def _apply_functions(functions: Iterable[Callable[[Any], Any]], value: Any) -> A
     return value
 
 
-def _is_masked(text: str) -> bool:
+def _has_mask(text: str) -> bool:
     """Return whether anything stands in *text* for the middle of a key; a cheap test before ``MASK``."""
     stars, dots, ellipsis = MASKS
     return stars in text or dots in text or ellipsis in text
 
 
-def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:
+def _end_of_run(run: re.Pattern[str], text: str, start: int = 0) -> int:
     """Return where the *run* of characters that begins at *start* ends."""
     found = run.match(text, start)
     return start if found is None else found.end()
 
 
 @lru_cache(maxsize=256)
-def finder(texts: tuple[str, ...], *, any_case: bool = False) -> Callable[[str], bool]:
+def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Callable[[str], bool]:
     """Return what says whether any of *texts* stands in a text; in *any_case* also what Unicode takes for one of them."""
     # One look for all of them. Five keys have fifty-five forms, and a search for each in every line of a journal took as long as
     # the rest of the line; in a long text, each search reads all of it. `re` tries every text at every character.
     if len(texts) > MOST_AT_ONCE:
-        parts = [finder(texts[at : at + MOST_AT_ONCE], any_case=any_case) for at in range(0, len(texts), MOST_AT_ONCE)]
+        parts = [
+            make_text_finder(texts[at : at + MOST_AT_ONCE], any_case=any_case)
+            for at in range(0, len(texts), MOST_AT_ONCE)
+        ]
         return lambda text: any(find(text) for find in parts)
     search: Callable[[str], bool] | None = None
     read = 0
@@ -1157,14 +1140,14 @@ def finder(texts: tuple[str, ...], *, any_case: bool = False) -> Callable[[str],
             read += len(text) * len(texts)
             if read < WORTH_LOADING and CORE not in sys.modules:
                 return look_for_each(text)
-            search = _search(texts, any_case=any_case) or look_for_each
+            search = _compile_search(texts, any_case=any_case) or look_for_each
         # Nothing at all is found in a text with half of a character, which JSON may hold.
-        return search(text) or (not (text.isascii() or _is_unicode(text)) and look_for_each(text))
+        return search(text) or (not (text.isascii() or _is_encodable(text)) and look_for_each(text))
 
-    return find if texts else _never
+    return find if texts else _return_false
 
 
-def _search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
+def _compile_search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
     """Return an expression that finds any of *texts*, by an engine that cannot backtrack; ``None`` where it takes none so long."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
@@ -1175,7 +1158,7 @@ def _search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] 
         return None
 
 
-def _is_unicode(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -1183,16 +1166,16 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _never(_: str) -> bool:
+def _return_false(_: str) -> bool:
     return False
 
 
-looks_secret = finder(SHAPE_HINTS)
+looks_secret = make_text_finder(SHAPE_HINTS)
 """Whether a text may hold a secret by its shape; a cheap test before the real one."""
-_may_spell = finder((*TELLING_WORDS, *TELLING_PAIRS), any_case=True)
+_may_spell = make_text_finder((*TELLING_WORDS, *TELLING_PAIRS), any_case=True)
 
 
-def _may_tell(text: str) -> bool:
+def _may_have_secret_member(text: str) -> bool:
     """Return whether *text* may hold a member with a telling name."""
     if not _may_spell(text):
         return False
@@ -1208,7 +1191,7 @@ def _may_tell(text: str) -> bool:
     )
 
 
-def json_in(text: str) -> object:
+def parse_if_json(text: str) -> object:
     """
     Return the JSON object or array that *text* holds, else the text.
 
@@ -1217,13 +1200,13 @@ def json_in(text: str) -> object:
     if text[:1] not in ("{", "["):
         return text
     try:
-        tree = json.loads(text, object_pairs_hook=_once_each)
+        tree = json.loads(text, object_pairs_hook=_reject_duplicate_names)
     except (ValueError, RecursionError):
         return text
-    return text if _is_deep(text, tree) else tree
+    return text if _is_nested_too_deeply(text, tree) else tree
 
 
-def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _reject_duplicate_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) != len(pairs):
         msg = "a name stands twice in an object, and one of its values would be lost"
@@ -1231,7 +1214,7 @@ def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return made
 
 
-def _is_deep(text: str, tree: Any) -> bool:
+def _is_nested_too_deeply(text: str, tree: Any) -> bool:
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     level = [tree]
@@ -1243,14 +1226,14 @@ def _is_deep(text: str, tree: Any) -> bool:
     return True
 
 
-def _strings(value: object) -> Iterator[str]:
+def _find_strings(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield key
-            yield from _strings(member)
+            yield from _find_strings(member)
     elif isinstance(value, list):
         for member in value:
-            yield from _strings(member)
+            yield from _find_strings(member)
     elif isinstance(value, str):
         yield value
 

@@ -10,6 +10,7 @@ import gc
 import ipaddress
 import itertools
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -32,6 +33,7 @@ import typer.main
 import typer.testing
 
 from stepengine.redaction import GIVEN
+from tests.forked_processes import template_process
 from tests.spec_rows import known
 
 hypothesis.settings.register_profile("fast", derandomize=True, max_examples=50, deadline=None, print_blob=True)
@@ -61,6 +63,27 @@ def anyio_backend() -> str:
     Async tests run on asyncio.
     """
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[None]:
+    """
+    `tests.forked_processes` forks its processes from an interpreter that has imported the command line.
+    """
+    with template_process():
+        yield
+
+
+@pytest.fixture(scope="session")
+def durable_forks() -> Iterator[None]:
+    """
+    Processes are forked from an interpreter that has imported DBOS and what works with it, too.
+    """
+    import stepengine.durable
+
+    modules = [f"stepengine.durable.{module.name}" for module in pkgutil.iter_modules(stepengine.durable.__path__)]
+    with template_process(*modules, "psycopg"):
+        yield
 
 
 # --- markers --------------------------------------------------------------------------------------------------------
@@ -112,18 +135,21 @@ def pytest_collection() -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    errors = [error for item in items for error in marker_errors(item)]
-    if errors:
-        raise pytest.UsageError("\n".join(errors))
+    errors: list[str] = []
     enforce = config.pluginmanager.has_plugin("timeout") and not config.getoption("timeout", None)
     for item in items:
-        if "live" in item.keywords and "live" not in config.option.markexpr:
+        # To ask each of twenty thousand tests for one marker after the other takes a second of each worker.
+        names = {marker.name for marker in item.iter_markers()}
+        errors += marker_errors(item)
+        if "live" in names and "live" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="calls a real provider; ask for it with -m live"))
-        if item.get_closest_marker("faults") and shutil.which("llmock") is None:
+        if "faults" in names and shutil.which("llmock") is None:
             reason = "needs the command llmock: pip install llmock into an environment of its own and put it on PATH"
             item.add_marker(pytest.mark.skip(reason=reason))
-        if enforce and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(SECONDS_PER_DEEP_TEST if "deep" in item.keywords else SECONDS_PER_TEST))
+        if enforce and "timeout" not in names:
+            item.add_marker(pytest.mark.timeout(SECONDS_PER_DEEP_TEST if "deep" in names else SECONDS_PER_TEST))
+    if errors:
+        raise pytest.UsageError("\n".join(errors))
 
 
 def pytest_collection_finish() -> None:
@@ -142,15 +168,16 @@ def place_of(item: pytest.Item) -> str:
 
 
 def marker_errors(item: pytest.Item) -> Iterator[str]:
-    for marker in item.iter_markers("spec"):
+    for marker in item.iter_markers():
+        if marker.name == "leaks_allowed" and not (marker.args or marker.kwargs.get("reason")):
+            yield f"{place_of(item)}: leaks_allowed needs a reason"
+        if marker.name != "spec":
+            continue
         if not marker.args or marker.kwargs:
             yield f"{place_of(item)}: spec takes one or more rows, such as spec('reliability:MP12')"
         for row in marker.args:
             if not isinstance(row, str) or row not in SPEC_ROWS:
                 yield f"{place_of(item)}: the specification has no row {row!r}; docs/spec has them, to be cited as 'page:ID'"
-    for marker in item.iter_markers("leaks_allowed"):
-        if not (marker.args or marker.kwargs.get("reason")):
-            yield f"{place_of(item)}: leaks_allowed needs a reason"
 
 
 # --- what is told ---------------------------------------------------------------------------------------------------

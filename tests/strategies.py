@@ -51,14 +51,14 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.outcomes import Begun, Failure, Gathered, Stop, Value
+from stepengine.data.outcomes import Failure, Gathered, PartialUsage, Stop, Value
 from stepengine.data.questions import Answer, Decision, Question
 from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage
-from stepengine.data.waiting import Awaited, ChildRef, Received
+from stepengine.data.waits import Awaited, ChildRef, Received
 
 STATUSES = ("ok", "error", "pending", "skipped", "denied", "cancelled")
 
@@ -435,7 +435,7 @@ outcome_values = replies | results | child_results | frozen_values | tuples(answ
 times = st.integers(0, 10**9)
 values = some(Value, outcome_values, at=times, inputs=tuples(user_messages, 1))
 failures = some(Failure, engine_errors, at=times, inputs=tuples(user_messages, 1))
-begun = st.builds(Begun, usages, costs)
+begun = st.builds(PartialUsage, usages, costs)
 stops = some(
     Stop,
     st.sampled_from(["suspended", "cancelled", "shutdown", "limit", "diverged"]),

@@ -36,106 +36,115 @@ import pytest
 
 import stepengine
 from stepengine import Tool, tool
-from stepengine.adapters.acp.serving import read_message
+from stepengine.adapters.acp.stdio import read_message
 from stepengine.adapters.acp.updates import _fence
 from stepengine.adapters.ag_ui import input_of
 from stepengine.adapters.external import remote
-from stepengine.adapters.mcp.results import result_of
+from stepengine.adapters.mcp.results import make_result
 from stepengine.adapters.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
-from stepengine.cli.commands.fork import _edit
-from stepengine.cli.commands.package import HOMES, HOSTS
-from stepengine.cli.commands.send import MAX_CHARS, parse_message
+from stepengine.cli.commands.fork import _parse_edit
+from stepengine.cli.commands.send import MAX_CHARS, parse_json_message
 from stepengine.cli.screen.prompt import PASTE
-from stepengine.cli.settings import Settings, UsageProblem
+from stepengine.cli.settings import UsageProblem
 from stepengine.context.project import TAGS
 from stepengine.data.alike import find_nearest
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
 from stepengine.data.models import ModelReply, TextChunk
-from stepengine.data.thoughts import parted
+from stepengine.data.provenance import Provenance, Source
+from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
-from stepengine.debugging.viewing.payload import _make_visible as shown_on_a_page
-from stepengine.durable.messages import form_of
-from stepengine.durable.operate import _read
+from stepengine.debugging.viewer.payload import _make_visible as shown_on_a_page
+from stepengine.durable.messages import parse_message_form
+from stepengine.durable.operate import _parse_recorded_json
 from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
 from stepengine.engine.packages import ID as PUBLISHER
-from stepengine.engine.packages import VALUE, declaration_of
+from stepengine.engine.packages import VALUE, parse_declaration
+from stepengine.engine.settings import Settings
 from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
 from stepengine.evaluation.criteria import _read_verdict as judged_text
-from stepengine.journal.altered import changes_in
+from stepengine.journal.altered import describe_changes
+from stepengine.journal.line_reader import JournalBytes, parse_members, parse_record_lazily, parse_strictly, read_lines
 from stepengine.journal.mailbox import StoredLetter
-from stepengine.journal.reading import JournalBytes, glimpse_record, members_of, read_lines, strict_members
-from stepengine.journal.records import KEY, check_place, checksum_if_right, to_line
-from stepengine.journal.scanning import scan
+from stepengine.journal.records import KEY, check_address, encode_line, verify_checksum
+from stepengine.journal.secret_scan import scan
 from stepengine.journal.show import clean_tree
 from stepengine.journal.signing import JournalSignature
 from stepengine.machine.blocks import split_blocks
-from stepengine.machine.finding import find_hidden_tools
-from stepengine.machine.settling import json_in as answer_in
-from stepengine.machine.spawning import matching_id
+from stepengine.machine.child_effects import find_matching_id
+from stepengine.machine.final_output import parse_json_answer as answer_in
+from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.models._aws_events import AWSParser
-from stepengine.models._failures import RequestLabel, body_failure
-from stepengine.models._json import call_part, read_json
+from stepengine.models._failures import RequestLabel, error_from_body
+from stepengine.models._json import make_call_part, read_json
 from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import safe_name
-from stepengine.models.bedrock_converse.encode import document_name
-from stepengine.models.google.calls import _keys_of
+from stepengine.models.bedrock_converse.encode import make_document_name
+from stepengine.models.google.calls import _parse_json_path
 from stepengine.models.keys import Credentials, printable
-from stepengine.models.openai_chat.written import WrittenThoughts, with_written_calls, with_written_thoughts
+from stepengine.models.openai_chat.written import WrittenThoughtFilter, parse_written_calls, parse_written_thoughts
 from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, permits
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
-from stepengine.pytest_plugin.telling import CREDENTIAL
-from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
-from stepengine.sandbox.checking import globals_of, problems
-from stepengine.sandbox.checking import shown as program_shown
-from stepengine.sandbox.rewriting import rewritten
-from stepengine.sandbox.stubs import stubs_of
-from stepengine.server.access import HOST, ORIGIN, _entries, _RequestFacts
-from stepengine.server.bodies import checked_as, strict_json
+from stepengine.pytest_plugin.messages import CREDENTIAL
+from stepengine.redaction import Redactor, StreamRedactor, make_redactor, parse_if_json
+from stepengine.sandbox.program_checks import find_defined_names, problems
+from stepengine.sandbox.program_checks import format_problems as program_shown
+from stepengine.sandbox.source_rewriter import rewrite_for_sandbox
+from stepengine.sandbox.stubs import make_stubs
+from stepengine.server.access import HOST, ORIGIN, _parse_entries, _RequestFacts
+from stepengine.server.bodies import parse_strict_json, validate_as
 from stepengine.server.problems import Problem
 from stepengine.server.reports import _parse_report as parsed_report
 from stepengine.server.routes import StartRun
-from stepengine.server.webhooks import Topic, Webhooks, _event_in, _id_in, _letter_id, _run_in
-from stepengine.sessions.stores import _messages, _parse_json, _read_json
+from stepengine.server.webhooks import (
+    Topic,
+    Webhooks,
+    _find_event_id,
+    _find_event_run_id,
+    _make_message_id,
+    _parse_event,
+)
+from stepengine.sessions.stores import _parse_json, _parse_messages, _read_json
 from stepengine.testing.cassette_files import RecordedRequest, parse_cassette
 from stepengine.testing.cassette_requests import parse_model_call
-from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
 from stepengine.testing.httpx_exchanges import EVENT
+from stepengine.testing.package_checks import HOMES, HOSTS
 from stepengine.testing.stream_ends import stream_is_complete
+from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_texts
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
-from stepengine.tools.bundled.memory import HIGHEST, _notes, _words
+from stepengine.tools.bundled.memory import HIGHEST, _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
-from stepengine.tools.bundled.search.overview import ranked
-from stepengine.tools.bundled.search.ripgrep import EXIT, _line_test
-from stepengine.tools.bundled.search.symbols import top_level_names, words_of
+from stepengine.tools.bundled.search.overview import rank_files
+from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test
+from stepengine.tools.bundled.search.symbols import split_words, top_level_names
 from stepengine.tools.bundled.shell.output import Capture
-from stepengine.tools.bundled.web.fetching import Fetched
-from stepengine.tools.bundled.web.pages import CODECS, page_of
-from stepengine.tools.bundled.web.searching import _around, _links
-from stepengine.tools.conversion import clean
-from stepengine.tools.repair import repairer
+from stepengine.tools.bundled.web.fetcher import Fetched
+from stepengine.tools.bundled.web.pages import CODECS, read_page
+from stepengine.tools.bundled.web.search_queries import _cut_excerpt, _parse_links
+from stepengine.tools.conversion import replace_surrogates
+from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import JsonSchema
 from stepengine.workspace.argv import parse_command
 from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_head as parsed_frame
-from stepengine.workspace.far import Elsewhere, _entry, _read_listing
+from stepengine.workspace.far import Elsewhere, _parse_entry, _read_listing
 from stepengine.workspace.far import RemotePlace as FarPlace
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
-from stepengine.workspace.paths import shown
+from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
-from stepengine.workspace.repository import _facts
-from stepengine.workspace.skills import NAME, _mapping
-from stepengine.workspace.text import decode, stream_lines
-from stepengine.workspace.urls import joined, parse_url
+from stepengine.workspace.repository import _parse_status
+from stepengine.workspace.skills import NAME, _parse_head
+from stepengine.workspace.text import decode_text, stream_lines
+from stepengine.workspace.urls import parse_url, resolve_redirect
 
 with contextlib.suppress(ImportError):
     pass  # imported on first use, which takes most of a second
@@ -201,22 +210,22 @@ def finished(awaited: Awaitable[Any]) -> Any:
 # --- what runs ------------------------------------------------------------------------------------------------------
 
 
-REMOTE = remote._Server(
-    remote._Led(
+REMOTE = remote._ServerClient(
+    remote._RemoteSettings(
         id="x", url="http://localhost:1", agent="x", token=None, token_env="T", permissions="people", away_seconds=1
     )
 )
 
 
 def remote_said(data: bytes) -> None:
-    for read in (REMOTE._event, lambda data: REMOTE._answer("GET /", httpx2.Response(200), data, ())):
+    for read in (REMOTE._parse_event, lambda data: REMOTE._parse_answer("GET /", httpx2.Response(200), data, ())):
         with contextlib.suppress(ExternalAgentError):
             read(data)
     remote.RUN_ID.fullmatch(data.decode("utf-8", "replace"))
 
 
 def page(content_type: str) -> Callable[[bytes], Any]:
-    return lambda body: finished(page_of(Fetched("http://x.test/", 200, content_type, body)))
+    return lambda body: finished(read_page(Fetched("http://x.test/", 200, content_type, body)))
 
 
 def captured(data: bytes) -> str:
@@ -251,13 +260,13 @@ def parsed_messages(data: bytes) -> None:
 
 
 def ignores(line: str) -> Callable[[str], Any]:
-    pattern = IgnorePattern.of(line)
+    pattern = IgnorePattern.parse(line)
     assert pattern is not None
     return lambda name: pattern.match((name,), is_folder=False)
 
 
 def ignored(lines: str) -> None:
-    for pattern in [p for p in map(IgnorePattern.of, lines.split("\n")) if p]:
+    for pattern in [p for p in map(IgnorePattern.parse, lines.split("\n")) if p]:
         pattern.match(("a",) * 3 + ("a" * 255,), is_folder=False)
 
 
@@ -271,7 +280,7 @@ def compared(lines: str) -> None:
 
 
 def fallback(pattern: str) -> Callable[[str], Any]:
-    test = _line_test(pattern, SearchFlags())
+    test = _make_line_test(pattern, SearchFlags())
     return lambda text: [test(line) for line in text.split("\n")]
 
 
@@ -288,7 +297,7 @@ def schema_content(encoding: str) -> Callable[[str], Any]:
 
 
 def mended_input(text: str) -> Any:
-    repair = repairer({"type": "object", "properties": {"x": {"type": "array", "items": {"type": "object"}}}}, {})
+    repair = make_repairer({"type": "object", "properties": {"x": {"type": "array", "items": {"type": "object"}}}}, {})
     return repair(JsonDict(x=text))
 
 
@@ -331,7 +340,7 @@ def streamed(data: bytes) -> None:
 
 
 def glimpse(line: bytes) -> None:
-    glimpse_record(line, JournalBytes(line, "x"), 0)
+    parse_record_lazily(line, JournalBytes(line, "x"), 0)
 
 
 def differing(prints: str) -> None:
@@ -339,7 +348,7 @@ def differing(prints: str) -> None:
 
 
 def cleaned_stream(text: str) -> None:
-    joined_texts(text)
+    join_texts(text)
     clean_events(text, Redactor(KNOWN, shapes=True))
 
 
@@ -359,7 +368,7 @@ def request_of_a_cassette(text: str) -> None:
 
 
 def trickled(text: str) -> None:
-    trickle = Trickle(Redactor(KNOWN, shapes=True))
+    trickle = StreamRedactor(Redactor(KNOWN, shapes=True))
     for start in range(0, len(text), 16):
         trickle.feed(text[start : start + 16])
     trickle.rest()
@@ -367,9 +376,9 @@ def trickled(text: str) -> None:
 
 def thoughts_in_stream(text: str) -> None:
     """Take the text of a stream a few letters at a time."""
-    told = WrittenThoughts()
+    told = WrittenThoughtFilter()
     for start in range(0, len(text), 8):
-        told.of(TextChunk(text[start : start + 8]))
+        told.convert_delta(TextChunk(text[start : start + 8]))
     told.end()
 
 
@@ -384,7 +393,7 @@ def loaded(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
 
 
 def settings_of(folder: Path, variables: Mapping[str, str]) -> None:
-    with contextlib.suppress(UsageProblem):
+    with contextlib.suppress(DefinitionError):
         Settings.load(folder, variables, config=folder / "f" if (folder / "f").exists() else None)
 
 
@@ -439,7 +448,7 @@ def offered(schema: dict[str, Any]) -> None:
 
 def keys_of_path(text: str) -> None:
     with contextlib.suppress(ValueError, StepEngineError):
-        _keys_of(text)
+        _parse_json_path(text)
 
 
 def refused_reference(text: str) -> None:
@@ -523,17 +532,17 @@ JSON_SHAPES = tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepa
 
 def served(text: str) -> Any:
     """Read a line of an MCP server."""
-    return Pipe(ServerProgram(("server",)), bool)._parse(text.encode("utf-8", "surrogatepass"))
+    return Pipe(ServerProgram(("server",)), bool)._parse_line(text.encode("utf-8", "surrogatepass"))
 
 
 def last_words(text: str) -> Any:
     pipe = Pipe(ServerProgram(("server",)), bool)
     pipe._errors += text.encode("utf-8", "surrogatepass")
-    return pipe.last_words()
+    return pipe.stderr_tail()
 
 
 def result_text(text: str) -> Any:
-    return result_of({"content": [{"type": "text", "text": text}], "structuredContent": {"n": 1}})
+    return make_result({"content": [{"type": "text", "text": text}], "structuredContent": {"n": 1}})
 
 
 def framed(head: bytes) -> Any:
@@ -543,20 +552,20 @@ def framed(head: bytes) -> Any:
 
 def far_listing(data: bytes) -> Any:
     with contextlib.suppress(WorkspaceLost):
-        return [_entry(one) for one in _read_listing(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
+        return [_parse_entry(one) for one in _read_listing(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
 
 
 def _sent(text: str) -> None:
     with contextlib.suppress(UsageProblem):
-        parse_message(text)
+        parse_json_message(text)
 
 
-FUNCTIONS = stubs_of([ToolSpec("price")], (), ask=True)
+FUNCTIONS = make_stubs([ToolSpec("price")], (), ask=True)
 
 
 def looked_at(text: str) -> None:
     program_shown(problems(text, FUNCTIONS), text)
-    globals_of(text)
+    find_defined_names(text)
 
 
 def as_headers(text: str) -> None:
@@ -583,13 +592,13 @@ def as_signatures(text: str) -> None:
 
 def as_an_event(data: bytes) -> None:
     with contextlib.suppress(StepEngineError):
-        value = _event_in(data)
-        _run_in(value, SENDER), _letter_id("go", _id_in(value, SENDER, data))
+        value = _parse_event(data)
+        _find_event_run_id(value, SENDER), _make_message_id("go", _find_event_id(value, SENDER, data))
 
 
 def as_a_file(text: str) -> None:
     with contextlib.suppress(DefinitionError):
-        rewritten(text, "theirs.py")
+        rewrite_for_sandbox(text, "theirs.py")
 
 
 def as_a_function(text: str) -> None:
@@ -602,9 +611,19 @@ def as_a_function(text: str) -> None:
         "required": [text],
         "description": text,
     }
-    made = stubs_of([ToolSpec(text, text, schema), ToolSpec("find", text, schema)], (), ask=True)
+    made = make_stubs([ToolSpec(text, text, schema), ToolSpec("find", text, schema)], (), ask=True)
     made.search(text)
     made.describe(text)
+
+
+def received(text: str) -> None:
+    index = Provenance()
+    index.add(Source("tool"), text)
+    index.add(Source("prompt", "trusted"), text)
+    index.find(text)
+    for value in (text, f"{text} z"):
+        index.is_trusted(value)
+        index.for_prompt([value])
 
 
 PLACES = (
@@ -631,10 +650,91 @@ PLACES = (
             *(of(" async ", " "), of("ff", after="'"), of("except "), of("9"), of("x=x+1\r")),
         ),
         (
-            *("sandbox/checking.py:globals_of", "sandbox/checking.py:LINE", "sandbox/checking.py:NEWER"),
-            *("sandbox/checking.py:parsed",),
+            *(
+                "sandbox/program_checks.py:find_defined_names",
+                "sandbox/program_checks.py:LINE",
+                "sandbox/program_checks.py:NEWER",
+            ),
+            *("sandbox/program_checks.py:parse_program",),
         ),
         most=1 << 16,
+    ),
+    Place(
+        "result whose values are looked up",
+        received,
+        (
+            *map(
+                of,
+                (
+                    "a",
+                    "a.",
+                    "a-",
+                    "-",
+                    ".",
+                    "a@",
+                    "@",
+                    "a@a.",
+                    "a.a@a.",
+                    "x://",
+                    "x://a",
+                    "://",
+                    "a://a.a/",
+                    "(",
+                    "1",
+                    "1 ",
+                ),
+            ),
+            *map(
+                of,
+                (
+                    "12 ",
+                    "12-",
+                    "12 12-",
+                    "1,",
+                    "1,111",
+                    "+1 ",
+                    "AB12 ",
+                    "AB12 1234 ",
+                    "june ",
+                    "june 1 ",
+                    "1 june ",
+                    "1 of ",
+                ),
+            ),
+            *map(
+                of,
+                (
+                    "<redacted:",
+                    "<",
+                    "<a@a.b>",
+                    "'",
+                    "\u2019",
+                    "a'",
+                    "'s ",
+                    "\n",
+                    "\r\n",
+                    " ",
+                    "\u3000",
+                    "é",
+                    "\u0130",
+                    "%",
+                    "+",
+                    "_",
+                ),
+            ),
+            *(
+                of("a.", "a@", "!"),
+                of("a-", "x://", "!"),
+                of("12 ", "AB12 ", "x"),
+                of("0", "0."),
+                of("1.", "+"),
+                of("a", "x://", ")"),
+                of(")", "x://a"),
+                of("].", "x://a"),
+                of("a)", "x://"),
+            ),
+        ),
+        ("data/provenance.py:*",),
     ),
     Place(
         "agent file of a stranger",
@@ -663,10 +763,10 @@ PLACES = (
             ),
         ),
         (
-            "sandbox/rewriting.py:YIELD_FROM",
-            "sandbox/rewriting.py:_Rewriting.result",
-            "sandbox/rewriting.py:_Rewriting._look_at",
-            "sandbox/schemas.py:_SchemaReading._quoted",
+            "sandbox/source_rewriter.py:YIELD_FROM",
+            "sandbox/source_rewriter.py:_Rewriting.result",
+            "sandbox/source_rewriter.py:_Rewriting._visit",
+            "sandbox/schemas.py:_SchemaReading._parse_quoted",
         ),
         most=1 << 16,
     ),
@@ -676,9 +776,9 @@ PLACES = (
         (of("a"), of("_"), of(" "), of('"""'), of("\\"), of("é"), of("["), of("{'a':"), of("-"), of("\n"), of("a b")),
         (
             *("sandbox/stubs.py:Stubs.search", "sandbox/stubs.py:Stubs._line"),
-            *("sandbox/stubs.py:_identifier", "sandbox/stubs.py:_unparse_body", "sandbox/stubs.py:_default"),
-            "sandbox/stubs.py:_camel",
-            "sandbox/stubs.py:stubs_of",
+            *("sandbox/stubs.py:_make_identifier", "sandbox/stubs.py:_unparse_body", "sandbox/stubs.py:_default_value"),
+            "sandbox/stubs.py:_to_camel_case",
+            "sandbox/stubs.py:make_stubs",
         ),
         most=1 << 20,
     ),
@@ -707,7 +807,7 @@ PLACES = (
     # --- what a repository and earlier runs say
     Place(
         "head of a skill",
-        _mapping,
+        _parse_head,
         tuple(
             [
                 of(unit)
@@ -731,12 +831,12 @@ PLACES = (
                 )
             ]
         ),
-        ("workspace/skills.py:_mapping", "workspace/skills.py:_read"),
+        ("workspace/skills.py:_parse_head", "workspace/skills.py:_read_skill"),
         most=16 * 1024,
     ),
     Place(
         "what a package says of its agents",
-        lambda text: declaration_of(text.encode()),
+        lambda text: parse_declaration(text.encode()),
         (
             of("["),
             of('{"agents":'),
@@ -744,7 +844,7 @@ PLACES = (
             of('"a": {},', '{"format": "stepengine.agents/1", "agents": {', '"b": {}}}'),
             of('"a",', '{"format": "stepengine.agents/1", "agents": {"a": {}}, "hosts": [', '"b"]}'),
         ),
-        ("engine/packages.py:declaration_of",),
+        ("engine/packages.py:parse_declaration",),
     ),
     Place(
         "publisher of a package",
@@ -762,7 +862,7 @@ PLACES = (
         "paths and hosts in the files of a package",
         lambda text: (HOMES.search(text.encode()), HOSTS.findall(text)),
         (of("/home/"), of("C:\\Users\\"), of("a", "/home/"), of("http://"), of("a.", "https://"), of("h")),
-        ("cli/commands/package.py:HOMES", "cli/commands/package.py:HOSTS"),
+        ("testing/package_checks.py:HOMES", "testing/package_checks.py:HOSTS"),
     ),
     Place(
         "name of a skill",
@@ -775,7 +875,7 @@ PLACES = (
         "name of a skill that is not there",
         lambda name: find_nearest(name, [f"{name[:40]}{n}" for n in range(200)]),
         (of("a"), of("ab"), of("a-")),
-        ("data/alike.py:find_nearest", "tools/bundled/reading_skills.py:skill_tool.skill"),
+        ("data/alike.py:find_nearest", "tools/bundled/skill_tool.py:skill_tool.skill"),
         most=64,
     ),
     Place(
@@ -786,7 +886,7 @@ PLACES = (
     ),
     Place(
         "file of notes",
-        lambda text: _notes(text.split("\n")),
+        lambda text: _parse_notes(text.split("\n")),
         tuple(
             [
                 of(f"{unit}{end}")
@@ -796,7 +896,7 @@ PLACES = (
         ),
         (
             "tools/bundled/memory.py:LINE",
-            "tools/bundled/memory.py:FileMemory._lines",
+            "tools/bundled/memory.py:FileMemory._read_lines",
             "tools/bundled/memory.py:_to_plain_text",
         ),
         most=1 << 19,
@@ -817,19 +917,19 @@ PLACES = (
         "search of tools",
         lambda text: find_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
         (of("a"), of("a "), of("_"), of("a_"), of("\u0300"), of("\ufdfa")),
-        ("machine/finding.py:BETWEEN",),
+        ("machine/tool_search.py:BETWEEN",),
     ),
     Place(
         "words of notes",
-        _words,
+        _split_words,
         (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")),
         ("tools/bundled/memory.py:WORD",),
     ),
     Place(
         "status of git",
-        partial(_facts, top=PACKAGE),
+        partial(_parse_status, top=PACKAGE),
         (ofb("1 "), ofb("2 a\0"), ofb("? a\0"), ofb("# branch.head "), ofb("\xff")),
-        ("workspace/repository.py:_facts",),
+        ("workspace/repository.py:_parse_status",),
     ),
     # --- ignore files, globs, paths
     Place(
@@ -846,7 +946,7 @@ PLACES = (
             of("\\"),
             of("***/"),
         ),
-        ("workspace/patterns.py:_component", "tools/bundled/search/ignore.py:*"),
+        ("workspace/patterns.py:_compile_component", "tools/bundled/search/ignore.py:*"),
         most=4_096,
     ),
     Place(
@@ -932,7 +1032,7 @@ PLACES = (
             ofb(" "),
             ofb('{"id":1,"result":["', "", '"]}'),
         ),
-        ("adapters/acp/serving.py:read_message",),
+        ("adapters/acp/stdio.py:read_message",),
     ),
     Place(
         "text that an editor shows as a block",
@@ -982,7 +1082,7 @@ PLACES = (
     ),
     Place(
         "links of documentation",
-        lambda text: _links(text, "http://x.test/"),
+        lambda text: _parse_links(text, "http://x.test/"),
         (
             of("["),
             of("[a]("),
@@ -995,19 +1095,19 @@ PLACES = (
             of("[a](//]"),
             of("[a](b): "),
         ),
-        ("tools/bundled/web/searching.py:LINK",),
+        ("tools/bundled/web/search_queries.py:LINK",),
         most=2_000_000,
     ),
     Place(
         "part of a long page",
-        lambda text: _around(text, "topic " * 20, 40_000),
+        lambda text: _cut_excerpt(text, "topic " * 20, 40_000),
         (of("# \n"), of("#"), of("topic "), of("# topic\n"), of("topic"), of("\n")),
-        ("tools/bundled/web/searching.py:HEADING", "tools/bundled/web/searching.py:WORD"),
+        ("tools/bundled/web/search_queries.py:HEADING", "tools/bundled/web/search_queries.py:WORD"),
         most=2_000_000,
     ),
     Place(
         "address",
-        lambda text: (parse_url(text), joined(parse_url("http://x.test/"), text)),
+        lambda text: (parse_url(text), resolve_redirect(parse_url("http://x.test/"), text)),
         (
             of("a", "http://"),
             of("é", "http://"),
@@ -1063,7 +1163,7 @@ PLACES = (
             f"search for {pattern}",
             fallback(pattern),
             (of("a" * 300 + "\n"), of("x" * 2_000 + "\n"), of("a\n")),
-            ("tools/bundled/search/ripgrep.py:_line_test",),
+            ("tools/bundled/search/ripgrep.py:_make_line_test",),
             most=1 << 13,  # the time is checked between long lines
         )
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
@@ -1096,17 +1196,17 @@ PLACES = (
         )
         for name in ("a.py", "a.ts", "a.go", "a.rs", "a.java", "a.c", "a.sh")
     ),
-    Place("words", words_of, HOSTILE_NAMES, ("tools/bundled/search/symbols.py:*",)),
+    Place("words", split_words, HOSTILE_NAMES, ("tools/bundled/search/symbols.py:*",)),
     Place(
         "description of files",
-        lambda text: ranked(text, {("a.py",): ["aa"]}),
+        lambda text: rank_files(text, {("a.py",): ["aa"]}),
         (*HOSTILE_NAMES, of("abcd ")),
         ("tools/bundled/search/overview.py:*",),
         most=2_000,
     ),
     Place(
         "names of many files",
-        lambda text: ranked(
+        lambda text: rank_files(
             "abcdefgi " + "b" * 30, {(text[i : i + 250], f"{i}"): [] for i in range(0, len(text), 250)}
         ),
         (*HOSTILE_NAMES, of("abcdefg."), of("b" * 29 + ".")),
@@ -1115,17 +1215,17 @@ PLACES = (
     # --- files
     Place(
         "text of a file",
-        lambda data: (found := decode(data)) and found.shown,
+        lambda data: (found := decode_text(data)) and found.shown,
         (ofb("é"), lambda n: b"\xff" * n, lambda n: b"\xff\xfe" + b"\xd8" * n, lambda n: b"\xff\xfe\0\0" + b"\1" * n),
-        ("workspace/text.py:FileText.shown", "workspace/text.py:decode"),
+        ("workspace/text.py:FileText.shown", "workspace/text.py:decode_text"),
     ),
     Place(
         "window of a file",
         streamed,
         (ofb("a"), ofb("\n"), ofb("\r"), lambda n: b"\xff" * n),
-        ("workspace/text.py:_Window._close",),
+        ("workspace/text.py:_LineWindow._close",),
     ),
-    Place("file name", shown, (of("\udcff"), of("a")), ("workspace/paths.py:*",)),
+    Place("file name", printable_name, (of("\udcff"), of("a")), ("workspace/paths.py:*",)),
     Place(
         "replacement",
         lambda text: replace_all(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
@@ -1155,7 +1255,7 @@ PLACES = (
         "input of a typed tool",
         validated,
         BRACKETS,
-        ("tools/arguments.py:FunctionInputs._as_json_text",),
+        ("tools/arguments.py:FunctionInputs._validate_as_json_text",),
         most=1 << 22,
     ),
     *(
@@ -1224,7 +1324,7 @@ PLACES = (
         )
         for words in ("anyOf", "oneOf", "allOf", "anyOf oneOf allOf")
     ),
-    Place("text of a result", clean, (of("\ud800"), of("a")), ("tools/conversion.py:SURROGATE",)),
+    Place("text of a result", replace_surrogates, (of("\ud800"), of("a")), ("tools/conversion.py:SURROGATE",)),
     # --- models
     Place(
         "events of a stream",
@@ -1261,13 +1361,13 @@ PLACES = (
     ),
     Place(
         "arguments of a call",
-        lambda text: call_part("x", text, {}),
+        lambda text: make_call_part("x", text, {}),
         (*BRACKETS, of('"\\"'), of("\ud800")),
         most=1 << 22,
     ),
     Place(
         "calls in a text",
-        lambda text: with_written_calls(ModelReply(text)),
+        lambda text: parse_written_calls(ModelReply(text)),
         (
             *(
                 of(word)
@@ -1283,7 +1383,7 @@ PLACES = (
     ),
     Place(
         "thoughts that a model wrote",
-        lambda text: with_written_thoughts(ModelReply(text)),
+        lambda text: parse_written_thoughts(ModelReply(text)),
         (
             *(of(word) for word in ("<think>", "<think></think>", "[THINK]", " ", "</think>\n", "`")),
             of("a", "[THINK]"),
@@ -1301,14 +1401,14 @@ PLACES = (
     ),
     Place(
         "name of a document",
-        document_name,
+        make_document_name,
         (of("é"), of("a"), of(" a"), of("."), of("a.")),
         ("models/bedrock_converse/encode.py:NOT_IN_NAMES",),
     ),
     Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
     Place(
         "error reply",
-        lambda data: body_failure(data, 500, {}, CALL),
+        lambda data: error_from_body(data, 500, {}, CALL),
         (
             *(ofb(u) for u in ("a", "\x1b", "input token count", "thinking", "sk-", "[", '{"a":')),
             ofb("sk-a", '{"error":{"message":"', '"}}'),
@@ -1334,7 +1434,7 @@ PLACES = (
         "text on a page",
         shown_on_a_page,
         (of("a"), of("a\n"), of("\r\n"), of("\x1b"), of("\u202e\n"), of("a", "", "\x1b"), of("\u0300")),
-        ("debugging/viewing/payload.py:ORDINARY",),
+        ("debugging/viewer/payload.py:ORDINARY",),
     ),
     Place(
         "tool calls in text",
@@ -1357,7 +1457,7 @@ PLACES = (
         "JSON of an answer",
         answer_in,
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
-        ("machine/settling.py:json_in",),
+        ("machine/final_output.py:parse_json_answer",),
     ),
     Place(
         "call in a history of other makers",
@@ -1368,13 +1468,13 @@ PLACES = (
     ),
     Place(
         "id of an agent",
-        lambda text: matching_id(text, ["a/b@1", "c"]),
+        lambda text: find_matching_id(text, ["a/b@1", "c"]),
         (of("a"), of("a/"), of("@"), of("/"), of("_")),
         ("data/definition.py:PARTS",),
     ),
     Place(
         "thoughts in a text",
-        parted,
+        split_thoughts,
         (
             *(
                 of(u)
@@ -1414,48 +1514,52 @@ PLACES = (
         SECRET_SHAPES,
         ("redaction.py:*",),
     ),
-    Place("redaction of all", lambda text: redactor_for("all", {}).value({"a": text}), SECRET_SHAPES),
+    Place("redaction of all", lambda text: make_redactor("all", {}).value({"a": text}), SECRET_SHAPES),
     Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
-    Place("JSON in a text to redact", json_in, BRACKETS, most=1 << 22),
+    Place("JSON in a text to redact", parse_if_json, BRACKETS, most=1 << 22),
     Place(
         "message of an MCP server",
         served,
         BRACKETS,
-        ("adapters/mcp/stdio.py:Pipe._parse", "adapters/mcp/http.py:_message"),
+        ("adapters/mcp/stdio.py:Pipe._parse_line", "adapters/mcp/http.py:_parse_message"),
         most=1 << 24,
     ),
     Place(
         "last words of an MCP server",
         last_words,
         (of("\x1b[8m"), of("\u0300"), of("\n")),
-        ("adapters/mcp/stdio.py:Pipe.last_words",),
+        ("adapters/mcp/stdio.py:Pipe.stderr_tail",),
         most=1 << 16,
     ),
     Place(
-        "result of an MCP server", result_text, (*BRACKETS, of("a")), ("adapters/mcp/results.py:_read",), most=1 << 24
+        "result of an MCP server",
+        result_text,
+        (*BRACKETS, of("a")),
+        ("adapters/mcp/results.py:_parse_json",),
+        most=1 << 24,
     ),
     Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
         scanned,
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
-        ("journal/scanning.py:*",),
+        ("journal/secret_scan.py:*",),
     ),
     Place(
         "line of a journal",
-        lambda line: (members_of(line, "x"), strict_members(line, "x")),
+        lambda line: (parse_members(line, "x"), parse_strictly(line, "x")),
         JSON_SHAPES,
         (
-            "journal/reading.py:members_of",
-            "journal/reading.py:_decode_value",
-            "journal/reading.py:SURROGATE",
-            "journal/reading.py:_DECODER",
-            "journal/reading.py:strict_members",
+            "journal/line_reader.py:parse_members",
+            "journal/line_reader.py:_decode_value",
+            "journal/line_reader.py:SURROGATE",
+            "journal/line_reader.py:_DECODER",
+            "journal/line_reader.py:parse_strictly",
         ),
     ),
     Place(
         "form of a line",
-        lambda line: (glimpse(line), checksum_if_right(line, 0)),
+        lambda line: (glimpse(line), verify_checksum(line, 0)),
         (
             ofb("0.", '{"kind":"intent","path":"'),
             ofb("0", '{"kind":"result","path":"","seq":'),
@@ -1464,27 +1568,27 @@ PLACES = (
             ofb(',"crc":"0'),
         ),
         (
-            "journal/reading.py:INTENT_FORM",
-            "journal/reading.py:RESULT_FORM",
-            "journal/reading.py:BESIDE_FORM",
-            "journal/reading.py:glimpse_record",
-            "journal/reading.py:_interned_text",
+            "journal/line_reader.py:INTENT_FORM",
+            "journal/line_reader.py:RESULT_FORM",
+            "journal/line_reader.py:BESIDE_FORM",
+            "journal/line_reader.py:parse_record_lazily",
+            "journal/line_reader.py:_decode_interned",
             "journal/records.py:TAIL_FORM",
         ),
     ),
     Place(
         "signature in a journal",
-        JournalSignature.of,
+        JournalSignature.from_line,
         (
             ofb("0123456789abcdef", f'{SIGNED},"records":1,"digest":"{"0" * 64}","marks":"'),
             ofb("0", f'{SIGNED},"records":'),
             ofb("{"),
         ),
-        ("journal/signing.py:FORM", "journal/signing.py:JournalSignature.of"),
+        ("journal/signing.py:FORM", "journal/signing.py:JournalSignature.from_line"),
     ),
     Place(
         "marks of a journal",
-        lambda text: (changes_in(text, text[::-1], 1), changes_in(text, text[1:] + text[:1], 1)),
+        lambda text: (describe_changes(text, text[::-1], 1), describe_changes(text, text[1:] + text[:1], 1)),
         (of("a"), of("ab"), of("0123456789")),
         most=1 << 18,
     ),
@@ -1498,7 +1602,9 @@ PLACES = (
         "letter of a mailbox",
         lambda line: StoredLetter.read(line, "x"),
         tuple(
-            lambda n, name=name, shape=shape: to_line(f'{{"run":"r","kind":"message","{name}":{shape(n)}}}', 0)[0][:-1]
+            lambda n, name=name, shape=shape: encode_line(f'{{"run":"r","kind":"message","{name}":{shape(n)}}}', 0)[0][
+                :-1
+            ]
             for name in ("topic", "path", "sent", "value")
             for shape in (of("a", '"', '"'), of("1.", '"', '"'), of("[1,"), of("9"))
         ),
@@ -1512,19 +1618,19 @@ PLACES = (
     ),
     Place(
         "address in a journal",
-        lambda text: check_place(text, 1),
+        lambda text: check_address(text, 1),
         (of("1"), of("1."), of("111111111."), of(".")),
         ("journal/records.py:PATH",),
     ),
     # --- sessions, policies, settings
     Place(
         "message of a session",
-        lambda data: _messages(iter([data]), "x"),
+        lambda data: _parse_messages(iter([data]), "x"),
         (
             *JSON_SHAPES,
             ofb("a", '{"type":"user_message","content":[{"type":"text","text":"', '"}]}'),
         ),
-        ("sessions/stores.py:_messages",),
+        ("sessions/stores.py:_parse_messages",),
     ),
     Place("file of a session", loaded(_read_json), JSON_SHAPES),
     Place(
@@ -1597,21 +1703,33 @@ PLACES = (
             ),
             lambda n: "".join([f"[permissions.a{i}]\nb = {i}\n" for i in range(n // 25)]).encode(),
         ),
-        ("cli/settings.py:_read", "cli/settings.py:_of_file", "cli/settings.py:KEYLIKE"),
+        (
+            "engine/settings.py:_read_settings_file",
+            "engine/settings.py:_load_settings_file",
+            "engine/settings.py:KEYLIKE",
+        ),
         most=1 << 18,
     ),
     Place(
         "variable in settings",
         lambda text: settings_of(Path("/"), {"STEPENGINE_PROVIDERS__X__KEY": text, f"STEPENGINE_{text}__X": "1"}),
         (of("a"), of("{"), of("A_"), of("__"), of("secrets")),
-        ("cli/settings.py:VARIABLE",),
+        ("engine/settings.py:VARIABLE",),
         most=131_072,
     ),
     # --- deployments
-    Place("outcome that is typed for a fork", _edit, BRACKETS, ("cli/commands/fork.py:_edit",)),
-    Place("message that is piped into send", _sent, BRACKETS, ("cli/commands/send.py:parse_message",), most=MAX_CHARS),
-    Place("row of a deployment", lambda text: _read(text, "x"), BRACKETS, ("durable/operate.py:_read",), most=1 << 24),
-    Place("message to a run", form_of, BRACKETS, ("durable/messages.py:form_of",), most=1 << 24),
+    Place("outcome that is typed for a fork", _parse_edit, BRACKETS, ("cli/commands/fork.py:_parse_edit",)),
+    Place(
+        "message that is piped into send", _sent, BRACKETS, ("cli/commands/send.py:parse_json_message",), most=MAX_CHARS
+    ),
+    Place(
+        "row of a deployment",
+        lambda text: _parse_recorded_json(text, "x"),
+        BRACKETS,
+        ("durable/operate.py:_parse_recorded_json",),
+        most=1 << 24,
+    ),
+    Place("message to a run", parse_message_form, BRACKETS, ("durable/messages.py:parse_message_form",), most=1 << 24),
     Place(
         "names of steps in an error of the database",
         lambda text: [*NAMES_OF_STEPS.finditer(text)],
@@ -1689,7 +1807,7 @@ PLACES = (
         "stream of a cassette",
         cleaned_stream,
         (of("data: {\n"), of('data: {"a":"sk-"}\n\n'), of("\r"), of("data:"), of("data: [[[\n")),
-        ("testing/cleaning.py:*",),
+        ("testing/traffic_redaction.py:*",),
         most=1 << 16,
     ),
     Place(
@@ -1742,13 +1860,13 @@ PLACES = (
         "error of a test that replays",
         CREDENTIAL.search,
         (of("api"), of("api_"), of("credential"), of("_API_KE"), of(" ")),
-        ("pytest_plugin/telling.py:CREDENTIAL",),
+        ("pytest_plugin/messages.py:CREDENTIAL",),
     ),
     Place(
         "body of a cassette",
         lambda data: Cleaner(KNOWN).body(data, "text/plain"),
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
-        ("testing/cleaning.py:*",),
+        ("testing/traffic_redaction.py:*",),
     ),
     # --- what another server of runs says
     Place(
@@ -1757,22 +1875,22 @@ PLACES = (
         (*JSON_SHAPES, ofb('{"type":"'), ofb('"a":1,', '{"type":"a",', '"b":1}'), ofb('{"run_id":"', "a", '"}')),
         (
             "adapters/external/remote.py:RUN_ID",
-            "adapters/external/remote.py:_Server._answer",
-            "adapters/external/remote.py:_Server._event",
+            "adapters/external/remote.py:_ServerClient._parse_answer",
+            "adapters/external/remote.py:_ServerClient._parse_event",
         ),
         most=1 << 20,
     ),
     # --- what clients of a server of runs send
     Place(
         "body of a request",
-        lambda data: checked_as(StartRun, strict_json(data)),
+        lambda data: validate_as(StartRun, parse_strict_json(data)),
         (*JSON_SHAPES, ofb('{"agent":"'), ofb('"a":1,', '{"agent":"a",', '"b":1}'), ofb('{"params":{"a":')),
-        ("server/bodies.py:strict_json",),
+        ("server/bodies.py:parse_strict_json",),
         most=1 << 20,
     ),
     Place(
         "body of a page of AG-UI",
-        lambda data: input_of(plain(strict_json(data))),
+        lambda data: input_of(plain(parse_strict_json(data))),
         (
             *JSON_SHAPES,
             ofb('{"threadId":"'),
@@ -1784,9 +1902,9 @@ PLACES = (
     ),
     Place(
         "file of tokens",
-        lambda data: _entries(data, Path("tokens.json")),
+        lambda data: _parse_entries(data, Path("tokens.json")),
         (*JSON_SHAPES, ofb("{},", '{"format":1,"tokens":[', "{}]}")),
-        ("server/access.py:_entries",),
+        ("server/access.py:_parse_entries",),
     ),
     Place(
         "file of webhooks",
@@ -1808,14 +1926,14 @@ PLACES = (
             of("v1,"),
             of("whsec_"),
         ),
-        ("server/webhooks.py:_standard",),
+        ("server/webhooks.py:_compute_standard_signature",),
         most=1 << 16,
     ),
     Place(
         "event of another service",
         as_an_event,
         (*JSON_SHAPES, ofb('{"id":"'), ofb("[", '{"id":'), ofb("1,", '{"id":[', "1]}"), ofb('{"a":{"b":')),
-        ("server/webhooks.py:_event_in",),
+        ("server/webhooks.py:_parse_event",),
         most=1 << 20,
     ),
     Place(
@@ -1851,7 +1969,10 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
-    "cli/commands/undo.py:_is_agreed": "the content of a file of at most 16 MiB; the error of decoding it is caught",
+    "testing/conformance/journals.py:_check_killed": "what a program of ours said; bytes are decoded with replacement",
+    "testing/conformance/providers.py:_require_call_pieces": "the arguments that a provider under test sends in its own test",
+    "cli/commands/undo.py:_confirm_changes": "the content of a file of at most 16 MiB; the error of decoding it is caught",
+    "data/origins.py:clean_origin": "one class of characters; a path that leaves_of made of a value that JSON caps",
     "data/definition.py:MODULES": "the text of an annotation that an author wrote",
     "data/schemas.py:ESCAPED_BYTE": "three characters, nothing repeats",
     "data/schemas.py:_decode_percents": "bytes are decoded with replacement",
@@ -1862,59 +1983,59 @@ APART: dict[str, str] = {
     "engine/packages.py:TOOL": "one class of characters with a bound",
     "engine/packages.py:CATEGORY": "one class of characters with a bound",
     "engine/packages.py:HOST": "a class of characters, then at most five digits; nothing repeats inside a repetition",
-    "engine/handler_sources.py:_read": "the source of agents and tools of this process, which its interpreter has parsed already",
+    "engine/handler_sources.py:_parse_file": "the source of agents and tools of this process, which its interpreter has parsed already",
     "data/quantities.py:AGE": "digits with a bound, then one letter",
     "data/quantities.py:SIZE": "digits with a bound, then one of four words",
     "adapters/external/remote.py:EVENT_ID": "one class of characters with a bound",
     "engine/catalog.py:NOTES": "instructions that an author wrote and the engine completed",
-    "journal/reading.py:_is_other_text": "the error of decoding is caught; the text is only compared",
+    "journal/line_reader.py:_is_other_text": "the error of decoding is caught; the text is only compared",
     "machine/author.py:UNKNOWN_KEYWORD": "the error of a call that an author wrote",
     "server/problems.py:DAMAGED_RECORD": "an error of ours; nine digits at most",
     "workspace/guarded_database.py:PLAIN_SCHEMA": "a fixed text at the start of a line",
     "data/json.py:JSON_STRING": "each part starts with another character; tests/journal/test_deep_journals.py measures it on hostile lines",
-    "workspace/containers.py:Container._runs": "what the program of containers said in a form that we wrote",
-    "workspace/containers.py:Container._refuse": "what the program of containers said last, for a message",
-    "server/access.py:Guard._logged_in": "the body of a request, at most 1 MiB; whatever it is, it is no code of a link",
-    "cli/running_studios.py:_studios": "what a studio of this user has written, into a folder that nobody else can write",
+    "workspace/containers.py:Container._ensure_running": "what the program of containers said in a form that we wrote",
+    "workspace/containers.py:Container._raise_lost": "what the program of containers said last, for a message",
+    "server/access.py:Guard._log_in": "the body of a request, at most 1 MiB; whatever it is, it is no code of a link",
+    "cli/running_studios.py:_read_announcements": "what a studio of this user has written, into a folder that nobody else can write",
     "server/access.py:NAME": "a name that the operator typed; at most 64 characters of one class",
-    "durable/register.py:_row": "what a server of ours has written",
-    "server/ledger.py:_row": "what a server of ours has written",
-    "server/ledger.py:taking_up.take": "what a server of ours has written",
-    "server/runs.py:Runs.state": "what a server of ours has written",
+    "durable/register.py:_parse_row": "what a server of ours has written",
+    "server/ledger.py:_run_row_from_columns": "what a server of ours has written",
+    "server/ledger.py:make_resume_act.take": "what a server of ours has written",
+    "server/run_reader.py:RunReader.state": "what a server of ours has written",
     "server/problems.py:WORD": "the name of a class of ours",
-    "server/processes.py:Process.lines": "what a process of ours says, in lines of a stream with a limit",
-    "debugging/desk.py:lines_of.come": "what the server that began the process writes into its pipe",
+    "server/processes.py:JsonChildProcess.lines": "what a process of ours says, in lines of a stream with a limit",
+    "debugging/desk.py:make_line_reader.come": "what the server that began the process writes into its pipe",
     "debugging/edits.py:Walker._asked": "what the process that walks a run says, of at most 4 MiB",
-    "debugging/edits.py:_Walking.serve": "what the process that began it asks",
-    "debugging/jobs.py:_worked": "JSON that was just made",
-    "evaluation/origins.py:_line_in": "an agent's own file, which was loaded as code before, of at most MAX_SOURCE bytes",
-    "server/bodies.py:cursor_of": "JSON and base64 that were just made",
-    "server/bodies.py:place_of": "at most 2,000 characters of a parameter",
-    "cli/perform.py:_tell_waits": "a command that this program made",
-    "sandbox/strangers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
-    "sandbox/strangers.py:_key": "at most 1,000 characters of an error; literals alone are read",
-    "sandbox/checking.py:OF_A_FUNCTION": "what a checker says of one place; each repeat ends at the one character that it has not",
-    "sandbox/checking.py:_diagnostics": "what a worker of ours says of a program of at most 64 KiB",
-    "cli/journals.py:answer_with_result": "what a person typed",
-    "cli/commands/improve.py:_PlannedSearch._source": "a file of the author's that was just loaded as code; UTF-8",
+    "debugging/edits.py:_WalkerProcess.serve": "what the process that began it asks",
+    "debugging/jobs.py:_run_job": "JSON that was just made",
+    "evaluation/origins.py:_find_line": "an agent's own file, which was loaded as code before, of at most MAX_SOURCE bytes",
+    "server/bodies.py:encode_cursor": "JSON and base64 that were just made",
+    "server/bodies.py:parse_cursor": "at most 2,000 characters of a parameter",
+    "cli/perform.py:_print_waits": "a command that this program made",
+    "sandbox/untrusted_handlers.py:_begin": "how values of a field are built, as our own reader of schema classes writes it",
+    "sandbox/untrusted_handlers.py:_key": "at most 1,000 characters of an error; literals alone are read",
+    "sandbox/program_checks.py:OF_A_FUNCTION": "what a checker says of one place; each repeat ends at the one character that it has not",
+    "sandbox/program_checks.py:_run_checker": "what a worker of ours says of a program of at most 64 KiB",
+    "cli/journals.py:parse_result_answer": "what a person typed",
+    "cli/commands/improve.py:_PlannedSearch._digest_inputs": "a file of the author's that was just loaded as code; UTF-8",
     "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
     "engine/schedules.py:ID": "an id that the author of a schedule wrote; nothing in it is looked for twice",
-    "tools/bundled/names.py:Bundled.says": "docstrings of this package",
-    "tools/bundled/reference.py:_example": "docstrings of this package",
+    "tools/bundled/names.py:BundledTool.documentation": "docstrings of this package",
+    "tools/bundled/reference.py:_find_example": "docstrings of this package",
     "tools/bundled/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
     "tools/bundled/memory.py:SCOPE": "a name of a fixed length, made by this package",
-    "tools/bundled/remembering.py:_remembering.remember": "the id of a run, one run of characters",
-    "tools/bundled/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
-    "workspace/repository.py:_Instructions._file": "at most 32 KiB, in UTF-8",
-    "models/_limits.py:completed": "the name of a model, which its author gave; each repeat has one character class",
+    "tools/bundled/note_tools.py:_make_remember_tool.remember": "the id of a run, one run of characters",
+    "tools/bundled/note_tools.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
+    "workspace/repository.py:_Instructions._read_file": "at most 32 KiB, in UTF-8",
+    "models/_limits.py:fill_model_limits": "the name of a model, which its author gave; each repeat has one character class",
     "models/_reply.py:FIGURE": "at most 40 characters of a price; each repeat has one character class and ends at another",
-    "models/_thinking.py:_words_of": "the name of a model, which its author gave; each repeat has one character class",
-    "models/_thinking.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
-    "models/_thinking.py:MORE_THAN_HIGH": "the name of a model, which its author gave; nothing in it repeats",
-    "models/_thinking.py:VERSION": "the name of a model, which its author gave; each repeat has one character class",
-    "models/_thinking.py:LATEST": "the name of a model, which its author gave; each repeat has one character class",
-    "models/anthropic/families.py:family_of": "the name of a model, which its author gave; each pattern ends at its first other character",
-    "models/openai_chat/request.py:promises": "the name of a model, which its author gave",
+    "models/_thinking_levels.py:_find_words": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking_levels.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking_levels.py:MORE_THAN_HIGH": "the name of a model, which its author gave; nothing in it repeats",
+    "models/_thinking_levels.py:VERSION": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking_levels.py:LATEST": "the name of a model, which its author gave; each repeat has one character class",
+    "models/anthropic/families.py:find_family": "the name of a model, which its author gave; each pattern ends at its first other character",
+    "models/openai_chat/request.py:supports_strict": "the name of a model, which its author gave",
     "models/_settings.py:CACHES_LONGER": "the name of a model, which its author gave",
     "models/anthropic/request.py:FAST": "the name of a model, which its author gave",
     "models/_programs.py:OPENAI": "the name of a model, which its author gave",
@@ -1924,190 +2045,190 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:MARKED": "the name of a model, which its author gave",
     "models/openai_chat/request.py:SEARCHES": "the name of a model, which its author gave",
     "models/openai_chat/request.py:WITHOUT_STOPS": "the name of a model, which its author gave",
-    "models/openai_chat/request.py:_cache": "the name of a model, which its author gave",
-    "models/openai_chat/request.py:_mark": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:_encode_cache": "the name of a model, which its author gave",
+    "models/openai_chat/request.py:_make_cache_mark": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
-    "cli/commands/debug.py:DebugSession._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
-    "cli/commands/debug.py:DebugSession.fork": "JSON that a process of this one just made, at most 64 KiB",
-    "cli/commands/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
-    "cli/commands/debug.py:_fork_of": "what a person typed",
-    "cli/commands/debug.py:_line_from_pipe": "a line that the person's own script wrote, in UTF-8",
-    "cli/commands/doctor.py:EXTRA": "what this package says that it needs",
-    "cli/commands/doctor.py:PLACEHOLDER": "at most 100 characters of a key",
-    "cli/commands/doctor.py:REQUIREMENT": "what this package says that it needs",
+    "cli/debug_navigation.py:DebugNavigation._search_in_child_process": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/debug_forks.py:fork_run": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/debug_forks.py:_parse_edit": "what a person typed, or a file that the person named; too deep is text",
+    "cli/debug_forks.py:_parse_fork": "what a person typed",
+    "cli/commands/debug.py:_read_pipe_line": "a line that the person's own script wrote, in UTF-8",
+    "testing/installation_checks.py:EXTRA": "what this package says that it needs",
+    "testing/installation_checks.py:PLACEHOLDER": "at most 100 characters of a key",
+    "testing/installation_checks.py:REQUIREMENT": "what this package says that it needs",
     "cli/commands/impact.py:SPECIAL": "one character at a time",
-    "cli/commands/impact.py:_code_span": "one run of characters, in at most 300 of them",
-    "cli/commands/init.py:ODD": "the name of the folder that the user typed; one run of characters",
+    "cli/commands/impact.py:_format_code_span": "one run of characters, in at most 300 of them",
+    "engine/projects.py:ODD": "the name of the folder that the user typed; one run of characters",
     "durable/database.py:NAME": "a name of at most 64 characters, given by the author",
-    "durable/sessions.py:Sessions._delivered_before": "JSON that this package wrote down beside the run",
-    "durable/wire.py:portable_form": "JSON that was just made",
+    "durable/sessions.py:Sessions._make_delivery_action": "JSON that this package wrote down beside the run",
+    "durable/wire.py:to_portable_json": "JSON that was just made",
     "evaluation/checks.py:PLACE": "what a person typed; each part ends at the first other character",
-    "cli/commands/evaluate.py:_told_before": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
+    "cli/commands/evaluate.py:_read_results": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
     "evaluation/criteria.py:read_text": "at most 4 MiB, in UTF-8",
     "evaluation/criteria.py:matches": "pydantic's engine, which cannot backtrack; the first site only joins the words of its message",
-    "evaluation/criteria.py:_run": "at most 1,600 bytes, in UTF-8",
-    "evaluation/evaluating.py:NAME": "a name that an author gave; one class of characters",
-    "evaluation/evaluating.py:ADDRESS": "what Python writes of an object; at most 16 digits",
-    "evaluation/evaluating.py:_Note.read": "at most 64 MiB of a file of this package; too deep is an error that is caught",
-    "evaluation/checks.py:value_of": "at most 4 MiB of a file that the person named, without aliases; too deep is an error that is caught",
-    "evaluation/reporting.py:_page": "base64 that was just made",
-    "evaluation/altering.py:Part.problem": "at most 20,000 characters, or as many as the author wrote; UTF-8 there and back",
-    "evaluation/altering.py:AgentFile.read": "a file of the author's, at most 4 MiB, that was just loaded; UTF-8",
-    "evaluation/altering.py:AgentFile.diff": "the author's file, in which a model wrote at most 20,000 characters for each part",
-    "evaluation/altering.py:_AgentSource.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
-    "evaluation/altering.py:_AgentSource._scalar": "syntax of a file that was just loaded as code",
-    "evaluation/altering.py:_AgentSource._part": "syntax of a file that was just loaded as code",
-    "evaluation/altering.py:_says": "one literal that was just written, of at most 20,000 characters",
-    "evaluation/buying.py:ReplyBook._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
-    "evaluation/buying.py:ReplyBook._take": "one line of that file",
+    "evaluation/criteria.py:_run_command": "at most 1,600 bytes, in UTF-8",
+    "evaluation/case_runs.py:NAME": "a name that an author gave; one class of characters",
+    "evaluation/case_runs.py:ADDRESS": "what Python writes of an object; at most 16 digits",
+    "evaluation/case_runs.py:_Note.read": "at most 64 MiB of a file of this package; too deep is an error that is caught",
+    "evaluation/checks.py:load_data": "at most 4 MiB of a file that the person named, without aliases; too deep is an error that is caught",
+    "evaluation/report_pages.py:_render_page": "base64 that was just made",
+    "evaluation/alterations.py:Part.problem": "at most 20,000 characters, or as many as the author wrote; UTF-8 there and back",
+    "evaluation/alterations.py:AgentFile.read": "a file of the author's, at most 4 MiB, that was just loaded; UTF-8",
+    "evaluation/alterations.py:AgentFile.diff": "the author's file, in which a model wrote at most 20,000 characters for each part",
+    "evaluation/alterations.py:_AgentSource.__init__": "a file of the author's, at most 4 MiB, that was just loaded as code",
+    "evaluation/alterations.py:_AgentSource._part_of_scalar": "syntax of a file that was just loaded as code",
+    "evaluation/alterations.py:_AgentSource._make_part": "syntax of a file that was just loaded as code",
+    "evaluation/alterations.py:_evaluate_literal": "one literal that was just written, of at most 20,000 characters",
+    "evaluation/reply_book.py:ReplyBook._read": "at most 1 GiB of a file of this package; what is none is an error that is caught, too deep as well",
+    "evaluation/reply_book.py:ReplyBook._add_entry": "one line of that file",
     "evaluation/scoring.py:SIGN": "at most 300 characters of the user's own command line",
-    "evaluation/scoring.py:_name": "at most 300 characters of the user's own command line",
-    "models/_reply.py:made_part": "base64 that was just made",
-    "models/anthropic/encode.py:_source": "UTF-8 of a document that the caller gives",
+    "evaluation/scoring.py:_check_name": "at most 300 characters of the user's own command line",
+    "models/_reply.py:make_media_part": "base64 that was just made",
+    "models/anthropic/encode.py:_encode_source": "UTF-8 of a document that the caller gives",
     "debugging/debugger.py:Debugger.locals_of": "JSON that a process of this one just made, at most 64 KiB",
     "debugging/debugger.py:ForkedWalk._read": "JSON that a process of this one wrote into their shared memory",
     "debugging/debugger.py:LINE": "what a person typed; its first part ends at the next colon",
-    "debugging/debugger.py:in_child": "at most 64 KiB of UTF-8 that a process of this one wrote",
+    "debugging/debugger.py:call_in_fork": "at most 64 KiB of UTF-8 that a process of this one wrote",
     "debugging/debugger.py:is_harmless": "an expression that a person typed, and that is run as code next",
     "evaluation/impact.py:GATE": "at most 100 characters of the user's own command line",
-    "evaluation/pinning.py:NAME": "at most 80 characters",
-    "evaluation/pinning.py:pin_name": "at most 80 characters, one run at a time",
+    "evaluation/pinned_tests.py:NAME": "at most 80 characters",
+    "evaluation/pinned_tests.py:pin_name": "at most 80 characters, one run at a time",
     "evaluation/prices.py:FAMILY": "at most 100 characters of a model's name",
-    "debugging/viewing/page.py:PLACE": "the page of this package, not what goes into it",
-    "debugging/viewing/page.py:_hash": "base64 that was just made",
-    "debugging/viewing/page.py:page_of": "base64 that was just made",
-    "debugging/viewing/payload.py:Texts._media": "base64 that was just made",
-    "adapters/acp/prompts.py:media_form": "bytes of a capped size that were just decoded",
-    "adapters/acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
-    "adapters/acp/servers.py:_name_of": "at most 28 characters",
+    "debugging/viewer/page.py:PLACE": "the page of this package, not what goes into it",
+    "debugging/viewer/page.py:_csp_hash": "base64 that was just made",
+    "debugging/viewer/page.py:render_page": "base64 that was just made",
+    "debugging/viewer/payload.py:PageTexts._media_to_json": "base64 that was just made",
+    "adapters/acp/prompts.py:encode_media": "bytes of a capped size that were just decoded",
+    "adapters/acp/prompts.py:_load_media_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
+    "adapters/acp/servers.py:_make_server_name": "at most 28 characters",
     "adapters/acp/updates.py:_shown_result": "bytes of a capped size",
     "engine/packages.py:_ascii_host": "a host of at most 300 characters",
     "adapters/acp/workplace.py:BorrowedFiles.content": "UTF-8 of at most 4 MiB of a file of the workspace",
     "adapters/acp/workplace.py:BorrowedTerminals.output": "UTF-8 of at most 1 MiB that a command printed",
-    "adapters/acp/program.py:AgentProgram._check": "at most 64 bytes that a process of this one wrote",
-    "adapters/acp/program.py:AgentProgram._watch": "at most 64 bytes that a process of this one wrote",
+    "adapters/acp/program.py:AgentProgram._wait_until_started": "at most 64 bytes that a process of this one wrote",
+    "adapters/acp/program.py:AgentProgram._end_with_program": "at most 64 bytes that a process of this one wrote",
     "adapters/acp/program.py:AgentProgram.receive": "the first 200 bytes of a line, decoded for a message; the line itself is read by read_message",
-    "adapters/acp/program.py:AgentProgram.why_ended": "the last 8,192 bytes of what a program printed, decoded for a message",
+    "adapters/acp/program.py:AgentProgram.describe_end": "the last 8,192 bytes of what a program printed, decoded for a message",
     "adapters/acp/kept.py:ID": "a name of a fixed length",
-    "adapters/acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
+    "adapters/acp/kept.py:_read_json": "JSON of a capped size, in a folder that was made for its owner alone",
     "adapters/mcp/names.py:ODD": "one character at a time",
     "adapters/mcp/names.py:SERVER": "a name that the author wrote, of a fixed length",
-    "cli/screen/console.py:TypedLines._take_line": "what a person typed, in UTF-8",
+    "cli/screen/console.py:TypedLines._pop_line": "what a person typed, in UTF-8",
     "cli/commands/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
     "cli/journals.py:PLAIN_ID": "one run of characters",
-    "cli/commands/fork.py:_target": "the user's own command line",
-    "cli/commands/models.py:USER": "an address that the user configured; each part ends at the next slash",
+    "cli/commands/fork.py:_choose_fork_journal": "the user's own command line",
+    "models/known_models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
-    "cli/screen/prompt.py:_content": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
-    "cli/screen/prompt.py:PromptHistory.said": "JSON of capped lines, in a state folder that only its owner may write in",
-    "cli/screen/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
-    "cli/recording.py:STEM": "a name of a fixed length",
-    "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
-    "engine/trust.py:_object": "at most 1 MiB of JSON, in a state folder that only its owner may write in",
-    "engine/packages.py:_editable": "what the installer wrote of where it installed a package from, at most 256 KiB",
-    "cli/commands/package.py:_build_wheel": "the pyproject.toml of whoever types the command",
-    "cli/commands/package.py:_probe": "what our own process prints of a package that the user checks",
-    "cli/commands/package.py:_write_wishes": "at most 4 MiB of a file of the user's own project",
-    "cli/commands/package.py:_traces": "a name of a file, escaped for what it shows",
-    "cli/commands/package.py:_hosts": "at most 4 MiB of a file, decoded as UTF-8",
-    "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
-    "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
+    "cli/screen/prompt.py:_read_file": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
+    "cli/screen/prompt.py:PromptHistory.load": "JSON of capped lines, in a state folder that only its owner may write in",
+    "cli/screen/prompt.py:run_shell_command": "at most 1 MiB that the person's own command printed, in UTF-8",
+    "journal/recorded_runs.py:STEM": "a name of a fixed length",
+    "cli/code_trust.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
+    "engine/trust.py:_read_json_object": "at most 1 MiB of JSON, in a state folder that only its owner may write in",
+    "engine/packages.py:_editable_folder": "what the installer wrote of where it installed a package from, at most 256 KiB",
+    "testing/package_checks.py:_build_wheel": "the pyproject.toml of whoever types the command",
+    "testing/package_checks.py:_probe_package": "what our own process prints of a package that the user checks",
+    "testing/package_checks.py:_write_declaration": "at most 4 MiB of a file of the user's own project",
+    "testing/package_checks.py:_find_leaked_data": "a name of a file, escaped for what it shows",
+    "testing/package_checks.py:_find_undeclared_hosts": "at most 4 MiB of a file, decoded as UTF-8",
+    "cli/state_folder.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
+    "journal/recorded_runs.py:read_companion": "JSON of a capped size, in a state folder that only its owner may write in",
     "cli/options.py:read_params": "the user's own command line",
-    "data/object_codec.py:_decode_only": "`decode` of a codec of ours",
-    "data/object_codec.py:ObjectCodec._decode_members": "`decode` of a codec of ours",
+    "data/object_codec.py:_decode_single_member": "`decode_text` of a codec of ours",
+    "data/object_codec.py:ObjectCodec._decode_members": "`decode_text` of a codec of ours",
     "data/object_codec.py:_bytes_to_text": "base64 that was just made",
-    "data/object_codec.py:_json_to_time": "`decode` of a codec of ours",
-    "data/object_codec.py:_mapping.each": "`decode` of a codec of ours",
+    "data/object_codec.py:_json_to_seconds": "`decode_text` of a codec of ours",
+    "data/object_codec.py:_mapping_codec.each": "`decode_text` of a codec of ours",
     "data/definition.py:CAPITAL": "keywords of a call that an author wrote; one place between two letters, nothing repeats",
     "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
     "data/state.py:OWN_CALL_ID": "at most ten characters",
-    "data/wire.py:_written_source": "base64 that was just made",
-    "cli/installing.py:own_source": "what the installer wrote of this package",
+    "data/wire.py:_write_source": "base64 that was just made",
+    "workspace/installation.py:find_install_source": "what the installer wrote of this package",
     "engine/beside.py:WORD": "the source of an agent file, which is run next; one run of characters",
-    "engine/beside.py:_Loader.get_code": "the source of an agent file, which is run next; its parts are only named",
-    "engine/session_turns.py:Within.stored": "UTF-8 of a journal that was just made",
-    "helpers/calls.py:call": "`decode` of a tool",
-    "journal/replayer.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
+    "engine/beside.py:_AgentFileLoader.get_code": "the source of an agent file, which is run next; its parts are only named",
+    "engine/session_turns.py:EmbeddedJournals.stored": "UTF-8 of a journal that was just made",
+    "helpers/calls.py:call": "`decode_text` of a tool",
+    "journal/recorded_part.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
     "journal/signing.py:SigningKey.__init__": "bytes of a key, which are encoded",
     "journal/signing.py:SigningKey.signature": "a signature, which is encoded",
-    "journal/signing.py:_keep_secret": "at most 16 KiB of a file that the user named",
-    "journal/signing.py:fingerprint_of": "68 letters, each one of a class",
-    "journal/verifying.py:public_keys": "at most 16 KiB of a file that the user named",
-    "journal/places.py:_owner": "the kernel's list of locks",
-    "journal/mend.py:_parse_line": "UTF-8 of a line that was read already",
-    "journal/encoding.py:without_secret": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
+    "journal/signing.py:_register_secret": "at most 16 KiB of a file that the user named",
+    "journal/signing.py:key_fingerprint": "68 letters, each one of a class",
+    "journal/verification.py:read_public_keys": "at most 16 KiB of a file that the user named",
+    "journal/places.py:_find_lock_owner": "the kernel's list of locks",
+    "journal/mend.py:_parse_edited_line": "UTF-8 of a line that was read already",
+    "journal/encoding.py:remove_secret_content": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
     "journal/sqlite.py:RUN_ID": "at most 64 characters",
-    "models/_reading.py:HttpExchange.json": "at most 200 bytes",
-    "models/_wire.py:base64_of": "base64 that was just made",
+    "models/_byte_reader.py:HttpExchange.json": "at most 200 bytes",
+    "models/_wire.py:encode_base64": "base64 that was just made",
     "models/_wire.py:document_text": "UTF-8 of a document that the caller gives",
     "models/anthropic/request.py:BOUND": "a model's name, given by the author",
     "models/base.py:Provider.supports_model": "patterns of the provider's author for a model's name",
     "models/bedrock_converse/encode.py:PLACED": "a beginning that only this package writes, and one run of characters behind it",
-    "models/bedrock_converse/encode.py:_Joiner._unique_name": "a name of at most 150 characters that was just cleaned",
+    "models/bedrock_converse/encode.py:_ConverseJoiner._unique_name": "a name of at most 150 characters that was just cleaned",
     "models/bedrock_converse/families.py:NAME": "a model's name, given by the author",
-    "models/bedrock_converse/families.py:family_of": "a model's name, given by the author",
+    "models/bedrock_converse/families.py:find_family": "a model's name, given by the author",
     "models/bedrock_converse/stream.py:_join_base64": "base64, read once behind the end of its block",
-    "models/google/interactions/decode.py:_source": "UTF-8 of at most 4,000 bytes",
+    "models/google/interactions/decode.py:_decode_citation": "UTF-8 of at most 4,000 bytes",
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",
-    "models/openai/encode.py:_call": "UTF-8 that was just made",
+    "models/openai/encode.py:_encode_call": "UTF-8 that was just made",
     "models/openai/__init__.py:OpenAIProvider._searches": "patterns of a preset for a model's name",
     "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
     "models/openai_chat/encode.py:_is_tagged": "patterns of a preset for a model's name",
     "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
-    "models/openai_chat/encode.py:_call": "UTF-8 that was just made",
+    "models/openai_chat/encode.py:_encode_call": "UTF-8 that was just made",
     "models/pricing.py:nearest_names": "a model's name, given by the author",
     "testing/processes/broker.py:_Handler.handle": "a line that this package just wrote in a process of the user's program",
-    "testing/processes/channel.py:ask": "a line that this package just wrote in the user's command",
+    "testing/processes/channel.py:ask_broker": "a line that this package just wrote in the user's command",
     "testing/processes/child_commands.py:PYTHON": "the name of a program that the user's program starts",
-    "testing/processes/child_commands.py:_words": "a command of the user's program",
+    "testing/processes/child_commands.py:_command_words": "a command of the user's program",
     "testing/processes/forms.py:request_to_json": "base64 that was just made",
     "testing/processes/forms.py:response_to_json": "base64 that was just made",
     "testing/processes/frozen_values.py:TEMPORARY": "a command of the program that the user records",
     "workspace/network.py:_audit": "a host that a test of the user's asks for",
     "pytest_plugin/places.py:UNFIT": "names of the user's tests",
     "testing/recordings.py:JournalFixture.write": "a line that this package just wrote",
-    "testing/cassette.py:Matcher._body": "UTF-8 of a request of the user's tests",
+    "testing/cassette.py:Matcher._body_key": "UTF-8 of a request of the user's tests",
     "testing/cassette.py:_without_boundary": "a header of a request of the user's tests",
     "testing/cassette.py:json_body": "a request of the user's tests",
-    "testing/cassette.py:_body_cause": "a JSON pointer of ours",
-    "testing/cassette.py:nearest": "UTF-8 of requests of the user's tests",
+    "testing/cassette.py:_describe_body_cause": "a JSON pointer of ours",
+    "testing/cassette.py:find_nearest": "UTF-8 of requests of the user's tests",
     "testing/simulation.py:TOOL_NAME": "at most 64 characters",
-    "testing/snapshots.py:RequestSnapshot.shown": "a request of the user's tests",
+    "testing/snapshots.py:RequestSnapshot.to_value": "a request of the user's tests",
     "testing/snapshots.py:UNSEEN": "one character",
     "testing/exchanges.py:Exchange._is_complete": "UTF-8 of a body that is recorded",
     "testing/exchanges.py:headers_from_raw": "Latin-1 of headers",
-    "testing/patching/urllib3_pools.py:_text": "Latin-1 of headers",
+    "testing/patching/urllib3_pools.py:_decode_text": "Latin-1 of headers",
     "testing/cassette_files.py:UNPRINTABLE": "one character",
-    "testing/cassette_files.py:_written_body": "UTF-8 of a body that is recorded",
-    "testing/cassette_files.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
+    "testing/cassette_files.py:_body_to_yaml": "UTF-8 of a body that is recorded",
+    "testing/cassette_files.py:_indent_json": "a body that is recorded, capped as a reply; an error leaves it as it is",
     "tools/conversion.py:IMAGES": "the first bytes",
     "tools/definition.py:NAME": "at most 64 characters",
     "tools/signatures.py:HEADER": "docstrings of the author",
-    "tools/conversion.py:_texts": "UTF-8 that was just made",
-    "workspace/connection.py:ProgramConnection._message": "UTF-8 of at most 2,000 bytes",
+    "tools/conversion.py:_text_converters": "UTF-8 that was just made",
+    "workspace/connection.py:ProgramConnection._lost_text": "UTF-8 of at most 2,000 bytes",
     "workspace/whole_files.py:NAME": "names of the package's own temporary files",
     "workspace/whole_files.py:umask": "the kernel's status of this process",
     "workspace/worker.py:Worker.serve": "what this package sends",
     "workspace/workspace.py:_split": "a command of the caller",
     "workspace/writes.py:_content_form": "UTF-8 of at most 4 MiB",
-    "tools/repair.py:_camel": "names in a tool's schema; two characters",
+    "tools/repair.py:_to_camel_case": "names in a tool's schema; two characters",
     "tools/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
     "tools/schemas.py:PART_OF_PATTERN": "of each two or three characters, one by one",
     "tools/schemas.py:PROPERTY_NAME": "at most 64 characters",
-    "tools/bundled/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
+    "tools/bundled/search/ripgrep.py:Ripgrep._iter_events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/bundled/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
-    "tools/bundled/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
-    "tools/bundled/shell/process.py:CommandProcess.told": "at most 4,096 bytes as ASCII",
-    "tools/conversion.py:_validated": "JSON that was just made, of a result that was capped",
+    "tools/bundled/search/ripgrep.py:_decode_text": "UTF-8 of a line of ripgrep's",
+    "tools/bundled/shell/process.py:CommandProcess.receive": "at most 4,096 bytes as ASCII",
+    "tools/conversion.py:_validate_value": "JSON that was just made, of a result that was capped",
     "tools/bundled/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
     "tools/bundled/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
     "tools/bundled/web/html_worker.py:main": "a line that this package wrote",
-    "tools/bundled/web/html_worker.py:readable": "in a process of its own, with limits of time and memory",
-    "tools/bundled/web/pages.py:_converted": "what the worker wrote, at most 2,000,000 characters of text",
-    "tools/bundled/web/searching.py:_json": "at most 2,000,000 bytes; too deep is an error that is caught",
-    "workspace/urls.py:_idna": "ASCII that was just made",
+    "tools/bundled/web/html_worker.py:extract_readable": "in a process of its own, with limits of time and memory",
+    "tools/bundled/web/pages.py:_convert_in_worker": "what the worker wrote, at most 2,000,000 characters of text",
+    "tools/bundled/web/search_queries.py:_fetch_json": "at most 2,000,000 bytes; too deep is an error that is caught",
+    "workspace/urls.py:_encode_idna": "ASCII that was just made",
 }
 
 
@@ -2203,7 +2324,7 @@ async def searching(folder: Path, name: str, prefer_python: bool) -> Any:
 
 
 async def html(folder: Path) -> Any:
-    return page_of(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000))
+    return read_page(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000))
 
 
 async def flooding(folder: Path) -> Any:

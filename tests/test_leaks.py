@@ -39,7 +39,7 @@ def checked(conftest: Any, node: Node, leave: Any) -> str:
     return ""
 
 
-@pytest.mark.spec("reliability:K16", "reliability:R10")
+@pytest.mark.spec("reliability:R10")
 @pytest.mark.deep
 def test_a_test_that_leaves_a_thread_a_process_or_a_descriptor_is_failed_by_its_name(conftest: Any) -> None:
     over, ends = threading.Event(), []
@@ -70,7 +70,6 @@ def test_a_test_that_leaves_a_thread_a_process_or_a_descriptor_is_failed_by_its_
     assert ("", "") == (excused, checked(conftest, Node(), lambda: None))
 
 
-@pytest.mark.spec("reliability:K16")
 def test_a_warning_is_an_error_and_a_test_that_hangs_is_stopped(request: pytest.FixtureRequest) -> None:
     assert "error" in request.config.getini("filterwarnings")
     with pytest.raises(ResourceWarning, match="left open"):

@@ -32,6 +32,7 @@ BLOCKS = [(m[1], m[2]) for m in re.finditer(r"^```(\w+)\n(.*?)^```$", README, re
 GUIDE = (ROOT / "docs" / "writing-an-agent.md").read_text(encoding="utf-8")
 BUNDLED = (ROOT / "docs" / "bundled.md").read_text(encoding="utf-8")
 TERMINAL = (ROOT / "docs" / "running-agents.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
 PYTHON = [code for kind, code in BLOCKS if kind == "python"]
 SHELL = [code for kind, code in BLOCKS if kind == "sh"]
 COMMANDS = [
@@ -212,8 +213,8 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
     ``run`` and ``ask`` are replaced after their options were read; the params are JSON that fits the agent.
     """
     seen: list[Any] = []
-    monkeypatch.setattr(run, "_run", lambda options, _: seen.append(options) or Exit.COMPLETED)
-    monkeypatch.setattr(ask, "perform", lambda *_: None)
+    monkeypatch.setattr(run, "_run_agent", lambda options, _: seen.append(options) or Exit.COMPLETED)
+    monkeypatch.setattr(ask, "run_agent_to_end", lambda *_: None)
     monkeypatch.setattr(ask, "_print_result", lambda *_, **__: Exit.COMPLETED)
 
     result = CliRunner().invoke(app, shlex.split(line)[1:])
@@ -226,9 +227,9 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
         read_params(options.params)
 
 
-def test_the_table_of_exit_codes_is_complete() -> None:
-    table = TERMINAL.partition("| exit code | meaning |")[2].partition("\n\n")[0]
-    codes = [int(n) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for n in cell.split(",")]
+def test_the_list_of_exit_codes_is_complete() -> None:
+    listed = REFERENCE.partition("## Exit codes\n")[2].partition("\n## ")[0]
+    codes = [int(code) for code in re.findall(r"^(\d+) ", listed, re.MULTILINE)]
 
     assert sorted(Exit) == sorted(codes)
 
@@ -243,12 +244,13 @@ def test_the_table_of_yieldables_is_complete() -> None:
 
 
 def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
+    from stepengine.tools.agent_tools import BUILT_IN
     from stepengine.tools.bundled import FileChangeHook, change_hook_tools, child_tools, shell_tools, sleep_tool
     from stepengine.tools.bundled.bundled import uncalled_tools
-    from stepengine.tools.spawning import BUILT_IN
 
-    table = BUNDLED.partition("| set | tools |")[2].partition("\n\n")[0]
-    named = set(re.findall(r"`(\w+)`", table))
+    tables = BUNDLED.partition("## Agents")[0]
+    cells = [row.split("|")[-2] for row in tables.splitlines() if row.startswith("|")]
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     hooks = change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])])
     tools = {
         t.spec.name
@@ -288,11 +290,11 @@ def test_the_extras_that_are_named_are_those_that_exist() -> None:
     """
     What only work on the package itself needs, and empty extras, are told elsewhere.
     """
-    from stepengine.cli.commands.doctor import DEVELOPMENT
+    from stepengine.testing.installation_checks import DEVELOPMENT
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
-    named = re.findall(r"^\| `([\w-]+)`", page.partition("| extra | what it brings |")[2], re.MULTILINE)
+    named = re.findall(r"^\| `([\w-]+)`", page.partition("| extra | adds |")[2], re.MULTILINE)
 
     assert sorted(set(extras) - {*DEVELOPMENT, "anthropic", "openai", "google"}) == named
 

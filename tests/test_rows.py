@@ -8,41 +8,49 @@ table of its own. For a new member, the first test names each table that lacks i
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from types import NoneType, SimpleNamespace
 from typing import Any, NamedTuple, get_args
 
+import attrs
+import pytest
 from attrs import frozen
 
 import stepengine
 import stepengine.events
 from stepengine import errors
 from stepengine.adapters.acp.updates import ShownTurn
-from stepengine.adapters.ag_ui import _Page as AgUiPage
+from stepengine.adapters.ag_ui import _EventTranslator as AgUiPage
 from stepengine.adapters.otel import Tracing
-from stepengine.adapters.vercel import _Page as VercelPage
-from stepengine.cli.screen.progress import Progress
+from stepengine.adapters.vercel import _ChunkTranslator as VercelPage
+from stepengine.cli.screen import progress
 from stepengine.data import effects, events, yields
-from stepengine.data.effects import EFFECTS, KINDS, EffectRow
+from stepengine.data.effects import EFFECTS, KINDS, ROWS, CallModel, EffectRow
 from stepengine.data.events import EVENTS, Event, EventRow
+from stepengine.data.json import compact
 from stepengine.data.stored import STORED_TYPES
 from stepengine.data.yields import YIELDS, YieldRow
 from stepengine.durable import steps as durable_steps
-from stepengine.engine import stepping
-from stepengine.journal import encoding, ordering, questions, records, show, watching
+from stepengine.engine import stepper
+from stepengine.journal import encoding, event_stream, questions, record_order, records, show
 from stepengine.machine import calls, protocol
-from stepengine.runtime import effect_events, performing, standstill
-from stepengine.sandbox import prelude, rewriting, strangers
+from stepengine.runtime import effect_events, innermost, standstill
+from stepengine.runtime.performer import Item
+from stepengine.sandbox import prelude, source_rewriter, untrusted_handlers
 from stepengine.server import problems as problems_of_requests
-from stepengine.testing import answering, faults, invariants, world
+from stepengine.testing import invariants, short_answers, world
+from tests.machine.world import ADD, EXAMPLES, World, adding, agent, child, play, reply
 
 PACKAGE = Path(stepengine.__file__).parent
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *[page for page in (ROOT / "docs").glob("*.md") if page.name != "step-order.md"]]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
 UNNUMBERED = ("Gather", "Compute", "Notify")
 CALLS_OF_TOOLS = ("CallTool", "CallBody")
-NOT_SHOWN = ("SendToRun", "EndRuns", "RunInBackground")
+EMPTY = (str, bool, NoneType)
+"""Types of outcomes whose empty value is an outcome."""
 
 
 class Table(NamedTuple):
@@ -70,12 +78,24 @@ def numbered(row: EffectRow) -> str:
     return "" if row.cls.__name__ in UNNUMBERED else row.cls.__name__
 
 
+def with_own_members(row: EffectRow) -> str:
+    """Return the name of an effect whose record has members that are not its attributes."""
+    members = {member.rstrip("?") for member in row.members}
+    return "" if members <= {attribute.name for attribute in attrs.fields(row.cls)} else class_of(row)
+
+
+def with_paths_or_values(row: EffectRow) -> str:
+    """Return the kind of an effect whose record has members that types do not check: paths and stored values."""
+    return row.kind * bool({"child", "children", "questions", "request"} & {*row.members})
+
+
+def shown_effect(row: EffectRow) -> str:
+    """Return the name of an effect that events tell of: what waits, starts a run, or has an outcome that people look at."""
+    return class_of(row) if row.waits_for or row.starts_run or row.replaced_by else ""
+
+
 def name_of(cls: type) -> str:
     return cls.__name__
-
-
-def kind_of(row: EffectRow) -> str:
-    return row.kind
 
 
 def name_in_sandbox(row: YieldRow) -> str:
@@ -86,9 +106,35 @@ def class_yielded(row: YieldRow) -> str:
     return row.kind.__name__
 
 
+def one_effect(row: YieldRow) -> EffectRow | None:
+    """Return the row of the effect that a yieldable becomes if that has all of its attributes."""
+    effect = calls.EFFECT_OF.get(row.kind)
+    if effect is None or not attrs.has(row.kind):
+        return None
+    own, asked = ({attribute.name for attribute in attrs.fields(cls)} for cls in (effect, row.kind))
+    return ROWS[effect] if asked < own else None
+
+
+def with_own_value(row: YieldRow) -> str:
+    """Return the class of a yieldable that does not give an empty value in the end."""
+    effect = one_effect(row)
+    return "" if effect is not None and effect.outcome in EMPTY else class_yielded(row)
+
+
 def types_recorded() -> list[str]:
     """Return the types of the inputs that the journal records."""
-    files = [PACKAGE / "journal" / name for name in ("records.py", "recorder.py", "journaled_run.py", "run_mailbox.py")]
+    files = [
+        PACKAGE / "journal" / name
+        for name in (
+            "records.py",
+            "recorder.py",
+            "record_player.py",
+            "recorded_machines.py",
+            "run_end.py",
+            "replayer.py",
+            "run_mailbox.py",
+        )
+    ]
     found = "".join([file.read_text(encoding="utf-8") for file in files])
     made = re.findall(r'(?:Input\(.*|said = |return Input.*)\{"type": "(\w+)"', found)
     return [*dict.fromkeys([*made, records.SIGNED])]
@@ -114,7 +160,6 @@ def classes_made(*files: str) -> set[str]:
 OF_EFFECTS = (
     Table("data/effects.py Effect", get_args(effects.Effect), class_of),
     Table("data/effects.py Leaf", get_args(effects.Leaf), numbered),
-    Table("machine/protocol.py PHASES", protocol.PHASES, class_of, ["RunInBackground"]),
     Table(
         "machine/protocol.py ORDER",
         {token.partition(":")[0] for state in protocol.ORDER.values() for token in state} | {*protocol.ANYWHERE},
@@ -122,33 +167,30 @@ OF_EFFECTS = (
         # A call of a tool that yields has the token of a call of a tool, and events have their own names.
         ["CallBody", "Notify", "RunInBackground"],
     ),
-    Table("runtime/performing.py _PERFORM", performing.Innermost._PERFORM, numbered),
+    Table("runtime/innermost.py _PERFORM", innermost.Innermost._PERFORM, numbered),
     Table(
         "runtime/effect_events.py STARTED",
         effect_events.STARTED,
-        numbered,
-        ["CallModel", *CALLS_OF_TOOLS, "AskPerson", *NOT_SHOWN],
+        shown_effect,
+        ["CallModel", *CALLS_OF_TOOLS, "AskPerson"],
     ),
     Table(
         "runtime/effect_events.py FINISHED",
         effect_events.FINISHED,
-        numbered,
-        ["CallModel", *CALLS_OF_TOOLS, *NOT_SHOWN],
+        shown_effect,
+        ["CallModel", *CALLS_OF_TOOLS],
     ),
     Table(
         "runtime/standstill.py WAITED_FOR", standstill.WAITED_FOR, lambda row: class_of(row) if row.waits_for else ""
     ),
-    Table("journal/encoding.py DESCRIBE", encoding.DESCRIBE, numbered, CALLS_OF_TOOLS),
-    Table("journal/records.py EFFECTS", records.EFFECTS, kind_of),
-    Table("journal/records.py MORE", records.MORE, kind_of, ["tool_call", "agent_call", "perform", "sleep", "receive"]),
-    Table("journal/watching.py EFFECTS", watching.EFFECTS, kind_of),
+    Table("journal/encoding.py DESCRIBE", encoding.DESCRIBE, with_own_members, CALLS_OF_TOOLS),
+    Table("journal/records.py MORE", records.MORE, with_paths_or_values),
+    Table("journal/event_stream.py EFFECTS", event_stream.EFFECTS, lambda row: row.kind * bool(with_own_members(row))),
     Table("journal/show.py ABOUT", show.ABOUT, lambda row: "" if row.name else row.kind, ["model_call", "ask"]),
     Table("journal/questions.py REPLACE", questions.REPLACE, lambda row: row.kind if row.replaced_by else ""),
-    Table("durable/steps.py KINDS", durable_steps.KINDS, kind_of),
-    Table("engine/stepping.py SAID", stepping.SAID, numbered),
-    Table("testing/invariants.py SHOWN", invariants.SHOWN, numbered),
-    Table("testing/world.py HAPPENS", world.HAPPENS, numbered),
-    Table("testing/faults.py ANY", faults.ANY, numbered, NOT_SHOWN),
+    Table("engine/stepper.py SAID", stepper.SAID, with_own_members),
+    Table("testing/invariants.py SHOWN", invariants.SHOWN, with_own_members),
+    Table("testing/world.py HAPPENS", world.HAPPENS, lambda row: "" if row.outcome in EMPTY else numbered(row)),
 )
 
 OF_YIELDS = (
@@ -158,20 +200,20 @@ OF_YIELDS = (
     Table(
         "machine/calls.py MEMBERS",
         calls.MEMBERS,
-        class_yielded,
+        lambda row: "" if one_effect(row) else class_yielded(row),
         ["ToolCall", "AgentCall", "Sentinel", "StepWith", "StepText", "GenerateN", "Parallel", "Race"],
     ),
-    Table("testing/answering.py STEPS or VALUES", {**answering.STEPS, **answering.VALUES}, class_yielded),
+    Table(
+        "testing/short_answers.py STEPS or VALUES",
+        {**short_answers.STEPS, **short_answers.VALUES},
+        with_own_value,
+    ),
     Table(
         "sandbox/prelude.py PRELUDE", re.findall(r"^(?:class )?(\w+)", prelude.PRELUDE, re.MULTILINE), name_in_sandbox
     ),
     Table(
-        "sandbox/strangers.py _YieldReading",
-        [name[4:] for name in vars(strangers._YieldReading) if name.startswith("_of_")],
-        lambda row: name_in_sandbox(row).lower(),
-        ["step", "step_all"],
+        "sandbox/source_rewriter.py NOT_HERE", source_rewriter.NOT_HERE, lambda row: "" if row.for_sandbox else row.name
     ),
-    Table("sandbox/rewriting.py NOT_HERE", rewriting.NOT_HERE, lambda row: "" if row.for_sandbox else row.name),
     Table(
         "README.md and docs/*.md, a table row",
         [name for page in PAGES for name in re.findall(r"^\| `(\w+)", page.read_text(encoding="utf-8"), re.MULTILINE)],
@@ -189,8 +231,8 @@ OF_EVENTS = (
         lambda row: class_of(row) if row.by_machine else "",
     ),
     Table(
-        "journal/watching.py or runtime/effect_events.py, where it is made",
-        classes_made("journal/watching.py", "runtime/effect_events.py"),
+        "journal/event_stream.py or runtime/effect_events.py, where it is made",
+        classes_made("journal/event_stream.py", "runtime/effect_events.py"),
         lambda row: class_of(row) if row.is_recorded else "",
     ),
     Table("adapters/ag_ui/__init__.py SHOWN", AgUiPage.SHOWN, shown),
@@ -232,8 +274,8 @@ OF_EVENTS = (
         ],
     ),
     Table(
-        "cli/screen/progress.py Progress",
-        [name[4:] for name in vars(Progress) if name.startswith("_on_")],
+        "cli/screen/progress.py SHOWN",
+        [cls.type for cls in progress.SHOWN],
         shown_to_people,
         # A terminal shows whole thoughts and calls, and the command prints how its run ended.
         [
@@ -279,7 +321,7 @@ RECORDS = get_args(records.Record)
 OF_RECORDS = (
     Table("journal/records.py _MAKERS", records._MAKERS, lambda record: record.kind),
     # The head is first, and a blob is before the record that names it.
-    Table("journal/ordering.py RANK", ordering.RANK, lambda record: record.kind, ["head", "blob"]),
+    Table("journal/record_order.py RANK", record_order.RANK, lambda record: record.kind, ["head", "blob"]),
     Table(
         "docs/journals.md, a table row",
         re.findall(r"^\| `(\w+)", (ROOT / "docs" / "journals.md").read_text(encoding="utf-8"), re.MULTILINE),
@@ -368,19 +410,19 @@ def problems(*planted: Sequence[Any]) -> list[str]:
 
 OTHERS = {
     "__init__.py _PLACES": "tests/engine/test_front_door.py reads each name of __all__ through it",
-    "cli/listing.py GROUPS": "commands, some of which have the name of a yieldable",
+    "cli/command_table.py GROUPS": "commands, some of which have the name of a yieldable",
     "cli/screen/progress.py OF_MANY": "only what is shown of one child among many has to be in it",
-    "durable/steps.py SLEEP, RECEIVE, AWAIT, START, TELL, CANCEL": "the names that KINDS refers to",
+    "durable/steps.py KINDS": "what it does not name is a step with the kind of its record",
     "helpers/calls.py WORTH_ANOTHER_TRY": "the default of an option; other errors are not repeated",
+    "machine/calls.py OF_STEPS": "its rows are those of YIELDS",
     "machine/handler.py ANSWERS": "what it does not name becomes one effect, through MEMBERS of machine/calls.py",
     "machine/handler.py SPAWNS": "only what starts a child has to be in it",
-    "machine/protocol.py OWN": "a part of ORDER",
-    "machine/protocol.py WAITING": "a part of ORDER",
+    "machine/protocol.py PHASES": "other effects change no phase",
     "sandbox/prelude.py ERRORS": "the sandbox has these alone, and catches every other one by its base",
     "runtime/driver.py BARE": "a shorter way for the most frequent effects; the longer one serves for all",
     "runtime/hub.py NOTED": "the events that the hub itself reads",
     "testing/invariants.py AUTHORS_ERRORS": "what the handlers of the simulations raise",
-    "testing/faults.py FAULTS": "which effects a fault suits; ANY is the part that suits all",
+    "testing/faults.py FAULTS": "which effects a fault suits",
     "adapters/vercel/__init__.py OF_CHILD": "a child run is one part of the message, which needs only these",
 }
 """Literals that are not in ``UNIONS``, each with the reason."""
@@ -427,7 +469,14 @@ class Planted:
 
 
 PLANTED = EffectRow(
-    Planted, asks="a plant", outcome=bool, kind="planted", verb="plant", waits_for="time", replaced_by="plant"
+    Planted,
+    asks="a plant",
+    outcome=tuple,
+    kind="planted",
+    verb="plant",
+    members={"child": str},
+    waits_for="time",
+    replaced_by="plant",
 )
 YIELDED = YieldRow(
     "Planted", Planted, asks="a plant", sent="value", gives="nothing", effects=("Planted",), is_member=True
@@ -454,6 +503,28 @@ def test_the_types_of_inputs_are_those_that_are_recorded():
     assert {*records.INPUTS} == {*types_recorded()}
 
 
+def test_no_member_of_a_union_lacks_its_row():
+    rows = [row.kind for row in YIELDS]
+    found = [f"data/yields.py YIELDS lacks {kind.__name__!r}" for kind in yields.YIELDABLES if kind not in rows]
+    found += [f"data/effects.py EFFECTS lacks {cls.__name__!r}" for cls in get_args(effects.Effect) if cls not in ROWS]
+    assert not found, "\n".join(["", *found])
+
+
+def test_the_row_of_an_effect_that_is_recorded_is_whole():
+    recorded = [row for row in EFFECTS if numbered(row) not in ("", "RunInBackground")]
+    found = [f"the row of {class_of(row)!r} lacks its kind" for row in recorded if not row.kind]
+    found += [f"the row of {class_of(row)!r} lacks its verb" for row in recorded if not row.verb]
+    found += [f"the row of {class_of(row)!r} lacks its members" for row in recorded if not row.members]
+    found += [
+        f"the row of {class_of(row)!r} lacks its fingerprint, of its members"
+        for row in recorded
+        if not {*row.fingerprint} <= {"type", *[member.rstrip("?") for member in row.members]}
+        # Its fingerprint is that of a request, or of questions, without what no model and no person sees.
+        or not (row.fingerprint or row.kind in ("model_call", "ask"))
+    ]
+    assert not found, "\n".join(["", *found])
+
+
 def test_no_table_lacks_a_row():
     found = problems()
     assert not found, "\n".join(["", *found])
@@ -472,7 +543,65 @@ def test_each_table_that_lacks_a_row_is_named():
     )
     found = {*planted} - {*problems()}
     assert {table.where for table in TABLES} == {line.partition(" lacks ")[0] for line in found}
-    assert {"journal/records.py EFFECTS lacks 'planted'", "machine/calls.py MEMBERS lacks 'Planted'"} <= found
+    assert {"journal/records.py MORE lacks 'planted'", "machine/calls.py MEMBERS lacks 'Planted'"} <= found
+
+
+@pytest.mark.parametrize("row", YIELDS, ids=lambda row: row.name)
+def test_effects_are_written_read_and_told_of(row):
+    """What no table says of an effect is made of the members in its row."""
+
+    def handler(ctx: Any) -> Any:
+        yield EXAMPLES["Start"]
+        yield EXAMPLES[row.name]
+
+    setting = World(
+        replies=lambda _: reply("hm"),
+        tools={"add": adding},
+        children={"helper": child()},
+        answers={f"q{seq}": "yes" for seq in range(9)},
+    )
+    played = play(agent(handler, tools=["add"]), setting, tools=[ADD])
+    for effect in played.leaves:
+        kind = KINDS[ROWS[type(effect)].kind].kind
+        assert "\n" not in stepper.SAID.get(type(effect), effects.summarize_effect)(effect)
+        assert "\n" not in invariants.describe_effect(effect)
+        form = encoding.encode_effect(Item("", effect, played.plan))
+        if not isinstance(form, CallModel):
+            line = json.loads(compact(form))
+            records.check_effect(line, is_start=False)
+            intent = records.Intent("", effect.seq, line)
+            read = event_stream.effect_from_form(intent, line)
+            assert type(effect) is type(read)
+            assert kind in event_stream.EFFECTS or effect == read
+
+
+IN_JSON = [
+    row
+    for row in YIELDS
+    if row.for_sandbox
+    and attrs.has(row.kind)
+    and not hasattr(untrusted_handlers._YieldReading, f"_of_{row.name.lower()}")
+]
+
+
+@pytest.mark.parametrize("row", IN_JSON, ids=lambda row: row.name)
+def test_what_has_no_reading_of_its_own_leaves_the_sandbox_as_json(row):
+    inside: dict[str, Any] = {}
+    exec(prelude.PRELUDE, inside)
+    example = EXAMPLES[row.name]
+    made = inside[row.name](**{field.name: getattr(example, field.name) for field in attrs.fields(row.kind)})
+    left, known = untrusted_handlers._Form().encode_value(SimpleNamespace(name=row.name, attributes=vars(made))), None
+    read = untrusted_handlers._YieldReading(known).step(left)  # type: ignore[arg-type]  # which only schemas need
+    assert example == read
+
+
+def test_the_steps_of_a_database_have_names_of_their_own():
+    of_effects = [durable_steps.KINDS.get(kind, kind) for kind in KINDS]
+    others = [
+        getattr(durable_steps, name) for name in ("SPAWN", "INTENT", "LOOKUP", "END", "BODY", "RESULT", "START", "WAIT")
+    ]
+    assert len(of_effects) + len(others) == len({*of_effects, *others})
+    assert all(re.fullmatch(r"[a-z]{1,16}", kind) for kind in of_effects)
 
 
 def test_a_row_that_a_table_loses_is_named():

@@ -39,7 +39,6 @@ def test_too_few_rounds_prove_nothing() -> None:
     assert ["2 rounds are too few to tell what grows; give it more time, or fewer runs"] == grown([SAME] * 2)
 
 
-@pytest.mark.spec("reliability:K15")
 @pytest.mark.deep
 def test_a_short_soak_leaves_nothing() -> None:
     done = subprocess.run(

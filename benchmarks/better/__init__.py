@@ -1,5 +1,5 @@
 """
-What stepengine does better, beside a peer: our side is a block of ``docs/better.md``, each module here is a peer's side.
+What stepengine does better, beside a peer: each file in ``ours`` is our side of a topic of ``docs/better.md``, each module here a peer's.
 
 A module runs in the peer's environment, and fails when its version no longer shows what the page says.
 """

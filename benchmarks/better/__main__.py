@@ -27,30 +27,24 @@ TOPICS = {
 }
 """Each topic with the environment of its peer, and what is noted of it."""
 
-BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def blocks(page: str) -> dict[str, str]:
-    """Return our side of each topic: the blocks of Python, in the order of the topics."""
-    codes = [code for kind, code in BLOCK.findall(page) if kind == "python"]
-    return dict(zip(TOPICS, codes, strict=True))
+BLOCK = re.compile(r"^```text\n.*?^```$", re.DOTALL | re.MULTILINE)
 
 
 def filled(page: str, shown: dict[str, str]) -> str:
-    """Return the page with what was printed in its blocks of text."""
+    """Return the page with what was printed in its blocks of text, in the order of the topics."""
     found = iter(TOPICS)
+    return BLOCK.sub(lambda _: f"```text\n{shown[next(found)]}\n```", page)
 
-    def put(match: re.Match[str]) -> str:
-        return match[0] if match[1] == "python" else f"```text\n{shown[next(found)]}\n```"
 
-    return BLOCK.sub(put, page)
+def our_side(topic: str) -> Path:
+    """Return the file of our side of a topic."""
+    return Path(__file__).parent / "ours" / f"{topic}.py"
 
 
 def ours(topic: str) -> str:
     """Run our side in an empty folder and return what it printed."""
     with tempfile.TemporaryDirectory() as folder:
-        code = blocks(PAGE.read_text(encoding="utf-8"))[topic]
-        command = [sys.executable, "-c", code]
+        command = [sys.executable, str(our_side(topic))]
         return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 

@@ -27,12 +27,12 @@ from stepengine import (
     RunResult,
     StepContext,
     Steps,
+    StopReason,
     tool,
 )
-from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, Message, TextPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.transcript import Transcript
 from stepengine.models import ModelReply, ModelRequest, Provider
-from stepengine.testing import text, tool_call
 
 MOST = 3_000
 """More steps than any run over HTTP has."""
@@ -61,7 +61,10 @@ class Counting(Provider):
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply."""
         number = len(request.messages) // 2
-        return tool_call("add", arguments(number)) if number < self.steps else text("done")
+        # Built from its parts, as the peers' models build theirs: what the test kit's helpers cost is no cost of a run.
+        if number >= self.steps:
+            return ModelReply((TextPart("done"),), stop_reason=StopReason.END_TURN)
+        return ModelReply((ToolCallPart("", "add", arguments(number)),), stop_reason=StopReason.TOOL_USE)
 
 
 def until_done(_: StepContext) -> Steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 from benchmarks.improving.reflecting import replies
 from stepengine import Engine, Transcript, UserMessage
 from stepengine.cli.app import app
-from stepengine.engine.loading import AgentPlace
+from stepengine.engine.loader import AgentLocation
 from stepengine.errors import LimitExceeded
-from stepengine.evaluation.altering import AgentFile
-from stepengine.evaluation.buying import Buyer, ReplyBook
+from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.evaluation_files import load_evaluation
-from stepengine.evaluation.improving import Improvement, Trials, split_of
+from stepengine.evaluation.improvement import Improvement, Trials, split_cases
+from stepengine.evaluation.reply_book import Buyer, ReplyBook
 from stepengine.models import ModelRequest, Models
 from stepengine.models.pricing import cost_of
 from stepengine.testing import ScriptedModel
@@ -36,6 +36,8 @@ TASKS = ("letters", "lengths", "lists", "coins")
 """The last one has no better agent."""
 BUDGET = "0.60"
 SEEDS = range(10)
+FOUND = HERE / "found.json"
+"""What `compare improve` found, by task and seed: the table is made of it, and a test repeats some of its searches."""
 MARKS = ("<!-- made by python -m benchmarks.improving -->", "<!-- until here -->")
 
 
@@ -76,20 +78,20 @@ def improved(task: str, seed: int, folder: Path) -> Found:
 def naive(task: str, seed: int, folder: Path) -> Found:
     """Search by guessing."""
     folder.mkdir(parents=True)
-    file = AgentFile.read(AgentPlace(HERE / f"{task}.py"))
+    file = AgentFile.read(AgentLocation(HERE / f"{task}.py"))
     evaluation = load_evaluation(HERE / f"{task}.py")
-    split = split_of(evaluation, seed)
+    split = split_cases(evaluation, seed)
     with ReplyBook(folder / "bought.jsonl", Decimal(BUDGET)) as book:
         trials = Trials(
             file, evaluation, folder, book, lambda agent, _, **__: Engine([agent]), HERE, lambda agent: agent,
-            lambda case: Models.of(ScriptedModel(case.replies)), cost_of, is_free=lambda _: True,
+            lambda case: Models.from_value(ScriptedModel(case.replies)), cost_of, is_free=lambda _: True,
         )  # fmt: skip
         return asyncio.run(_guessed(trials, split.search, split.held_out, seed))
 
 
 async def _guessed(trials: Trials, search: tuple[str, ...], held_out: tuple[str, ...], seed: int) -> Found:
     reflecting = Buyer(
-        trials.book, "reflecting", Models.of(ScriptedModel(replies)), trials.pricing, may_be_unpriced=True
+        trials.book, "reflecting", Models.from_value(ScriptedModel(replies)), trials.pricing, may_be_unpriced=True
     )
     parts = {name: part.value for name, part in trials.file.parts.items()}
     chance, tried = Random(seed), 0
@@ -115,7 +117,7 @@ async def _guessed(trials: Trials, search: tuple[str, ...], held_out: tuple[str,
         return Found(False, trials.book.spent, tried)
     for version in ({}, best):
         await _mean(trials, version, held_out)
-    scores = await trials.compared(best, held_out, seed)
+    scores = await trials.compare(best, held_out, seed)
     made_of = Improvement({"stopped": "", "versions": [], "why": ""}, "pass", scores, "", trials.book.spent)
     return Found(made_of.is_better, trials.book.spent, tried)
 
@@ -127,23 +129,44 @@ async def _mean(trials: Trials, changes: dict[str, Any], cases: tuple[str, ...])
     )
 
 
-def measured(task: str, search: Callable[[str, int, Path], Found], folder: Path) -> list[Found]:
+def measured(
+    task: str, search: Callable[[str, int, Path], Found], folder: Path, seeds: Iterable[int] = SEEDS
+) -> list[Found]:
     """Return what a search finds, by seed."""
-    return [search(task, seed, folder / search.__name__ / task / str(seed)) for seed in SEEDS]
+    return [search(task, seed, folder / search.__name__ / task / str(seed)) for seed in seeds]
 
 
-def table(folder: Path) -> str:
-    """Return the table of the documentation."""
+def read_found() -> dict[str, list[Found]]:
+    """Return what `compare improve` found when the table was made, by task."""
+    tasks = json.loads(FOUND.read_text(encoding="utf-8"))
+    return {
+        task: [Found(better, Decimal(spent), versions) for better, spent, versions in found]
+        for task, found in tasks.items()
+    }
+
+
+def write_found(tasks: dict[str, list[Found]]) -> None:
+    """Write what `compare improve` found."""
+    lines = [f"{json.dumps(task)}: {json.dumps(found, default=str)}" for task, found in tasks.items()]
+    FOUND.write_text("{\n  " + ",\n  ".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def cells_of(found: list[Found]) -> list[str]:
+    """Return how many seeds found a better agent, the mean cost and the mean number of versions."""
+    spent, tried = fmean([float(one.spent) for one in found]), fmean([one.versions for one in found])
+    return [f"{sum(one.is_better for one in found)} of {len(found)}", f"${spent:.2f}", f"{tried:.0f}"]
+
+
+def table(found: dict[str, list[Found]], folder: Path) -> str:
+    """Return the table of the documentation: what `compare improve` found, beside what guessing finds."""
     lines = [
         "| task | there is a better one | found by `compare improve` | for | after versions | found by guessing | for | after versions |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for task in TASKS:
         cells = [f"`{task}`", "no" if task == TASKS[-1] else "yes"]
-        for search in (improved, naive):
-            found = measured(task, search, folder)
-            spent, tried = fmean([float(one.spent) for one in found]), fmean([one.versions for one in found])
-            cells += [f"{sum(one.is_better for one in found)} of {len(found)}", f"${spent:.2f}", f"{tried:.0f}"]
+        for each in (found[task], measured(task, naive, folder)):
+            cells += cells_of(each)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 Measure what programs save: ``python -m benchmarks.programs [--peers DIR] [--write]``.
 
 Without peers only our side is measured, and shown beside what was measured of theirs before. ``--write`` puts the figures into ``benchmarks/programs/measured.json``, and the table that is made of
-them into ``docs/programs.md``.
+them into ``benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.peers import Peers, label
 from benchmarks.programs.market import ITEMS, WAYS, opened
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "programs.md"
+PAGE = ROOT / "benchmarks" / "README.md"
 MEASURED = Path(__file__).with_name("measured.json")
 BEGIN, END = "<!-- made by benchmarks.programs -->\n", "<!-- until here -->"
 PEER = "pydantic_ai_harness"

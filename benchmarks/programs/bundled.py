@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.programs.market import CHARACTERS
 from stepengine import AgentDefinition, Engine, tool
-from stepengine.cli.toolset import in_code_mode
+from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.engine import load_agent
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
@@ -109,7 +109,7 @@ def renaming() -> dict[str, Needed]:
     found = {}
     for way, agent, replies in (
         ("calls", coder, [search, edits]),
-        ("program", in_code_mode(coder), [run_code(RENAMING)]),
+        ("program", convert_to_code_mode(coder), [run_code(RENAMING)]),
     ):
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
@@ -133,7 +133,7 @@ def researching() -> dict[str, Needed]:
     programs = [run_code('await web_search("caching")'), run_code(READING)]
     return {
         "calls": needed(agent, [search, pages], Path(), tools),
-        "program": needed(in_code_mode(agent), programs, Path(), tools),
+        "program": needed(convert_to_code_mode(agent), programs, Path(), tools),
     }
 
 

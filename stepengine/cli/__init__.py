@@ -19,7 +19,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.interrupts import INTERRUPTED, loading
+from stepengine.cli.interrupts import INTERRUPTED, exit_on_interrupt
 
 if TYPE_CHECKING:
     from stepengine.cli.screen.console import ConsoleRenderer, TerminalInteractor
@@ -32,7 +32,7 @@ __all__ = ("ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteracto
 def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
     try:
-        with loading():
+        with exit_on_interrupt():
             from stepengine.cli.app import app
             from stepengine.cli.exits import run_to_exit
         run_to_exit(app)

@@ -17,10 +17,8 @@ import typer
 import typer.core
 import typer.main
 
-from stepengine.cli.exits import EXIT_CODES, Exit, explain_errors, leave
-from stepengine.cli.listing import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand
-
-__all__ = ("app",)
+from stepengine.cli.command_table import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand
+from stepengine.cli.exits import EXIT_CODES, Exit, raise_exit, run_explaining_errors
 
 MARKUP = re.compile(r"\[(?=[a-z#/@])")
 """Where rich would take text for a style."""
@@ -43,12 +41,15 @@ ASKING = ("run", "chat")
 """Those that ask a person at a terminal whether ./agents is trusted; ``acp`` and others have no such person."""
 
 
-def _help_text(text: str) -> str:
-    """Return a help text as typer takes it: prose is wrapped where it is shown, indented lines stay as they are."""
-    return "\n\n".join(["\n".join(_lines(paragraph)) for paragraph in MARKUP.sub(r"\\[", text).split("\n\n")])
+def _format_help_text(text: str) -> str:
+    """Return a help text with rich markup: prose stays unwrapped, indented lines keep their breaks."""
+    return "\n\n".join(
+        ["\n".join(_format_help_lines(paragraph)) for paragraph in MARKUP.sub(r"\\[", text).split("\n\n")]
+    )
 
 
-def _lines(paragraph: str) -> Iterator[str]:
+def _format_help_lines(paragraph: str) -> Iterator[str]:
+    """Yield the lines of a paragraph: prose joined into one line, indented lines marked as they are."""
     prose: list[str] = []
     for line in paragraph.split("\n"):
         if line.startswith(" "):
@@ -62,18 +63,19 @@ def _lines(paragraph: str) -> Iterator[str]:
     yield from [" ".join(prose)] if prose else []
 
 
-def _leaving(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
-    from stepengine.cli.trusting import OPTION, at_the_gate
+def _wrap_command(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
+    """Return a command that checks the trust of agent files, reports errors and leaves with the exit code."""
+    from stepengine.cli.code_trust import OPTION, enforce_trust
 
     @functools.wraps(command)
     def ended(**given: Any) -> None:
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def judged() -> Exit:
-            with at_the_gate(asks=name in ASKING, content=content):
+            with enforce_trust(asks=name in ASKING, content=content):
                 return command(**given)
 
-        leave(explain_errors(judged))
+        raise_exit(run_explaining_errors(judged))
 
     if name in LOCAL:
         own = inspect.signature(command, eval_str=True)
@@ -96,7 +98,7 @@ def _print_version(is_asked: bool) -> None:
     raise typer.Exit
 
 
-def _first(
+def _print_overview(
     context: typer.Context,
     *,
     _: Annotated[
@@ -108,7 +110,7 @@ def _first(
 
 
 class _Commands(Mapping[str, Parsed]):
-    """Every command by its name, made when it is asked for."""
+    """A mapping of names to parsed commands, each built on first access."""
 
     def __init__(self) -> None:
         self._made: dict[str, Parsed] = {}
@@ -116,7 +118,7 @@ class _Commands(Mapping[str, Parsed]):
     def __getitem__(self, name: str) -> Parsed:
         if name not in self._made:
             group, listed = LISTED[name]
-            made = _several(name) if name in UNDER else _alone(name, listed)
+            made = _make_command_group(name) if name in UNDER else _make_single_command(name, listed)
             made.name, made.rich_help_panel = name, group
             self._made[name] = made
         return self._made[name]
@@ -128,13 +130,13 @@ class _Commands(Mapping[str, Parsed]):
         return len(LISTED)
 
 
-class _Group(typer.core.TyperGroup):
-    """All commands. Its list is made from the table: importing every command for it would take a second."""
+class _MainCommandGroup(typer.core.TyperGroup):
+    """The group of all commands. Its help comes from the table: importing every command would take a second."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]
-        self._overview = typer.core.TyperGroup(**{**attributes, "commands": _listed_commands()})
+        self._overview = typer.core.TyperGroup(**{**attributes, "commands": _make_listing_commands()})
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return all names, in the order of the table."""
@@ -145,7 +147,7 @@ class _Group(typer.core.TyperGroup):
         self._overview.format_help(ctx, formatter)
 
 
-def _listed_commands() -> dict[str, Parsed]:
+def _make_listing_commands() -> dict[str, Parsed]:
     """Return commands that are only listed: a name, a line of help and a group."""
     return {
         name: typer.core.TyperCommand(name, help=_escape_markup(listed.text), rich_help_panel=group)
@@ -156,10 +158,10 @@ def _listed_commands() -> dict[str, Parsed]:
 def _make_app() -> typer.Typer:
     return typer.Typer(
         name="stepengine",
-        cls=_Group,
-        help=_help_text(OVERVIEW.strip()),
-        epilog=_help_text(EXIT_CODES),
-        callback=_first,
+        cls=_MainCommandGroup,
+        help=_format_help_text(OVERVIEW.strip()),
+        epilog=_format_help_text(EXIT_CODES),
+        callback=_print_overview,
         invoke_without_command=True,
         add_completion=False,
         rich_markup_mode="rich",
@@ -167,35 +169,35 @@ def _make_app() -> typer.Typer:
     )
 
 
-def _part(**attributes: Any) -> typer.Typer:
+def _make_typer_app(**attributes: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes)
 
 
-def _several(first: str) -> Parsed:
-    """Return the group of the commands of two words that begin with *first*."""
+def _make_command_group(first: str) -> Parsed:
+    """Return the group of the two-word commands whose first word is *first*."""
     _, text, several = UNDER[first]
-    part = _part(name=first, help=text, no_args_is_help=True)
+    part = _make_typer_app(name=first, help=text, no_args_is_help=True)
     for name, listed in several.items():
-        _add(part, name, listed, f"{first} {name}")
+        _register_command(part, name, listed, f"{first} {name}")
     return typer.main.get_group(part)  # of one command, `get_command` would make that command
 
 
-def _alone(name: str, listed: ListedCommand) -> Parsed:
-    part = _part()
-    _add(part, name, listed, name)
+def _make_single_command(name: str, listed: ListedCommand) -> Parsed:
+    part = _make_typer_app()
+    _register_command(part, name, listed, name)
     return typer.main.get_command(part)
 
 
-def _add(part: typer.Typer, name: str, listed: ListedCommand, words: str) -> None:
+def _register_command(part: typer.Typer, name: str, listed: ListedCommand, words: str) -> None:
     command = listed.load()
     part.command(
         name,
-        help=_help_text(inspect.cleandoc(command.__doc__ or "")),
+        help=_format_help_text(inspect.cleandoc(command.__doc__ or "")),
         short_help=_escape_markup(listed.text),
-        epilog=_help_text(EXIT_CODES) if words in RUNNING else None,
+        epilog=_format_help_text(EXIT_CODES) if words in RUNNING else None,
         # What follows the command of a server is its own, also where it looks like an option of ours.
         context_settings=AS_TYPED if words == "mcp inspect" else None,
-    )(_leaving(words, command))
+    )(_wrap_command(words, command))
 
 
 def _escape_markup(text: str) -> str:

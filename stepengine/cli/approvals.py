@@ -12,15 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.origins import ASKED, ORIGIN_HOOK
 from stepengine.data.tools import ToolLike, ToolSpec
-from stepengine.tools.spawning import with_carried
+from stepengine.tools.agent_tools import with_called_tools
 
 if TYPE_CHECKING:
     from stepengine.cli.options import Options
     from stepengine.journal.history import History
     from stepengine.permissions import Policy
-
-__all__ = ("OPTIONS", "approval_policy", "approvals_needed", "asked_categories", "is_judged", "own_specs", "restricted")
 
 OPTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {"write": ("changes files", "--write"), "execute": ("runs programs", "--shell")}
@@ -28,27 +27,29 @@ OPTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
 """By category: what its tools do, and the option that allows them."""
 HOOK = "permission"
 """The name of a policy's hook, as a journal lists it."""
+INJECTION = "injection"
+"""The value of ``--guard``."""
 
 
-def restricted(options: Options) -> frozenset[str]:
+def disallowed_categories(options: Options) -> frozenset[str]:
     """Return the categories that the options do not allow."""
     allowed = {"write": options.write, "execute": options.shell}
     return frozenset([category for category in OPTIONS if not allowed[category]])
 
 
-def own_specs(tools: Iterable[object]) -> list[ToolSpec]:
-    """Return the specs of tool objects, and of those that their bodies call; names and sources of tools have none."""
-    return [tool.spec for tool in with_carried([tool for tool in tools if isinstance(tool, ToolLike)])]
+def collect_tool_specs(tools: Iterable[object]) -> list[ToolSpec]:
+    """Return the specs of tool objects and of the tools that their bodies call; tool names and sources are skipped."""
+    return [tool.spec for tool in with_called_tools([tool for tool in tools if isinstance(tool, ToolLike)])]
 
 
-def approvals_needed(specs: Iterable[ToolSpec], category: str) -> list[str]:
+def tools_needing_approval(specs: Iterable[ToolSpec], category: str) -> list[str]:
     """Return the names of the tools of a category whose calls can be asked about."""
     return [spec.name for spec in specs if spec.category == category and spec.requires_permission]
 
 
 def approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> Policy | None:
     """Return the policy that asks about tools of *categories* and allows all others; ``None`` where none of *specs* is one."""
-    asked = [category for category in OPTIONS if category in categories and approvals_needed(specs, category)]
+    asked = [category for category in OPTIONS if category in categories and tools_needing_approval(specs, category)]
     if not asked:
         return None
     from stepengine.permissions import Policy, Rule
@@ -57,18 +58,30 @@ def approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> 
     return Policy([*[Rule.ask_for_category(category) for category in asked], Rule("allow", Every())])
 
 
-def is_judged(history: History, agent: AgentDefinition) -> bool:
-    """Return whether a policy judged the calls of a recorded run; a hook of the agent's own does not count."""
+def had_policy_hook(history: History, agent: AgentDefinition) -> bool:
+    """Return whether a command-line policy was a hook of a recorded run, besides hooks of the agent."""
     from stepengine.journal.encoding import name_of
 
     own = [name_of(hook) for hook in agent.hooks.pre_tool]
     head = history.head
-    return head is not None and head.hooks.count(HOOK) > own.count(HOOK)
+    return head is not None and any(head.hooks.count(hook) > own.count(hook) for hook in (HOOK, ORIGIN_HOOK))
 
 
-def asked_categories(history: History, specs: Mapping[str, ToolSpec], categories: frozenset[str]) -> frozenset[str]:
+def has_guard_rules(history: History) -> bool:
+    """Return whether rules about untrusted data judged the calls of a recorded run."""
+    return history.head is not None and ORIGIN_HOOK in history.head.hooks
+
+
+def _is_untrusted_data_question(question: Mapping[str, object]) -> bool:
+    """Return whether a recorded question was asked only because of untrusted data; its rules are not recorded, its text is."""
+    return bool(question.get("provenance")) and question["text"] == ASKED.format(question.get("tool_name"))
+
+
+def find_categories_to_ask_about(
+    history: History, specs: Mapping[str, ToolSpec], categories: frozenset[str]
+) -> frozenset[str]:
     """
-    Return the categories about which a recorded run asks, so that its record is met again.
+    Return the categories about which a resumed run asks, so that it matches its record.
 
     Those about which it asked, and of those that the options do not allow the ones that it never used.
     """
@@ -78,7 +91,7 @@ def asked_categories(history: History, specs: Mapping[str, ToolSpec], categories
         if intent.type == "tool_call":
             names, found = [form["tool_name"]], used
         elif intent.type == "ask" and form["purpose"] == HOOK:
-            names, found = [question.get("tool_name") for question in form["questions"]], asked
+            names, found = [q.get("tool_name") for q in form["questions"] if not _is_untrusted_data_question(q)], asked
         else:
             continue
         found.update([specs[name].category for name in names if name in specs])

@@ -5,25 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 from attrs import frozen
 
-from stepengine.cli.approvals import is_judged
+from stepengine.cli.approvals import INJECTION, had_policy_hook, has_guard_rules
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import is_terminal
-from stepengine.cli.settings import Settings, UsageProblem
+from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
+from stepengine.engine.settings import Settings
 from stepengine.errors import (
     DefinitionError,
     MissingKey,
@@ -32,38 +31,19 @@ from stepengine.errors import (
 
 if TYPE_CHECKING:
     from stepengine.cli.screen.console import TerminalInteractor
-    from stepengine.cli.screen.progress import Progress
+    from stepengine.cli.screen.progress import ProgressDisplay
     from stepengine.data.definition import ToolSource
     from stepengine.data.events import Event
     from stepengine.data.hooks import Hooks
     from stepengine.data.tools import ToolLike
     from stepengine.engine import Engine
-    from stepengine.engine.loading import AgentPlace
-    from stepengine.engine.packages import PackagedAgent
     from stepengine.journal.history import History
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
     from stepengine.runtime.prices import Pricing
     from stepengine.workspace.workspace import Workspace
 
-__all__ = (
-    "Bench",
-    "bench_for",
-    "family",
-    "limits_of",
-    "make_progress",
-    "models_of",
-    "pricing_of",
-    "registry_of",
-    "served_models",
-)
-
 MILLION = 1_000_000
-ENDPOINTS: dict[str, Literal["runtime", "mantle", "converse"]] = {
-    "bedrock": "runtime",
-    "bedrock_mantle": "mantle",
-    "bedrock_converse": "converse",
-}
 
 NO_MODEL = """\
 agent {agent!r} needs a model, and none is set. Any of these helps:
@@ -74,9 +54,9 @@ agent {agent!r} needs a model, and none is set. Any of these helps:
 `stepengine demo` shows an agent at work without any of them"""
 
 
-class Bench(NamedTuple):
+class EngineSetup(NamedTuple):
     """
-    What a run is performed with.
+    The engine for a run, its progress display and the message for a missing model.
 
     Attributes:
         engine: The engine.
@@ -85,12 +65,12 @@ class Bench(NamedTuple):
     """
 
     engine: Engine
-    progress: Progress | None
+    progress: ProgressDisplay | None
     without_model: str
 
 
-def limits_of(options: Options, agent: AgentDefinition) -> Limits | None:
-    """Return the limits of a new run: what was typed, else the lower one of what is set and of the agent's own."""
+def choose_limits(options: Options, agent: AgentDefinition) -> Limits | None:
+    """Return the limits of a new run: typed options, else the lower of the settings and the agent's own limits."""
     own, chosen = agent.limits, options.settings.limits
     lower = {name: mine for name in options.settings.table("limits") if (mine := getattr(own, name)) is not None}
     lower = {name: min(mine, getattr(chosen, name)) for name, mine in lower.items()}
@@ -102,7 +82,7 @@ def limits_of(options: Options, agent: AgentDefinition) -> Limits | None:
     return None if limits == Limits() else limits
 
 
-def bench_for(
+def make_engine_setup(
     options: Options,
     agent: AgentDefinition,
     *,
@@ -116,7 +96,7 @@ def bench_for(
     recorded: History | None = None,
     others: Sequence[AgentDefinition] = (),
     tools: Sequence[ToolLike | ToolSource] | None = None,
-) -> Bench:
+) -> EngineSetup:
     """
     Return an engine for *agent* and those that it may spawn.
 
@@ -138,65 +118,80 @@ def bench_for(
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
-    from stepengine.cli.toolset import ToolRequest, add_bundled, allowed_tools, allowed_workspace, tools_beside
+    from stepengine.cli.toolset import (
+        ToolRequest,
+        load_module_tools,
+        make_allowed_tools,
+        make_allowed_workspace,
+        merge_bundled_tools,
+    )
     from stepengine.engine import Engine
-    from stepengine.engine.packages import id_of
+    from stepengine.engine.agent_family import find_agent_family
+    from stepengine.engine.packages import published_id
     from stepengine.tools.bundled.bundled import uncalled_tools
 
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is not a folder"
         raise UsageProblem(msg)
     settings = options.settings
-    families = [family(one, options.agent, settings.agent_folders) for one in (agent, *others)]
-    known = {normalised_id(id_of(member)): member for members in reversed(families) for member in members}
-    agents = [member for members in families for member in members if known.pop(normalised_id(id_of(member)), None)]
+    families = [find_agent_family(one, options.agent, settings.agent_folders) for one in (agent, *others)]
+    known = {normalised_id(published_id(member)): member for members in reversed(families) for member in members}
+    agents = [
+        member for members in families for member in members if known.pop(normalised_id(published_id(member)), None)
+    ]
     progress = make_progress(options)
     is_chat = options.asks and is_new
-    somebody = _somebody(progress, options) if performs and not (is_chat or asks_nobody) else None
+    somebody = _make_interactor(progress, options) if performs and not (is_chat or asks_nobody) else None
     alone = not sys.stdin.isatty() if is_chat else somebody is None
     # The journal that every run has by itself is no sign that somebody will come back to answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
-    homeless = _homeless(options, agents)
+    homeless = _models_without_provider(options, agents)
     named = next((one for one in agents if one.model and one.model not in homeless), None)
-    if options.base_url and is_new and named is not None and not _models_of_server(options):
+    if options.base_url and is_new and named is not None and not _base_url_models(options):
         msg = (
-            f"--base-url is {options.base_url!r}, and no model was named for it: {named.id!r} names {named.model!r}, which is "
+            f"--base-url is {options.base_url!r}but no model is named for that server: {named.id!r} names {named.model!r}, which is "
             "asked of its own provider; say what that server is asked for with --model NAME"
         )
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):
         options = attrs.evolve(options, served=_recorded_models(options.journal))
-    models = _script_of(options) if performs and options.script else models_of(options, homeless)
+    models = _make_script_provider(options) if performs and options.script else choose_models(options, homeless)
     default, problem = _default_model(models, settings)
-    options = attrs.evolve(options, place=_place(options) if performs else None)
-    beside = tools_beside(options, agents) if tools is None else tools
-    can_ask = not unattended and not denies and (recorded is None or is_judged(recorded, agent))
-    policy = policy_of(options)
+    options = attrs.evolve(options, place=_find_workspace(options) if performs else None)
+    beside = load_module_tools(options, agents) if tools is None else tools
+    can_ask = not unattended and not denies and (recorded is None or had_policy_hook(recorded, agent))
+    policy = choose_policy(options)
     request = ToolRequest(families, beside, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
     root = options.cwd.resolve()
-    place = allowed_workspace(options, request) if performs else None
-    given = add_bundled(beside, uncalled_tools(root)) if place is None else allowed_tools(options, request, place)
+    place = make_allowed_workspace(options, request) if performs else None
+    given = (
+        merge_bundled_tools(beside, uncalled_tools(root))
+        if place is None
+        else make_allowed_tools(options, request, place)
+    )
     engine = Engine(
         agents,
         given,
         models,
-        pricing=pricing_of(options),
+        pricing=make_pricing(options),
         observers=[*([progress] if progress else []), *observers],
         default_model=default,
-        agent_models=_agent_models(options, agents, is_new=is_new),
-        hooks=_own_hooks(recorded, agent),
-        permissions=policy or (request.policy(options, recorded) if can_ask else None),
+        agent_models=_choose_model_overrides(options, agents, is_new=is_new),
+        hooks=_make_hooks(recorded, agent),
+        permissions=add_guard_rules(
+            options, policy or (request.policy(options, recorded) if can_ask else None), recorded
+        ),
         interactor=somebody,
         headless=denies,
         workspace=place or root,
     )
     if options.place is not None:
         weakref.finalize(engine, options.place.close)
-    return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
+    return EngineSetup(engine, progress, problem or NO_MODEL.format(agent=agent.id))
 
 
-def _place(options: Options) -> Workspace | None:
-    """Return where the tools run that ``--workspace`` names; ``None`` for this machine."""
+def _find_workspace(options: Options) -> Workspace | None:
+    """Return the workspace named by ``--workspace``; ``None`` for this machine."""
     if not options.workspace:
         return None
     from stepengine.workspace.workspace import Workspace
@@ -208,8 +203,8 @@ def _place(options: Options) -> Workspace | None:
         raise UsageProblem(msg) from None
 
 
-def _own_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
-    """Return the hooks of the command line; of a run that was recorded those that it had beside the agent's own, or all."""
+def _make_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
+    """Return the hooks of the command line; for a recorded run only those that its record has besides the agent's."""
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
     from stepengine.journal.encoding import name_of
@@ -224,15 +219,17 @@ def _own_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
     # A run of `stepengine serve` was begun by a page, perhaps; no run of the other commands is.
     of_page = []
     if recorded is not None:
-        from stepengine.adapters.ag_ui.asked import take_page
+        from stepengine.adapters.ag_ui.asked import apply_page_data
 
-        of_page = had(take_page)
+        of_page = had(apply_page_data)
     return Hooks(pre_run=of_page, pre_step=had(summarize()), on_stop=had(require_finished_todos()))
 
 
-def policy_of(options: Options) -> Policy | None:
-    """Return what decides about tool calls: what was chosen on the way, what is set, or what a chat asks about."""
-    policy: Policy | None = options.policy or options.settings.policy or (asking_policy() if options.asks else None)
+def choose_policy(options: Options) -> Policy | None:
+    """Return the policy for tool calls: the chosen one, else that of the settings, else that of a chat."""
+    policy: Policy | None = (
+        options.policy or options.settings.policy or (make_asking_policy() if options.asks else None)
+    )
     changes: Policy | None = options.policy_changes
     if changes is None:
         return policy
@@ -241,15 +238,37 @@ def policy_of(options: Options) -> Policy | None:
     return attrs.evolve((policy or Policy()).with_rules(*changes.rules), mode=changes.mode)
 
 
-def asking_policy() -> Policy:
-    """Return the policy that lets an agent look around and asks about everything else."""
+def add_guard_rules(options: Options, policy: Policy | None, recorded: History | None = None) -> Policy | None:
+    """
+    Return the policy with the rules of ``--guard``; a recorded run keeps those with which it started.
+
+    Raises:
+        UsageProblem: for another value than ``injection``, and for a policy file of an engine.
+    """
+    if options.guard not in ("", INJECTION):
+        msg = f"--guard {options.guard!r} is unknown; write --guard {INJECTION}"
+        raise UsageProblem(msg)
+    if not options.guard and not (recorded is not None and has_guard_rules(recorded)):
+        return policy
+    from stepengine.permissions import Policy, injection_rules
+
+    if policy is None:
+        return Policy.against_injection()
+    if not isinstance(policy, Policy):
+        msg = "--guard adds no rules to the policy file of an engine; add {'decision': 'ask', 'match': {'untrusted': '*'}} to it"
+        raise UsageProblem(msg)
+    return policy.with_rules(*injection_rules())
+
+
+def make_asking_policy() -> Policy:
+    """Return the policy that allows reading and asks about everything else."""
     from stepengine.permissions import Policy, Rule, read_only_commands
 
     return Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), *read_only_commands()])
 
 
-def _somebody(progress: Progress | None, options: Options) -> TerminalInteractor | None:
-    """Return who answers questions of a run: whoever sits at a terminal where questions can be seen and answered."""
+def _make_interactor(progress: ProgressDisplay | None, options: Options) -> TerminalInteractor | None:
+    """Return an interactor that asks the person at the terminal; ``None`` without a terminal."""
     if not (sys.stdin.isatty() and is_terminal()):
         return None
     from stepengine.cli.screen.console import TerminalInteractor
@@ -257,8 +276,8 @@ def _somebody(progress: Progress | None, options: Options) -> TerminalInteractor
     return TerminalInteractor(progress=progress, color=options.settings.get("display.color"))
 
 
-def _agent_models(options: Options, agents: list[AgentDefinition], *, is_new: bool) -> dict[str, str]:
-    """Return the models in place of those that agents name: those that were typed before those that are set."""
+def _choose_model_overrides(options: Options, agents: list[AgentDefinition], *, is_new: bool) -> dict[str, str]:
+    """Return the models that replace those of agents, by agent id: ``--model`` wins over the settings."""
     typed, known = options.models, [normalised_id(agent.id) for agent in agents]
     if unknown := [name for name in typed if name and name not in known]:
         msg = f"--model {unknown[0]}={typed[unknown[0]]} names no agent of this run; it has {list_names(known, unknown[0])}"
@@ -267,9 +286,9 @@ def _agent_models(options: Options, agents: list[AgentDefinition], *, is_new: bo
     return {normalised_id(name): model for name, model in chosen.items()} | typed
 
 
-def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provider:
+def choose_models(options: Options, homeless: Iterable[str] = ()) -> Models | Provider:
     """
-    Return where replies come from: the registered providers, and for the models that were typed the server at ``--base-url``.
+    Return the registered providers; with ``--base-url``, models of ``--model`` are requested from that server.
 
     A model that an agent or a yield names itself goes to its own provider: that server has no model of that name, and a
     request that went there would be priced as what it is not. Those in *homeless* have no provider, so that server gets them.
@@ -277,10 +296,10 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     Raises:
         UsageProblem: when that is not an address, or a key is named without it.
     """
-    models = registry_of(options.settings)
+    models = options.settings.make_models()
     if not options.base_url:
         if options.api_key_env:
-            msg = "--api-key-env names the key of the server at --base-url, which is not given; `stepengine agents models` lists the variables of providers"
+            msg = "--api-key-env is for --base-url, which is missing; `stepengine agents models` lists the variables of providers"
             raise UsageProblem(msg)
         return models
     if not options.base_url.startswith(("http://", "https://")):
@@ -289,7 +308,7 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     from stepengine.models import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
 
-    served = _models_of_server(options)
+    served = _base_url_models(options)
     # `openai/...` is also how such servers name open-weight models, so it is not taken for a prefix.
     prefix = (served or ("",))[0].partition("/")[0]
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
@@ -300,18 +319,18 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     return models
 
 
-def _script_of(options: Options) -> Provider:
-    from stepengine.cli.scripts import refuse_two_models, run_script_of
+def _make_script_provider(options: Options) -> Provider:
+    from stepengine.cli.scripts import make_run_script, refuse_script_with_server
 
-    refuse_two_models(options)
-    return run_script_of(options.script)
+    refuse_script_with_server(options)
+    return make_run_script(options.script)
 
 
-def _homeless(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[str]:
-    """Return the models that agents name and no provider has, where there is a server that may have them."""
+def _models_without_provider(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[str]:
+    """Return the models of agents that no registered provider has; nothing without ``--base-url``."""
     if not options.base_url:
         return frozenset()
-    registry, found = registry_of(options.settings), set[str]()
+    registry, found = options.settings.make_models(), set[str]()
     for model in [agent.model for agent in agents if agent.model]:
         try:
             registry.parse(model)
@@ -320,8 +339,8 @@ def _homeless(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[
     return frozenset(found)
 
 
-def _models_of_server(options: Options) -> tuple[str, ...]:
-    """Return the models that the server at ``--base-url`` is asked for, that of most agents first."""
+def _base_url_models(options: Options) -> tuple[str, ...]:
+    """Return the models to request from the server at ``--base-url``, the main model first."""
     typed = options.models
     default = options.settings.get("model")
     named = [typed.get(""), *typed.values(), *options.served] if typed or any(options.served) else [default]
@@ -329,7 +348,7 @@ def _models_of_server(options: Options) -> tuple[str, ...]:
 
 
 def _recorded_models(journal: str) -> tuple[str, ...]:
-    """Return the models that the run in *journal* was begun with in place of those that its agents name."""
+    """Return the models that replaced those of the agents when the run in *journal* was started."""
     from stepengine.journal import as_journal
 
     if not journal or not (history := as_journal(journal).history()).intents:
@@ -339,9 +358,9 @@ def _recorded_models(journal: str) -> tuple[str, ...]:
     return tuple([str(model) for model in (root.get("model"), *chosen.values()) if model])
 
 
-def pricing_of(options: Options) -> Pricing:
+def make_pricing(options: Options) -> Pricing:
     """
-    Return what replies cost: the packaged prices, and what ``--price`` says of models that have none or are at ``--base-url``.
+    Return the packaged prices, extended by ``--price`` for models without one and those at ``--base-url``.
 
     Raises:
         UsageProblem: when that is not a price.
@@ -357,13 +376,13 @@ def pricing_of(options: Options) -> Pricing:
     if options.price.count("/") > 1 or not (into.is_finite() and out.is_finite() and into >= 0 and out >= 0):
         msg = f"--price is {options.price!r}; it is US dollars for a million tokens, such as 0, 0.5 or 0.15/0.60 for in and out"
         raise UsageProblem(msg)
-    return _Priced(into, out, frozenset(_models_of_server(options)) if options.base_url else frozenset())
+    return _CustomPrices(into, out, frozenset(_base_url_models(options)) if options.base_url else frozenset())
 
 
 @frozen
-class _Priced:
+class _CustomPrices:
     """
-    Prices of a user's own.
+    Prices from ``--price``, with the packaged prices for all other models.
 
     Attributes:
         into: US dollars for a million tokens of a prompt.
@@ -380,14 +399,14 @@ class _Priced:
         from stepengine.models.pricing import cost_of
 
         listed = None if model in self.own else cost_of(model, usage, at)
-        return self._of(usage) if listed is None else listed
+        return self._custom_cost(usage) if listed is None else listed
 
     def of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """Return what *reply* of *model* cost; ``None`` without usage."""
         from stepengine.models.pricing import cost_of
 
         listed = None if model in self.own else cost_of.of_reply(model, reply, at)
-        return self._of(reply.usage) if listed is None else listed
+        return self._custom_cost(reply.usage) if listed is None else listed
 
     def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """Return the parts of *reply* of *model* that have no price."""
@@ -395,76 +414,21 @@ class _Priced:
 
         return () if model in self.own else cost_of.unpriced(model, reply, at)
 
-    def _of(self, usage: Usage | None) -> Decimal | None:
+    def _custom_cost(self, usage: Usage | None) -> Decimal | None:
         if usage is None:
             return None
         return (self.into * usage.prompt_tokens + self.out * usage.completion_tokens) / MILLION
 
 
-def served_models(options: Options, agents: Iterable[AgentDefinition]) -> Models:
-    """Return where the replies to *agents* come from, as ``bench_for`` has it; errors as ``models_of``."""
+def models_for_agents(options: Options, agents: Iterable[AgentDefinition]) -> Models:
+    """Return the providers of the models of *agents*, as in ``make_engine_setup``; raises as ``choose_models``."""
     from stepengine.models import Models
 
-    return Models.of(models_of(options, _homeless(options, agents)))
-
-
-def registry_of(settings: Settings) -> Models:
-    """Return the providers that can be named, with the addresses, variables of keys and aliases that are set."""
-    from stepengine.models import Models
-
-    models = Models.standard(aliases=settings.table("aliases"))
-    addresses = settings.table("base_urls")
-    variables = {name.removesuffix(".key"): variable for name, variable in settings.table("providers").items()}
-    for prefix in {**addresses, **variables}:
-        models.register(prefix, partial(_provider, prefix, addresses.get(prefix), variables.get(prefix)))
-    return models
-
-
-def _provider(prefix: str, address: str | None, variable: str | None) -> Provider:
-    """Return the provider of a prefix, elsewhere or with another key; one that nothing is known of speaks Chat Completions."""
-    from stepengine.models import (
-        AnthropicProvider,
-        FoundryProvider,
-        GoogleInteractionsProvider,
-        GoogleProvider,
-        OpenAIChatProvider,
-        OpenAIProvider,
-    )
-    from stepengine.models.presets import PRESETS
-
-    if prefix in (*ENDPOINTS, "vertex", "anthropic_aws", "anthropic_google"):
-        return _in_cloud(prefix, address, variable)
-    given: dict[str, Any] = {"base_url": address, "key_env": variable}
-    if prefix == "anthropic":
-        return AnthropicProvider(**given)
-    if prefix in ("google", "google_interactions"):
-        return (GoogleProvider if prefix == "google" else GoogleInteractionsProvider)(**given)
-    if prefix == "foundry":
-        return FoundryProvider(**given)
-    if prefix in PRESETS and PRESETS[prefix].adapter == "openai":
-        return OpenAIProvider(name=prefix, **given)
-    return OpenAIChatProvider(prefix, **given)
-
-
-def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provider:
-    """Return the provider of a cloud that is let in by more than a key, elsewhere or with what a variable holds."""
-    from stepengine.models import AnthropicAwsProvider, AnthropicGoogleProvider, BedrockProvider, VertexProvider
-
-    key = os.environ.get(variable, "").strip() or None if variable is not None else None
-    if variable is not None and key is None:
-        msg = f"there is no key for {prefix!r}: set {variable}, which the settings name, or leave it out of them"
-        raise MissingKey(msg, kind="missing_key")
-    if prefix == "vertex":
-        return VertexProvider(base_url=address, credentials=key)
-    if prefix == "anthropic_google":
-        return AnthropicGoogleProvider(base_url=address, credentials=key)
-    if prefix == "anthropic_aws":
-        return AnthropicAwsProvider(key, address)
-    return BedrockProvider(key, address, name=prefix, endpoint=ENDPOINTS[prefix])
+    return Models.from_value(choose_models(options, _models_without_provider(options, agents)))
 
 
 def _default_model(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:
-    """Return the model that is set, or why it cannot be used; an agent that asks no model needs none."""
+    """Return the model of the settings, or the reason it cannot be used."""
     model = settings.get("model")
     if not model:
         return None, ""
@@ -475,101 +439,21 @@ def _default_model(models: Models | Provider, settings: Settings) -> tuple[str |
     return model, ""
 
 
-def make_progress(options: Options) -> Progress | None:
-    """Return what shows progress on stderr; ``None`` when nothing is to be shown."""
+def make_progress(options: Options) -> ProgressDisplay | None:
+    """Return the progress display on stderr; ``None`` with ``--quiet``."""
     if options.quiet:
         return None
-    from stepengine.cli.screen.console import console_on
-    from stepengine.cli.screen.progress import Progress
+    from stepengine.cli.screen.console import make_console
+    from stepengine.cli.screen.progress import ProgressDisplay
 
     settings = options.settings
     color = settings.get("display.color")
-    console = console_on(sys.stderr, color="never" if options.as_json and color == "auto" else color)
+    console = make_console(sys.stderr, color="never" if options.as_json and color == "auto" else color)
     live = is_terminal() and not console.is_dumb_terminal and not os.environ.get("CI")
-    return Progress(
+    return ProgressDisplay(
         console,
         live=live and not settings.get("display.plain"),
         verbose=options.verbose,
         level=settings.get("display.log"),
         thinking=settings.get("display.thinking"),
     )
-
-
-def family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition]:
-    """
-    Return *agent* and every agent that it may spawn, directly or through another one.
-
-    Args:
-        agent: The agent.
-        file: The file that it was loaded from; the other agents in it, and those beside it by the names of their files, are
-            found there.
-        folders: More folders in which ids are looked for.
-
-    Raises:
-        DefinitionError: when an id names no agent.
-    """
-    from stepengine.engine.packages import id_of, member_of
-
-    finder = _Named.beside(file, folders)
-    found: dict[str, AgentDefinition] = {}
-    held = [agent]
-    named: list[tuple[str, PackagedAgent | None]] = []
-    while held or named:
-        # Ids come last: one of an agent that another holds, or of that agent itself, needs no file.
-        if not held and named[-1][1] is None and normalised_id(named[-1][0]) in found:
-            named.pop()
-            continue
-        definition = held.pop() if held else finder.found(*named.pop())
-        key = normalised_id(id_of(definition))
-        if key not in found:
-            found[key] = definition
-            given = definition.spawnable_agents
-            named += [(child, member_of(definition)) for child in given if isinstance(child, str)]
-            held += [child for child in given if not isinstance(child, str)]
-    return list(found.values())
-
-
-class _Named(NamedTuple):
-    """
-    Where agents are looked for that others name by id.
-
-    Attributes:
-        place: The file of the agent that is run; ``None`` where none was named.
-        same: The agents of that file.
-        folders: More folders.
-    """
-
-    place: AgentPlace | None
-    same: Mapping[str, AgentDefinition]
-    folders: tuple[Path, ...]
-
-    @classmethod
-    def beside(cls, file: str, folders: Iterable[Path]) -> Self:
-        """Return where it is looked for by what is in *file*, and beside it."""
-        from stepengine.engine.loading import AgentPlace
-
-        place = AgentPlace.of_text(file) if file else None
-        same = {} if place is None else {normalised_id(one.id): one for one in place.agents()}
-        return cls(place, same, tuple(folders))
-
-    def found(self, agent_id: str, by: PackagedAgent | None) -> AgentDefinition:
-        """
-        Return the agent that is called so; one of a package, *by*, means its own where it names no publisher.
-
-        Raises:
-            DefinitionError: when there is none.
-        """
-        from stepengine.engine.loading import bundled_agent, find_packaged, load_agent
-
-        if (member := find_packaged(agent_id)) is not None:
-            return member.load()
-        agent_id = name_of_published(agent_id) or agent_id
-        own = self.same.get(normalised_id(agent_id)) if by is None else by.beside(agent_id) or bundled_agent(agent_id)
-        if own is not None:
-            return own
-        if self.place is not None:
-            # What lies beside a stranger's file is no more trusted than that.
-            file = self.place.file.with_name(f"{agent_id.replace('-', '_')}.py")
-            if file.is_file():
-                return load_agent(str(attrs.evolve(self.place, file=file, id="")), folders=self.folders)
-        return load_agent(agent_id, folders=self.folders)

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 import attrs
 from attrs import frozen
 
-from stepengine.cli.bench import family
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Options, read_params
-from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
-
-__all__ = ("RUNS", "ChaosOptions", "run_chaos")
 
 RUNS = 100
 
@@ -31,8 +28,9 @@ class ChaosOptions:
 
 
 def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -> Exit:
-    """Run an agent in simulated worlds with faults, and print what did not hold. Return the exit code."""
+    """Run an agent in simulated worlds with faults, and print a failed check or the totals. Return the exit code."""
     from stepengine.engine import load_agent
+    from stepengine.engine.agent_family import find_agent_family
     from stepengine.testing import SimulationFailed, simulate
     from stepengine.testing.faults import FAULTS
     from stepengine.tools.bundled.bundled import uncalled_tools
@@ -43,7 +41,7 @@ def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -
         msg = f"--faults has {unknown[0]!r}, which is not a kind of fault; there are {list_names(FAULTS, unknown[0])}"
         raise UsageProblem(msg)
     loaded = load_agent(agent, folders=options.settings.agent_folders)
-    known = family(loaded, agent, options.settings.agent_folders)
+    known = find_agent_family(loaded, agent, options.settings.agent_folders)
     named = {tool for one in known for tool in one.tools if isinstance(tool, str)}
     try:
         seen = simulate(
@@ -59,13 +57,13 @@ def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -
     except SimulationFailed as failed:
         if options.as_json:
             found = [attrs.asdict(fault) for fault in failed.faults]
-            print(dumps({"seed": failed.seed, "row": failed.row, "faults": found, "message": str(failed)}))
+            print(to_ascii_json({"seed": failed.seed, "row": failed.row, "faults": found, "message": str(failed)}))
         else:
-            say(str(failed))
-        return complain(f"something that must hold did not, with the seed {failed.seed}", Exit.FAILED)
+            print_visible(str(failed))
+        return print_error(f"something that must hold did not, with the seed {failed.seed}", Exit.FAILED)
     ended = {status.value: count for status, count in seen.statuses.items()}
     if options.as_json:
-        print(dumps({"runs": seen.runs, "effects": seen.effects, "statuses": ended, "faults": seen.faults}))
+        print(to_ascii_json({"runs": seen.runs, "effects": seen.effects, "statuses": ended, "faults": seen.faults}))
     else:
         print(f"{seen.runs} runs with {seen.effects} effects, from seed {chosen.seed} on: everything held")
         print(

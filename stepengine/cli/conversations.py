@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
-from stepengine.cli.recording import RecordedRun, entries
-from stepengine.cli.screen.render import counted, one_line
+from stepengine.cli.screen.render import format_count, one_line
+from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.data.quantities import format_age
-
-__all__ = ("Conversation", "age_of", "recorded_conversations")
+from stepengine.journal.recorded_runs import RecordedRun
 
 UNUSABLE = ("running", "unreadable")
 TITLE = 60
 
 
-class Conversation(NamedTuple):
+class RecordedConversation(NamedTuple):
     """
     A recorded conversation, or a run that is not a turn of one.
 
@@ -39,13 +39,13 @@ class Conversation(NamedTuple):
     def line(self) -> str:
         """One line: name, age, status, agent, number of turns and the first prompt."""
         last = self.last
-        turns = counted(len(self.turns), "turn") if self.session_id else one_line(last.text("command"), 12)
+        turns = format_count(len(self.turns), "turn") if self.session_id else one_line(last.text("command"), 12)
         agent = one_line(last.text("agent", "id"), 24)
-        about = f"{last.stem}  {age_of(last.text('created')):>4}  {last.status:<11}  {agent}  {turns or 'run'}"
+        about = f"{last.stem}  {format_run_age(last.text('created')):>4}  {last.status:<11}  {agent}  {turns or 'run'}"
         return f"{about}  {one_line(self.turns[-1].text('title'), TITLE)}".rstrip()
 
 
-def recorded_conversations(folder: str) -> list[Conversation]:
+def list_conversations(folder: str) -> list[RecordedConversation]:
     """
     Return the recorded conversations and runs of a folder, newest first, without those that another process runs now.
 
@@ -53,14 +53,14 @@ def recorded_conversations(folder: str) -> list[Conversation]:
         UsageProblem: when others could have put something into the state folder.
     """
     found: dict[str, list[RecordedRun]] = {}
-    for entry in entries():
-        if entry.text("cwd") == folder and entry.status not in UNUSABLE:
+    for entry in list_recorded_runs(working_folder=Path(folder)):
+        if entry.status not in UNUSABLE:
             found.setdefault(entry.text("session_id") or entry.stem, []).append(entry)
-    return [Conversation(turns) for turns in found.values()]
+    return [RecordedConversation(turns) for turns in found.values()]
 
 
-def age_of(created: str) -> str:
-    """Return how long ago a run was created, such as ``5m``; ``-`` where that is not known."""
+def format_run_age(created: str) -> str:
+    """Return the age of a run, such as ``5m``; ``-`` if its creation time is unknown."""
     try:
         return format_age(datetime.now(UTC) - datetime.fromisoformat(created))
     except (ValueError, TypeError):

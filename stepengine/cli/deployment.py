@@ -14,26 +14,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.screen.render import message_of
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.screen.render import format_error
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import BadYield, DataError, InputError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
     from stepengine.journal import Journal
-
-__all__ = (
-    "App",
-    "Db",
-    "Pool",
-    "Run",
-    "database_of",
-    "find_journal",
-    "operate",
-    "post_to_journal",
-    "report_problems",
-)
 
 VARIABLE = "STEPENGINE_DB"
 Db: TypeAlias = Annotated[
@@ -43,59 +31,59 @@ Db: TypeAlias = Annotated[
     ),
 ]
 App: TypeAlias = Annotated[str, typer.Option(help="The deployment's name.")]
-Pool: TypeAlias = Annotated[str, typer.Option(help="Which workers: those of this pool.")]
+Pool: TypeAlias = Annotated[str, typer.Option(help="Name of the worker pool.")]
 Run: TypeAlias = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's id, as `stepengine deploy submit` printed it.")
 ]
 
 
-def database_of(given: str) -> str:
+def resolve_database(given: str) -> str:
     """
-    Return the database that was typed, else that of the variable.
+    Return the database of ``--db``, else of the environment variable.
 
     Raises:
         UsageProblem: when there is none.
     """
     if given:
         if "://" in given and urlsplit(given).password:
-            complain(
+            print_error(
                 f"the password in --db can be read in the list of processes; {VARIABLE} or --db @FILE keeps it out"
             )
         return given
     named = os.environ.get(VARIABLE, "").strip()
     if not named:
-        msg = f"which database? Set {VARIABLE}, or give --db URL or --db @FILE with the URL in it"
+        msg = f"no database given; set {VARIABLE}, or give --db URL or --db @FILE with the URL in it"
         raise UsageProblem(msg)
     return named
 
 
-def report_problems(doing: Coroutine[object, Any, Exit]) -> Exit:
+def run_deployment_command(doing: Coroutine[object, Any, Exit]) -> Exit:
     """Run a command on a deployment to its end. Print the error of an expected failure and return its exit code."""
     from stepengine.durable import DatabaseAway, ExecutorBusy
 
     try:
         return asyncio.run(doing)
     except DatabaseAway as error:
-        return complain(message_of(error), Exit.AWAY)
+        return print_error(format_error(error), Exit.AWAY)
     except ExecutorBusy as error:
-        return complain(message_of(error), Exit.BUSY)
+        return print_error(format_error(error), Exit.BUSY)
     except ReplayDivergence as error:
-        return complain(message_of(error), Exit.DIVERGED)
+        return print_error(format_error(error), Exit.DIVERGED)
 
 
-def operate(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
-    """Connect to a database and run *act* with its operator. Errors are printed as in ``report_problems``."""
+def run_with_operator(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
+    """Connect to a database and run *act* with its operator. Errors are printed as in ``run_deployment_command``."""
 
     async def acted() -> Exit:
         from stepengine.durable import Operator
 
-        async with await Operator.connect(database_of(db), app=app, pool=pool) as operator:
+        async with await Operator.connect(resolve_database(db), app=app, pool=pool) as operator:
             return await act(operator)
 
-    return report_problems(acted())
+    return run_deployment_command(acted())
 
 
-def find_journal(run: str, db: str) -> Journal | None:
+def find_journal_or_durable(run: str, db: str) -> Journal | None:
     """
     Return the journal that *run* names; ``None`` for a durable run.
 
@@ -104,26 +92,26 @@ def find_journal(run: str, db: str) -> Journal | None:
     Raises:
         UsageProblem: when there is neither a journal nor a database.
     """
-    from stepengine.cli.journals import journal_at
+    from stepengine.cli.journals import open_journal
 
     if db:
         return None
     try:
-        return journal_at(run)
+        return open_journal(run)
     except UsageProblem:
         if os.environ.get(VARIABLE, "").strip():
             return None
         raise
 
 
-def post_to_journal(post: Callable[[Any], object]) -> Exit:
-    """Call *post* with the module ``posting``, to send something to the mailbox of a journal; return the exit code."""
-    from stepengine.engine import posting
+def run_mailbox_command(post: Callable[[Any], object]) -> Exit:
+    """Call *post* with the module ``journal.messages``, to send something to the mailbox of a journal; return the exit code."""
+    from stepengine.journal import messages
 
     try:
-        post(posting)
+        post(messages)
     except (InputError, BadYield, DataError):
         raise  # wrong usage
     except StepEngineError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
     return Exit.COMPLETED

@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import Exit, complain, exit_code
-from stepengine.cli.journals import asks_again, limits_again, recorded_agent
+from stepengine.cli.bench import make_engine_setup
+from stepengine.cli.exits import Exit, choose_exit_code, print_error
+from stepengine.cli.journals import load_recorded_agent, must_ask_again, resume_limits
 from stepengine.cli.options import Options
-from stepengine.cli.perform import GRACE, result_of
-from stepengine.cli.recording import RunRecording, entry_of, runs_folder
-from stepengine.cli.screen.interrupting import interruptible
-from stepengine.cli.screen.render import message_of, one_line, say, wait_of, waiting_for
+from stepengine.cli.perform import GRACE, await_result
+from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.render import format_error, one_line, print_visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import RunRecording
 from stepengine.data.quantities import format_age
 from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.waits import describe_wait, wait_to_json
 from stepengine.errors import DefinitionError, JournalError
+from stepengine.journal.recorded_runs import find_recorded_run, runs_folder
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.engine.scheduler import Scheduler
     from stepengine.engine.schedules import Schedule
-    from stepengine.engine.waking import Woken
+    from stepengine.engine.waker import Woken
     from stepengine.journal import Journal
-    from stepengine.journal.waking import Sleeping
-
-__all__ = ("resume_due",)
+    from stepengine.journal.wake_index import Sleeping
 
 SHOWN_CHARS = 200
 LATE = timedelta(minutes=1)
@@ -53,7 +53,7 @@ def resume_due(
     trusts: bool,
 ) -> Exit:
     """
-    Resume the runs of a store that are due, and start what its schedules order.
+    Resume the due runs of a store, and start the runs of its schedules.
 
     Args:
         options: The options of the command.
@@ -64,36 +64,36 @@ def resume_due(
         trusts: Whether recorded permissions are believed, whoever wrote them.
     """
     options = attrs.evolve(options, quiet=True).in_force()
-    where = _store(store)
-    given = _AgentFinder.of(agents, options, starts=bool(store))
-    made = _DueRuns(options, where, given, is_ours=not store, trusts=trusts)
+    where = _find_store_path(store)
+    given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
+    made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
     if not where.exists() and not (every is not None and not store):
-        complain("nothing was recorded yet, so nothing sleeps", Exit.COMPLETED)
+        print_error("nothing was recorded yet, so nothing sleeps", Exit.COMPLETED)
         return Exit.COMPLETED
     try:
         return asyncio.run(made.work(every, at_once))
     except JournalError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
 
 
-def _store(text: str) -> Path:
+def _find_store_path(text: str) -> Path:
     """
     Return the folder or SQLite file of runs that is named.
 
     Raises:
         UsageProblem: when it is something else, or is not there.
     """
-    from stepengine.journal.finding import database_of
-    from stepengine.journal.sleeping import is_place
+    from stepengine.journal.sleepers import is_store_path
+    from stepengine.journal.sources import parse_database_path
 
     if not text:
         folder = runs_folder()
         if folder is None:
-            msg = "there is no home folder with recorded runs; name a STORE, or set STEPENGINE_STATE_DIR"
+            msg = "no home folder found with recorded runs; name a STORE, or set STEPENGINE_STATE_DIR"
             raise UsageProblem(msg)
         return folder
-    is_database = database_of(text) == (text, "")
-    if not is_place(text) or (is_database and not Path(text).is_file()):
+    is_database = parse_database_path(text) == (text, "")
+    if not is_store_path(text) or (is_database and not Path(text).is_file()):
         what = "a run, or a journal alone" if Path(text).is_file() or "#" in text else "not there"
         msg = f"{text!r} is {what}; name a folder of journals or a database such as RUNS.db (`stepengine resume FILE` without --due resumes one run)"
         raise UsageProblem(msg)
@@ -102,17 +102,17 @@ def _store(text: str) -> Path:
 
 @frozen
 class _AgentFinder:
-    """Where agents are found: files by the ids that are in them, and folders."""
+    """Finds agents in files by id, and in folders."""
 
     files: dict[str, str] = attrs.field(factory=dict)
     folders: tuple[Path, ...] = ()
     schedules: tuple[Schedule, ...] = ()
 
     @classmethod
-    def of(cls, given: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
-        """Return what was typed, else with *starts* the schedules of the agents that are found anyway."""
-        from stepengine.engine.loading import load_agents, load_schedules
-        from stepengine.engine.schedules import unique
+    def from_arguments(cls, given: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
+        """Return a finder for the given agents and folders. With *starts* it also loads schedules."""
+        from stepengine.engine.loader import load_agents, load_schedules
+        from stepengine.engine.schedules import check_unique_ids
 
         files: dict[str, str] = {}
         schedules: list[Schedule] = []
@@ -122,12 +122,13 @@ class _AgentFinder:
                 files[agent.id] = text if "#" in text else f"{text}#{agent.id}"
             schedules += load_schedules(text) if starts else []
         if starts:
-            schedules += _schedules_in(folders, options, is_given=bool(given))
-        return cls(files, tuple(folders), tuple(unique(schedules)))
+            schedules += _load_schedules(folders, options, is_given=bool(given))
+        return cls(files, tuple(folders), tuple(check_unique_ids(schedules)))
 
 
-def _schedules_in(folders: Sequence[Path], options: Options, *, is_given: bool) -> Iterator[Schedule]:
-    from stepengine.engine.loading import agent_folders, load_folder
+def _load_schedules(folders: Sequence[Path], options: Options, *, is_given: bool) -> Iterator[Schedule]:
+    """Yield the schedules of the files in folders; problems are printed."""
+    from stepengine.engine.loader import agent_folders, load_folder
 
     for folder in folders if is_given else agent_folders(options.settings.agent_folders):
         try:
@@ -135,14 +136,14 @@ def _schedules_in(folders: Sequence[Path], options: Options, *, is_given: bool) 
         except DefinitionError as error:
             if is_given:
                 raise
-            complain(message_of(error))
+            print_error(format_error(error))
             continue
         for problem in loaded.problems:
-            complain(problem)
+            print_error(problem)
         yield from loaded.schedules
 
 
-class _DueRuns:
+class _DueRunResumer:
     """
     Resumes due runs for the command line.
 
@@ -163,15 +164,15 @@ class _DueRuns:
         self._code = Exit.COMPLETED
 
     async def work(self, every: float | None, at_once: int) -> Exit:
-        """Wake once, or with *every* until told to stop."""
-        from stepengine.engine.waking import Waker
+        """Resume due runs and start scheduled ones, once or with *every* until stopped."""
+        from stepengine.engine.waker import Waker
 
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
-            schedulers = [await self._scheduler(stack, one) for one in self._agents.schedules]
+            schedulers = [await self._make_scheduler(stack, one) for one in self._agents.schedules]
             waker = Waker(self._place, self.resume, tell=self.tell, at_once=at_once)
             if every is None:
-                work = [loop.create_task(_tick_once(scheduler)) for scheduler in schedulers]
+                work = [loop.create_task(_start_due_schedules(scheduler)) for scheduler in schedulers]
                 work.append(loop.create_task(waker.once()))
             else:
                 work = [loop.create_task(scheduler.run_forever()) for scheduler in schedulers]
@@ -181,7 +182,7 @@ class _DueRuns:
                 for task in work:
                     loop.call_soon_threadsafe(task.cancel)
 
-            with interruptible(stop) as received:
+            with handle_interrupts(stop) as received:
                 await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
                 for task in work:
                     task.cancel()
@@ -193,7 +194,7 @@ class _DueRuns:
             return Exit.TERMINATED if received[0] == signal.SIGTERM else Exit.INTERRUPTED
         return Exit.COMPLETED if received else self._code
 
-    async def _scheduler(self, stack: contextlib.AsyncExitStack, schedule: Schedule) -> Scheduler:
+    async def _make_scheduler(self, stack: contextlib.AsyncExitStack, schedule: Schedule) -> Scheduler:
         from stepengine.engine import load_agent
         from stepengine.engine.scheduler import Scheduler
 
@@ -201,27 +202,27 @@ class _DueRuns:
         found = (
             agent
             if not isinstance(agent, str)
-            else load_agent(self._agents.files.get(agent, agent), folders=self._folders)
+            else load_agent(self._agents.files.get(agent, agent), folders=self._agent_folders)
         )
-        bench = bench_for(self._options, found, is_new=True, asks_nobody=True, headless=False)
+        bench = make_engine_setup(self._options, found, is_new=True, asks_nobody=True, headless=False)
         await stack.enter_async_context(bench.engine)
         return Scheduler(bench.engine, [schedule], runs=self._place)
 
     @property
-    def _folders(self) -> tuple[Path, ...]:
+    def _agent_folders(self) -> tuple[Path, ...]:
         return (*self._agents.folders, *self._options.settings.agent_folders)
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
     async def resume(self, journal: Journal, one: Sleeping) -> RunResult:
-        """Go on with a run; one that has to end with this process is ended as by Ctrl-C."""
+        """Resume one run. If this process has to stop, interrupt the run as Ctrl-C does."""
         # Loading agents takes a moment, and so does reading a long journal.
-        start, entry = await asyncio.to_thread(self._prepare, journal, one)
+        start, entry = await asyncio.to_thread(self._prepare_resume_options, journal, one)
         bench, asked = start
         async with bench.engine:
             handle = await bench.engine.start_resume(journal, **asked)
             try:
-                result = await result_of(handle.result())
+                result = await await_result(handle.result())
             except asyncio.CancelledError:
                 handle.interrupt(GRACE)
                 with contextlib.suppress(Exception):
@@ -230,81 +231,82 @@ class _DueRuns:
         RunRecording(journal, entry).ended(result)
         return result
 
-    def _prepare(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
-        from stepengine.cli.recording import with_record
+    def _prepare_resume_options(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
+        """Return the engine setup and arguments for resuming a run, and its recorded run, if there is one."""
+        from stepengine.cli.state_folder import fill_from_recorded
 
         options, entry = attrs.evolve(self._options, journal=str(self._place / one.run)), None
         if self._is_ours:
-            entry = entry_of(self._place, Path(one.run).stem)
+            entry = find_recorded_run(self._place, Path(one.run).stem)
         if entry is not None:
-            options = with_record(options, entry).in_force()
+            options = fill_from_recorded(options, entry).in_force()
         history = journal.history()
         agent_id = str(history.root["agent_id"])
         settings = options.settings
         options = attrs.evolve(options, agent=options.agent or self._agents.files.get(agent_id, ""))
-        agent = self._agent(journal, options, history)
-        again = not self._trusts and asks_again(journal, history)
-        bench = bench_for(options, agent, asks_nobody=True, headless=False, recorded=history)
-        limits = limits_again(journal, attrs.evolve(options, settings=settings))
+        agent = self._load_recorded_agent(journal, options, history)
+        again = not self._trusts and must_ask_again(journal, history)
+        bench = make_engine_setup(options, agent, asks_nobody=True, headless=False, recorded=history)
+        limits = resume_limits(journal, attrs.evolve(options, settings=settings))
         return (bench, {"agent": agent, "limits": limits, "in_doubt": "ask", "ask_again": again}), entry
 
-    def _agent(self, journal: Journal, options: Options, history: Any) -> AgentDefinition:
-        return recorded_agent(journal, options, history, folders=self._folders, option="--agents")
+    def _load_recorded_agent(self, journal: Journal, options: Options, history: Any) -> AgentDefinition:
+        return load_recorded_agent(journal, options, history, folders=self._agent_folders, option="--agents")
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
     def tell(self, woken: Woken) -> None:
-        """Print what became of a run that was due."""
+        """Print the outcome of a due run."""
         result = woken.result
         if woken.state == "failed" or (
-            result is not None and exit_code(result) not in (Exit.COMPLETED, Exit.SUSPENDED)
+            result is not None and choose_exit_code(result) not in (Exit.COMPLETED, Exit.SUSPENDED)
         ):
             self._code = Exit.FAILED
         if self._options.as_json:
-            print(json.dumps(_json_of(woken)), flush=True)
+            print(json.dumps(_woken_run_to_dict(woken)), flush=True)
         elif woken.state == "failed":
-            print(f"stepengine: {one_line(' '.join(_words(woken)), 2_000)}", file=sys.stderr, flush=True)
+            print(f"stepengine: {one_line(' '.join(_describe_woken_run(woken)), 2_000)}", file=sys.stderr, flush=True)
         else:
-            say(one_line(" ".join(_words(woken)), 2_000), hang=4)
+            print_visible(one_line(" ".join(_describe_woken_run(woken)), 2_000), hang=4)
 
 
-async def _tick_once(scheduler: Scheduler) -> None:
+async def _start_due_schedules(scheduler: Scheduler) -> None:
     await scheduler.tick()
     await scheduler.finished()
 
 
-def _words(woken: Woken) -> Iterator[str]:
+def _describe_woken_run(woken: Woken) -> Iterator[str]:
     name = woken.run.removesuffix(".jsonl")
     yield f"{name} ({woken.agent_id}):" if name else "the index of waking:"
     if woken.result is not None:
-        yield _how(woken.result)
-        late = _late(woken.due)
+        yield _describe_result(woken.result)
+        late = _format_lateness(woken.due)
         if late:
             yield f"(it was due {late} ago)"
     elif woken.state == "held":
-        yield "somebody else has it"
+        yield "another process has it"
     elif woken.state == "gone":
         yield "is not there any more"
     else:
-        yield f"could not be resumed: {message_of(woken.error) if woken.error is not None else ''}"
+        yield f"could not be resumed: {format_error(woken.error) if woken.error is not None else ''}"
     if woken.again_at is not None:
         yield f"- tried again at {woken.again_at:%H:%M:%S} UTC"
 
 
-def _how(result: RunResult) -> str:
+def _describe_result(result: RunResult) -> str:
     if result.status is RunStatus.SUSPENDED:
-        return f"went on, and {'; '.join([waiting_for(one) for one in result.waits_for]) or 'is suspended'}"
-    error = f": {one_line(message_of(result.error), SHOWN_CHARS)}" if result.error is not None else ""
+        return f"went on, and {'; '.join([describe_wait(one) for one in result.waits_for]) or 'is suspended'}"
+    error = f": {one_line(format_error(result.error), SHOWN_CHARS)}" if result.error is not None else ""
     return f"{result.status.value}{error}"
 
 
-def _late(due: datetime | None) -> str:
-    """Return how long ago a run was due, where that is worth a word."""
+def _format_lateness(due: datetime | None) -> str:
+    """Return how late a run was resumed; ``""`` for less than a minute."""
     ago = timedelta() if due is None else datetime.now(UTC) - due
     return format_age(ago) if ago >= LATE else ""
 
 
-def _json_of(woken: Woken) -> dict[str, object]:
+def _woken_run_to_dict(woken: Woken) -> dict[str, object]:
     result, error = woken.result, woken.error
     if result is not None and error is None:
         error = result.error
@@ -314,7 +316,7 @@ def _json_of(woken: Woken) -> dict[str, object]:
         "state": woken.state,
         "due": woken.due and woken.due.isoformat(),
         "status": result and result.status.value,
-        "waits_for": [] if result is None else [wait_of(one) for one in result.waits_for],
-        "error": None if error is None else {"type": type(error).__name__, "message": message_of(error)},
+        "waits_for": [] if result is None else [wait_to_json(one) for one in result.waits_for],
+        "error": None if error is None else {"type": type(error).__name__, "message": format_error(error)},
         "again_at": woken.again_at and woken.again_at.isoformat(),
     }

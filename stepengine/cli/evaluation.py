@@ -10,18 +10,26 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import Bench, bench_for
-from stepengine.cli.exits import Exit, complain, explain_errors
-from stepengine.cli.journals import Interrupted, hooks_of, journal_at, other_versions, recorded_agent
+from stepengine.cli.bench import EngineSetup, make_engine_setup
+from stepengine.cli.exits import Exit, print_error, run_explaining_errors
+from stepengine.cli.journals import (
+    Interrupted,
+    list_version_changes,
+    load_recorded_agent,
+    open_journal,
+    recorded_hook_names,
+)
 from stepengine.cli.options import Options
-from stepengine.cli.screen.interrupting import interruptible
+from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
@@ -31,43 +39,24 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal, Purse
     from stepengine.redaction import Redactor
 
-__all__ = (
-    "Budget",
-    "CheckText",
-    "Fresh",
-    "RecordedCase",
-    "Simulate",
-    "Tools",
-    "Yes",
-    "agree_to_cost",
-    "case_of",
-    "clean_lines",
-    "clean_report",
-    "cleaner",
-    "confirm",
-    "interrupted_or",
-    "purse_of",
-    "to_the_end",
-)
-
 Budget = Annotated[
-    str, typer.Option("--budget", help="What model calls may cost together, in US dollars.", metavar="USD")
+    str, typer.Option("--budget", help="Limit on the total cost of model calls, in US dollars.", metavar="USD")
 ]
 CheckText = Annotated[
-    str, typer.Option("--check", help="What the run has to do: an expression, or a function.", metavar="EXPR|MODULE:FN")
+    str, typer.Option("--check", help="Condition for success: an expression, or a function.", metavar="EXPR|MODULE:FN")
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Ask anew also where a later request equals a recorded one.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Call the model again even if a request equals a recorded one.")]
 Simulate = Annotated[
-    str, typer.Option(help="A function that makes up results of calls that are not recorded.", metavar="MODULE:FN")
+    str, typer.Option(help="Function that supplies results for calls without a record.", metavar="MODULE:FN")
 ]
 Tools = Annotated[
     str,
     typer.Option(
-        help="Calls that are not recorded: recorded ends the run, idempotent performs what may be repeated.",
+        help="For calls without a record: recorded ends the run, idempotent performs repeatable tools.",
         metavar="WORD",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask models without asking first.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Call models without asking for confirmation.")]
 Made = TypeVar("Made")
 
 
@@ -76,18 +65,20 @@ Made = TypeVar("Made")
 
 @frozen
 class RecordedCase:
-    """A recorded run with the agent of today and what it is performed with."""
+    """A recorded run with its current agent and the engine for it."""
 
     file: str
     journal: Journal
     agent: AgentDefinition
     hooks: Sequence[str]
-    bench: Bench
+    bench: EngineSetup
 
 
-def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[RecordedCase] = ()) -> RecordedCase:
+def load_recorded_case(
+    file: str, options: Options, *, performs: bool, beside: Iterable[RecordedCase] = ()
+) -> RecordedCase:
     """
-    Return a recorded run with its agent, and say which file that comes from.
+    Return a recorded run with its agent and engine, and print the file of the agent.
 
     Args:
         file: The journal.
@@ -99,31 +90,31 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Rec
         StepEngineError: when the journal cannot be read, or its agent is not found.
         UsageProblem: when there is no such journal, or a tool needs an option that was not given.
     """
-    from stepengine.engine.loading import agent_place
-    from stepengine.engine.packages import member_of
+    from stepengine.engine.loader import locate_agent
+    from stepengine.engine.packages import find_package_member
 
-    journal = journal_at(file)
+    journal = open_journal(file)
     history = journal.history()
-    agent, hooks = recorded_agent(journal, options, history), hooks_of(history)
+    agent, hooks = load_recorded_agent(journal, options, history), recorded_hook_names(history)
     same = next((case for case in beside if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
         return RecordedCase(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
-        member = member_of(agent)
-        place = None if member else agent_place(options.agent or agent.id, folders=options.settings.agent_folders)
-        complain(f"agent {member or f'{agent.id} of {place}'}")
-    for said in other_versions(history):
-        complain(f"warning: {said}")
-    bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, recorded=history)
+        member = find_package_member(agent)
+        place = None if member else locate_agent(options.agent or agent.id, folders=options.settings.agent_folders)
+        print_error(f"agent {member or f'{agent.id} of {place}'}")
+    for said in list_version_changes(history):
+        print_error(f"warning: {said}")
+    bench = make_engine_setup(attrs.evolve(options, quiet=True), agent, performs=performs, recorded=history)
     return RecordedCase(file, journal, agent, hooks, bench)
 
 
 # --- money ----------------------------------------------------------------------------------------------------------
 
 
-def purse_of(budget: str) -> Purse:
+def parse_budget(budget: str) -> Purse:
     """
-    Return what may be spent.
+    Return the budget of ``--budget``.
 
     Raises:
         UsageProblem: for what is not an amount.
@@ -137,32 +128,32 @@ def purse_of(budget: str) -> Purse:
         raise UsageProblem(msg) from None
 
 
-def agree_to_cost(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
+def confirm_cost(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
     """
-    Say how many model calls are to be made and what they may cost, and ask unless that was agreed to.
+    Print the number and the estimated cost of model calls, and ask for confirmation unless *yes* is true.
 
     Raises:
         UsageProblem: when nobody can be asked, or the answer is no.
     """
     cost = "at a price that is unknown" if low is None else f"for about ${low:.4f} to ${high:.4f}"
-    said = f"models will be asked about {calls} times, {cost}, going by what is recorded"
+    said = f"models will be asked about {calls} times, {cost}, estimated from the record"
     if yes:
-        complain(said)
+        print_error(said)
         return
-    confirm(said)
+    ask_for_confirmation(said)
 
 
-def confirm(said: str) -> None:
+def ask_for_confirmation(said: str) -> None:
     """
-    Ask a person before models are asked.
+    Ask the person for confirmation before models are called.
 
     Raises:
         UsageProblem: when nobody is there to be asked, or the answer is no.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        msg = f"{said}; say --yes, or --budget USD, or --script FILE for replies that cost nothing"
+        msg = f"{said}; pass --yes, --budget USD, or --script FILE for free replies"
         raise UsageProblem(msg)
-    print(f"stepengine: {said}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"stepengine: {said}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         msg = "nothing was asked"
         raise UsageProblem(msg)
@@ -171,23 +162,23 @@ def confirm(said: str) -> None:
 # --- texts ----------------------------------------------------------------------------------------------------------
 
 
-def cleaner() -> Redactor:
-    """Return what takes secrets out of reports, also those that a journal itself would keep."""
-    from stepengine.redaction import redactor_for
+def make_report_redactor() -> Redactor:
+    """Return a redactor for reports that removes secrets of all kinds and the values of secret variables."""
+    from stepengine.redaction import make_redactor
 
-    return redactor_for("all", os.environ)
+    return make_redactor("all", os.environ)
 
 
-def clean_report(report: object) -> object:
-    """Return a report without what looks like a secret."""
-    return cleaner().value(report)
+def redact_report(report: object) -> object:
+    """Return a report with secrets redacted."""
+    return make_report_redactor().value(report)
 
 
 # --- to the end -----------------------------------------------------------------------------------------------------
 
 
-def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
-    """Do what *make* says in an event loop of its own, and close *engines*; Ctrl-C and SIGTERM end it gracefully."""
+def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
+    """Run a coroutine in a new event loop and close *engines*. Ctrl-C and SIGTERM cancel it."""
 
     async def ended() -> Made:
         loop = asyncio.get_running_loop()
@@ -195,7 +186,7 @@ def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterab
             for engine in dict.fromkeys(engines):
                 await stack.enter_async_context(engine)
             task = asyncio.ensure_future(make())
-            with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+            with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
                     return await task
                 except asyncio.CancelledError:
@@ -206,8 +197,8 @@ def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterab
     return asyncio.run(ended())
 
 
-def interrupted_or(command: Callable[[], Exit]) -> Exit:
-    """Do what *command* does: a journal that cannot be used is wrong usage, a prefix that does not fit a divergence."""
+def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
+    """Run *command*; report signals, divergences and errors, and return the exit code."""
 
     def tried() -> Exit:
         try:
@@ -215,15 +206,26 @@ def interrupted_or(command: Callable[[], Exit]) -> Exit:
         except Interrupted as interrupted:
             name = signal.Signals(interrupted.number).name
             code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
-            return complain(f"{name}: stopped; nothing was changed", code)
+            return print_error(f"{name}: stopped; nothing was changed", code)
         except ReplayDivergence as error:
-            return complain(error.message.partition("\n  to go on")[0], Exit.DIVERGED)
+            return print_error(error.message.partition("\n  to go on")[0], Exit.DIVERGED)
         except StepEngineError as error:
-            return complain(error.message)
+            return print_error(error.message)
 
-    return explain_errors(tried)
+    return run_explaining_errors(tried)
 
 
-def clean_lines(lines: Iterable[str] | Sequence[str]) -> str:
-    """Return lines of a report as one text without what looks like a secret."""
-    return str(clean_report("\n".join(lines)))
+def redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
+    """Return lines as one text with secrets redacted."""
+    return str(redact_report("\n".join(lines)))
+
+
+def make_result_folder_path(parent: str, name: str) -> Path:
+    """Return a new folder ``PARENT/NAME/DATE-TIME`` for results; with a number behind it if that exists."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    found = Path(parent) / name / stamp
+    number = 1
+    while found.exists():
+        number += 1
+        found = found.with_name(f"{stamp}-{number}")
+    return found

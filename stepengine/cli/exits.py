@@ -24,11 +24,9 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
 
-__all__ = ("EXIT_CODES", "Exit", "complain", "exit_code", "explain_errors", "leave", "run_to_exit")
-
 
 class Exit(IntEnum):
-    """What the command line tells its caller."""
+    """The exit codes of the command line."""
 
     COMPLETED = 0
     FAILED = 1
@@ -44,8 +42,8 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-def exit_code(result: RunResult) -> Exit:
-    """Return the exit code of *result*; a run that nobody interrupted and that was cancelled has failed."""
+def choose_exit_code(result: RunResult) -> Exit:
+    """Return the exit code of *result*. A run that was cancelled without a signal has failed."""
     from stepengine.data.state import RunStatus
 
     match result.status:
@@ -56,12 +54,12 @@ def exit_code(result: RunResult) -> Exit:
         case RunStatus.MAX_STEPS | RunStatus.TRUNCATED:
             return Exit.LIMIT
         case RunStatus.FAILED | RunStatus.CANCELLED:
-            return _code_of_failure(result.error)
+            return _exit_code_of_error(result.error)
         case _ as never:
             assert_never(never)
 
 
-def _code_of_failure(error: BaseException | None) -> Exit:
+def _exit_code_of_error(error: BaseException | None) -> Exit:
     match error:
         case LimitExceeded():
             return Exit.LIMIT
@@ -70,7 +68,7 @@ def _code_of_failure(error: BaseException | None) -> Exit:
         case MissingKey() | UnknownModel():
             return Exit.USAGE
         case ChildError(__cause__=MissingKey() | UnknownModel() | ChildError() as cause):
-            return _code_of_failure(cause)
+            return _exit_code_of_error(cause)
         case _:
             return Exit.FAILED
 
@@ -80,9 +78,9 @@ Exit codes:
   0    completed
   1    the run failed
   2    wrong usage or configuration: unknown agent, wrong params, missing key
-  3    suspended: an answer, a time or a message is waited for; it is printed
-  4    a limit was reached, or the reply was cut; a durable worker is alive
-  5    a replay did something else than its recording
+  3    suspended: waits for an answer, a time or a message, which is printed
+  4    a limit was reached, or the reply was truncated; a durable worker is alive
+  5    a replay differs from its record
   6    the database of a deployment cannot be reached
   130  interrupted (Ctrl-C)
   143  terminated (SIGTERM)
@@ -90,9 +88,9 @@ Exit codes:
 Results go to stdout, everything else to stderr."""
 
 
-def leave(code: Exit) -> None:
+def raise_exit(code: Exit) -> None:
     """
-    Leave with *code*.
+    Exit with *code*; return normally if it is ``COMPLETED``.
 
     Raises:
         typer.Exit: unless all is well.
@@ -105,14 +103,14 @@ def leave(code: Exit) -> None:
 
 def run_to_exit(app: Callable[[], object]) -> None:
     """
-    Run the command line; what the system refuses is one line and an exit code of the table, never a traceback.
+    Run the command line and exit. An ``OSError`` becomes one line and an exit code, not a traceback.
 
     Raises:
         SystemExit: always.
     """
-    _stand_in_for_closed_streams()
+    _reopen_closed_streams()
     sys.stderr = _Stderr(sys.stderr)
-    warnings.showwarning = _Warned(warnings.showwarning)
+    warnings.showwarning = _WarningPrinter(warnings.showwarning)
     code: Any = Exit.COMPLETED
     try:
         app()
@@ -142,8 +140,8 @@ def _report_os_error(error: OSError) -> Exit:
     return code
 
 
-def _stand_in_for_closed_streams() -> None:
-    """Open ``/dev/null`` for standard streams that are closed: the next file would get their numbers."""
+def _reopen_closed_streams() -> None:
+    """Open ``/dev/null`` for closed standard streams, so that no other file gets their numbers."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             opened = os.open(os.devnull, os.O_RDWR)
@@ -154,7 +152,7 @@ def _stand_in_for_closed_streams() -> None:
 
 
 class _Stderr:
-    """Standard error, on which nothing depends: where it cannot be written to, a run goes on and has its own exit code."""
+    """Standard error that ignores write errors, so that they never end a run."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -163,19 +161,19 @@ class _Stderr:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write *text*, if that can be."""
+        """Write *text*; ignore errors."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, if that can be."""
+        """Flush; ignore errors."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
 
-class _Warned:
-    """Shows warnings: those about agent files as one line, once, with the line that is meant; others as Python does."""
+class _WarningPrinter:
+    """Prints each warning about an agent file once, as one line; other warnings as Python does."""
 
     def __init__(self, before: Callable[..., None]) -> None:
         self._before = before
@@ -191,7 +189,7 @@ class _Warned:
         **named: object,
     ) -> None:
         from stepengine.engine.handler_sources import SourceWarning
-        from stepengine.engine.loading import BrokenFile
+        from stepengine.engine.loader import BrokenFile
 
         if not issubclass(category, BrokenFile | SourceWarning):
             self._before(message, category, filename, lineno, *more, **named)
@@ -199,25 +197,25 @@ class _Warned:
         text = f"{filename}:{lineno}: {message}" if issubclass(category, SourceWarning) else str(message)
         if text not in self._told:
             self._told.add(text)
-            complain(text)
+            print_error(text)
 
 
-def explain_errors(command: Callable[[], Exit]) -> Exit:
-    """Do what *command* does; what went wrong before anything ran is one message on stderr."""
-    from stepengine.cli.screen.render import message_of
+def run_explaining_errors(command: Callable[[], Exit]) -> Exit:
+    """Run *command*; print a usage problem or an error of stepengine as one message and return its exit code."""
+    from stepengine.cli.screen.render import format_error
     from stepengine.cli.settings import UsageProblem
 
     try:
         return command()
     except UsageProblem as problem:
-        return complain(str(problem))
+        return print_error(str(problem))
     except InputError as error:
-        return complain("\n  ".join([error.message, *[i for i in error.issues if i not in error.message]]))
+        return print_error("\n  ".join([error.message, *[i for i in error.issues if i not in error.message]]))
     except StepEngineError as error:
-        return complain(message_of(error))
+        return print_error(format_error(error))
 
 
-def complain(message: str, code: Exit = Exit.USAGE) -> Exit:
+def print_error(message: str, code: Exit = Exit.USAGE) -> Exit:
     """Print one message on stderr and return *code*."""
     print(f"stepengine: {visible(message)}", file=sys.stderr)
     return code

@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.cli.bench import Bench, bench_for
-from stepengine.cli.exits import Exit, complain, explain_errors
+from stepengine.cli.bench import EngineSetup, make_engine_setup
+from stepengine.cli.exits import Exit, print_error, run_explaining_errors
 from stepengine.cli.options import Options
-from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watch_run
-from stepengine.cli.recording import find_recorded, latest, with_record
-from stepengine.cli.screen.interrupting import interruptible
+from stepengine.cli.perform import (
+    FinishedRun,
+    await_result,
+    format_resume_command,
+    format_shared_options,
+    interrupt_run,
+    run_with_display,
+)
+from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.toolset import in_code_mode, is_in_code_mode
+from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run
+from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
@@ -38,40 +45,10 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.state import RunResult
-    from stepengine.journal import Journal, OnDivergence
+    from stepengine.journal import Journal
     from stepengine.journal.history import History
     from stepengine.journal.records import Address
     from stepengine.runtime.handle import RunHandle
-
-__all__ = (
-    "RESULT",
-    "Interrupted",
-    "agent_id_of",
-    "agent_of",
-    "answer_with_result",
-    "answers_of",
-    "as_usage",
-    "asks_again",
-    "choice_of",
-    "fields_of",
-    "find_journal",
-    "follow_run",
-    "hooks_of",
-    "is_cut_off",
-    "is_taken",
-    "journal_at",
-    "limits_again",
-    "name_of",
-    "new_journal",
-    "on_journal",
-    "other_versions",
-    "perform_run",
-    "readable_journal",
-    "recorded_agent",
-    "refuse_foreign_yes",
-    "repeat",
-    "spread",
-)
 
 RESULT = "result:"
 """What an answer starts with that says what came of an effect in doubt."""
@@ -88,9 +65,9 @@ class Interrupted(Exception):
         self.number = number
 
 
-def choice_of(option: str, value: str, choices: Sequence[str]) -> Any:
+def check_choice(option: str, value: str, choices: Sequence[str]) -> Any:
     """
-    Return the value of an option that has a few.
+    Return the value of an option if it is one of *choices*.
 
     Raises:
         UsageProblem: for any other.
@@ -101,53 +78,58 @@ def choice_of(option: str, value: str, choices: Sequence[str]) -> Any:
     return value
 
 
-def on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:
+def run_on_journal(options: Options, command: Callable[[Options], Exit], *, is_waiting: bool = False) -> Exit:
     """
-    Do what *command* does with the run that is meant and the settings that are in force.
+    Find the run and its settings, run *command* with them, and report errors.
 
     Divergences, damaged journals and signals are told; a journal that cannot be used is a failure, and no wrong usage.
     """
-    return explain_errors(lambda: _failing(command, find_journal(options, waiting=is_waiting).in_force()))
+    return run_explaining_errors(
+        lambda: _report_failures(command, add_journal_to_options(options, waiting=is_waiting).in_force())
+    )
 
 
-def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
+def _report_failures(command: Callable[[Options], Exit], options: Options) -> Exit:
+    """Run *command*; report signals, divergences and journal errors, and return the exit code."""
     try:
         return command(options)
     except Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
         code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
-        return complain(f"{name}: the run was cancelled; go on with: {resume_hint(options)}", code)
+        return print_error(f"{name}: the run was cancelled; resume it with: {format_resume_command(options)}", code)
     except ReplayDivergence as error:
         wrong_model = options.models and any(pointer.startswith("/model") for pointer, *_ in error.diff)
         hint = "\n  the recorded model is taken without --model" if wrong_model else ""
-        told = options_again(attrs.evolve(options, script=""))  # of the commands that are advised, only `resume` has it
+        told = format_shared_options(
+            attrs.evolve(options, script="")
+        )  # of the commands that are advised, only `resume` has it
         again = "" if options.stem else "".join([f" {option}" for option in told])
         name = f" {options.stem or options.journal}"
         message = ADVISED.sub(lambda advised: advised[0].replace(" FILE", name) + again, error.message)
-        return complain(message + hint, Exit.DIVERGED)
+        return print_error(message + hint, Exit.DIVERGED)
     except JournalError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
 
 
-def is_cut_off(journal: Journal, replayed: RunResult) -> bool:
-    """Return whether a replay stopped where a crash had ended the record, and nobody had cancelled the run."""
+def ended_at_crash(journal: Journal, replayed: RunResult) -> bool:
+    """Return whether a replay ended where a crash cut off the record, without a cancellation."""
     history = journal.history()
     stopped = any(record.input.get("type") == "stop" for record in history.inputs)
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 
 @contextlib.contextmanager
-def as_usage() -> Iterator[None]:
-    """Call what a journal cannot give wrong usage: nothing of the journal is wrong, and nothing was run."""
+def journal_errors_as_usage() -> Iterator[None]:
+    """Raise a ``JournalError`` of the block as wrong usage, since the journal is intact and nothing was run."""
     try:
         yield
     except JournalError as error:
         raise UsageProblem(error.message) from None
 
 
-def find_journal(options: Options, *, waiting: bool = False) -> Options:
+def add_journal_to_options(options: Options, *, waiting: bool = False) -> Options:
     """
-    Return *options* with the journal that is meant: the file, the run of that name, or the newest one.
+    Return *options* with the journal of the run: a file, the name of a run, or the newest run.
 
     With a run that the command line keeps by a name comes what it was started with, where nothing else was typed.
 
@@ -159,36 +141,36 @@ def find_journal(options: Options, *, waiting: bool = False) -> Options:
         UsageProblem: when no run or several are meant.
     """
     if options.last and options.journal:
-        msg = f"--last and {options.journal!r} name two runs; give one of them"
+        msg = f"--last and {options.journal!r} name two runs; pass one of them"
         raise UsageProblem(msg)
     if options.last:
-        return with_record(options, latest(waiting=waiting))
+        return fill_from_recorded(options, get_newest_run(waiting=waiting))
     if not options.journal:
         msg = "name a run: the FILE of its journal, its name as `stepengine runs` lists it, or --last"
         raise UsageProblem(msg)
-    entry = None if _is_file(options.journal) else find_recorded(options.journal)
-    return options if entry is None else with_record(options, entry)
+    entry = None if _is_existing_file(options.journal) else find_by_prefix(options.journal)
+    return options if entry is None else fill_from_recorded(options, entry)
 
 
-def _is_file(text: str) -> bool:
-    from stepengine.journal.finding import database_of
+def _is_existing_file(text: str) -> bool:
+    from stepengine.journal.sources import parse_database_path
 
-    return Path((database_of(text) or (text, ""))[0]).exists()
+    return Path((parse_database_path(text) or (text, ""))[0]).exists()
 
 
-def journal_at(text: str, *, sign: str = "") -> Journal:
+def open_journal(text: str, *, sign: str = "") -> Journal:
     """
-    Return the journal of a file or of a recorded run: JSON Lines, or ``RUNS.db#RUN`` for a run in an SQLite file; *sign* is the file of a key.
+    Return the journal of a file, of ``RUNS.db#RUN``, or of the name of a recorded run; *sign* is a key file.
 
     Raises:
         UsageProblem: when there is no such file, or it holds several runs and none is named.
     """
     from stepengine.journal import FileJournal, SqliteJournal
-    from stepengine.journal.finding import database_of
+    from stepengine.journal.sources import parse_database_path
 
-    if not _is_file(text) and (entry := find_recorded(text)) is not None:
+    if not _is_existing_file(text) and (entry := find_by_prefix(text)) is not None:
         text = entry.journal
-    database = database_of(text)
+    database = parse_database_path(text)
     name, run = database or (text, "")
     if not Path(name).is_file():
         near = FileJournal(name).missing().beside
@@ -209,17 +191,17 @@ def journal_at(text: str, *, sign: str = "") -> Journal:
 CASSETTES = (".yaml", ".yml")
 
 
-def readable_journal(text: str) -> Journal:
+def open_readable_journal(text: str) -> Journal:
     """
-    Return the journal that ``journal_at`` returns, or the model calls of a cassette as a journal, which nothing can continue.
+    Return a journal as ``open_journal`` does, or the model calls of a cassette as a read-only journal.
 
     Raises:
-        UsageProblem: as ``journal_at``.
+        UsageProblem: as ``open_journal``.
         JournalCorrupt: for a file that is named as a cassette and is none.
     """
     path = Path(text)
     if path.suffix.lower() not in CASSETTES or not path.is_file():
-        return journal_at(text)
+        return open_journal(text)
     from stepengine.testing.cassette_runs import journal_of_cassette
 
     try:
@@ -237,35 +219,41 @@ def agent_id_of(history: History) -> str:
     return root if head is None or "/" not in head.agent else head.agent
 
 
-def other_versions(history: History) -> list[str]:
-    """Return what is to be said of the packages of recorded agents that are installed in other versions, or not at all."""
-    from stepengine.engine.packages import versions
-    from stepengine.journal.history import other_packages
+def list_version_changes(history: History) -> list[str]:
+    """Return a line for each package of recorded agents that has another version now, or is missing."""
+    from stepengine.engine.packages import list_agent_versions
+    from stepengine.journal.history import describe_package_changes
 
     head = history.head
-    return [] if head is None or not head.packages else [*other_packages(head, versions(), history.name)]
+    return (
+        []
+        if head is None or not head.packages
+        else [*describe_package_changes(head, list_agent_versions(), history.name)]
+    )
 
 
-def agent_of(history: History, given: str, folders: Iterable[Path] = (), *, option: str = "--agent") -> AgentDefinition:
+def load_agent_of_run(
+    history: History, given: str, folders: Iterable[Path] = (), *, option: str = "--agent"
+) -> AgentDefinition:
     """
-    Return the agent *given* on the command line, or the one whose id is recorded; of a file of several the recorded one.
+    Return the agent *given* on the command line, else the recorded one.
 
     Raises:
         DefinitionError: when it is not found.
         JournalError: when the journal holds no run.
     """
     from stepengine.engine import load_agent
-    from stepengine.engine.loading import AgentPlace
+    from stepengine.engine.loader import AgentLocation
 
     agent_id = agent_id_of(history)
     if given:
-        place = AgentPlace.of_text(given)
+        place = AgentLocation.of_text(given)
         if place is not None and not place.id and place.file.is_file() and len(place.agents()) > 1:
             given = str(attrs.evolve(place, id=normalised_id(agent_id)))
         return load_agent(given, folders=folders)
     # The id comes out of a file that may be anybody's: it must not name a file to be run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
-        msg = f"{history.name} is a run of {agent_id!r}; say where that agent is with {option} PATH"
+        msg = f"{history.name} is a run of {agent_id!r}; name its agent with {option} PATH"
         raise DefinitionError(msg)
     try:
         return load_agent(agent_id, folders=folders)
@@ -276,7 +264,7 @@ def agent_of(history: History, given: str, folders: Iterable[Path] = (), *, opti
         raise DefinitionError(msg) from error
 
 
-def recorded_agent(
+def load_recorded_agent(
     journal: Journal,
     options: Options,
     history: History | None = None,
@@ -285,7 +273,7 @@ def recorded_agent(
     option: str = "--agent",
 ) -> AgentDefinition:
     """
-    Return the agent of a journal; one that was recorded with another model than its own goes without its own.
+    Return the agent of a journal, without its own model if another one was recorded.
 
     Args:
         journal: The journal.
@@ -296,29 +284,29 @@ def recorded_agent(
     """
     history = journal.history() if history is None else history
     folders = options.settings.agent_folders if folders is None else folders
-    agent = agent_of(history, options.agent, folders, option=option)
-    if options.code_mode or is_in_code_mode(history, agent):
-        agent = in_code_mode(agent)
+    agent = load_agent_of_run(history, options.agent, folders, option=option)
+    if options.code_mode or was_in_code_mode(history, agent):
+        agent = convert_to_code_mode(agent)
     return attrs.evolve(agent, model=None) if "model" in history.root else agent
 
 
-def hooks_of(history: History) -> Sequence[str]:
-    """Return the names of the hooks that a run was recorded with: the run of a program has none of the command line's."""
+def recorded_hook_names(history: History) -> Sequence[str]:
+    """Return the names of the hooks in the record of a run."""
     return () if history.head is None else history.head.hooks
 
 
-def limits_again(journal: Journal, options: Options) -> Limits | None:
-    """Return the limits of a run that goes on: those that it was started with, and what is set beside them."""
-    from stepengine.journal.history import opening_of
+def resume_limits(journal: Journal, options: Options) -> Limits | None:
+    """Return the limits of a resumed run: those it was started with, filled from the settings; ``None`` without such settings."""
+    from stepengine.journal.history import parse_opening
 
     if not options.settings.table("limits"):
         return None
-    return (opening_of(journal.history()).limits or Limits()).over(options.settings.limits)
+    return (parse_opening(journal.history()).limits or Limits()).fill_from(options.settings.limits)
 
 
-def answers_of(texts: Iterable[str]) -> dict[str, AnswerLike]:
+def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
     """
-    Return answers by question id; of an effect in doubt also ``result:`` with what came of it, as JSON or text.
+    Parse ``ID=TEXT`` options into answers by question id; ``result:`` supplies the result of an effect in doubt.
 
     Raises:
         UsageProblem: for what is no ``ID=TEXT``.
@@ -327,22 +315,22 @@ def answers_of(texts: Iterable[str]) -> dict[str, AnswerLike]:
     for text in texts:
         question, separator, answer = text.partition("=")
         if not separator or not question.strip():
-            msg = f"--answer {text!r} is no ID=TEXT, such as --answer q3=yes"
+            msg = f"--answer {text!r} is not ID=TEXT, such as --answer q3=yes"
             raise UsageProblem(msg)
         key = question.strip()
-        answers[key] = answer_with_result(answer) if is_taken(key, answer) else answer
+        answers[key] = parse_result_answer(answer) if has_result_prefix(key, answer) else answer
     return answers
 
 
-def is_taken(question_id: str, text: str) -> bool:
-    """Return whether an answer says what came of an effect in doubt."""
+def has_result_prefix(question_id: str, text: str) -> bool:
+    """Return whether an answer supplies the result of an effect in doubt."""
     from stepengine.journal.questions import DOUBT
 
     return question_id.startswith(DOUBT) and text.startswith(RESULT)
 
 
-def answer_with_result(text: str) -> Answer:
-    """Return the answer that takes what follows ``result:`` for the result of an effect: JSON where it is some, else a text."""
+def parse_result_answer(text: str) -> Answer:
+    """Return an answer with the result after ``result:``, parsed as JSON if possible."""
     given = text.removeprefix(RESULT)
     try:
         result = json.loads(given)
@@ -351,70 +339,70 @@ def answer_with_result(text: str) -> Answer:
     return Answer(result=result, by=BY)
 
 
-def perform_run(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResult]]) -> Run:
-    """Run to the end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
+def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
+    """Run a coroutine to its end in a new event loop. Ctrl-C and SIGTERM cancel it, a second one ends the process."""
 
-    async def ended() -> Run:
+    async def ended() -> FinishedRun:
         loop = asyncio.get_running_loop()
         async with bench.engine:
             task = asyncio.ensure_future(make())
-            with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+            with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
-                    return Run(await result_of(task))
+                    return FinishedRun(await await_result(task))
                 except asyncio.CancelledError:
                     if not received:
                         raise
                     raise Interrupted(received[0]) from None
 
-    return watch_run(ended, bench.progress)
+    return run_with_display(ended, bench.progress)
 
 
-def repeat(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult:
-    """Return what the present code makes of a recorded run; nothing is performed."""
+def replay_recorded_run(journal: Journal, options: Options, **replaying: Any) -> RunResult:
+    """Replay a recorded run with the current code and return the result; *replaying* are options of ``Engine.replay``."""
     history = journal.history()
-    agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, performs=False, recorded=history)
+    agent = load_recorded_agent(journal, options, history)
+    bench = make_engine_setup(options, agent, performs=False, recorded=history)
 
     async def ended() -> RunResult:
         async with bench.engine:
-            return await bench.engine.replay(journal, agent=agent, on_divergence=on_divergence)
+            return await bench.engine.replay(journal, agent=agent, **replaying)
 
     return asyncio.run(ended())
 
 
-def fields_of(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
-    """Return the fields that differ, as JSON."""
+def fields_to_dicts(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """Return the differing fields as dictionaries for JSON."""
     return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
-def follow_run(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> Run:
-    """Run what *start* starts to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
+def start_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> FinishedRun:
+    """Start a run and wait for its end. Ctrl-C and SIGTERM interrupt it gracefully, a second one at once."""
 
-    async def ended() -> Run:
+    async def ended() -> FinishedRun:
         loop = asyncio.get_running_loop()
         async with bench.engine:
             starting = asyncio.ensure_future(start())
 
             def stop() -> None:
                 if starting.done():
-                    interrupt(starting.result(), loop)
+                    interrupt_run(starting.result(), loop)
                 else:
                     loop.call_soon_threadsafe(starting.cancel)
 
-            with interruptible(stop) as received:
+            with handle_interrupts(stop) as received:
                 try:
                     async with await starting as handle:
-                        result = await result_of(handle.result())
+                        result = await await_result(handle.result())
                 except asyncio.CancelledError:
                     if not received:
                         raise
                     raise Interrupted(received[0]) from None
-        return Run(result, received[0] if received else None)
+        return FinishedRun(result, received[0] if received else None)
 
-    return watch_run(ended, bench.progress)
+    return run_with_display(ended, bench.progress)
 
 
-def new_journal(path: str, *, sign: str = "") -> Journal:
+def create_journal(path: str, *, sign: str = "") -> Journal:
     """
     Return a journal for a new run: one more in an SQLite file, else a file of its own.
 
@@ -422,16 +410,16 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
         UsageProblem: when the file, or the run that is named in it, holds something already.
     """
     from stepengine.journal import FileJournal, SqliteJournal
-    from stepengine.journal.finding import database_of
+    from stepengine.journal.sources import parse_database_path
 
-    database = database_of(path)
+    database = parse_database_path(path)
     if database is not None:
         name, run = database
         taken = run in SqliteJournal(name).runs()
         made: Journal = SqliteJournal(name, run or f"r{secrets.token_hex(6)}", sign=sign or None)
     else:
         made = FileJournal(path, sign=sign or None)
-        taken = Path(path).is_file() and Path(path).stat().st_size > 0 and not _is_unstarted(made)
+        taken = Path(path).is_file() and Path(path).stat().st_size > 0 and not _has_only_head(made)
     if taken:
         msg = (
             f"{path!r} exists already; `stepengine resume {path}` continues its run, `stepengine show {path}` shows it. "
@@ -441,7 +429,7 @@ def new_journal(path: str, *, sign: str = "") -> Journal:
     return made
 
 
-def _is_unstarted(journal: Journal) -> bool:
+def _has_only_head(journal: Journal) -> bool:
     """Return whether a journal holds only the head of a run, which a crash left before the run started."""
     try:
         return len(journal.records()) == 1
@@ -449,8 +437,8 @@ def _is_unstarted(journal: Journal) -> bool:
         return False
 
 
-def name_of(journal: Journal) -> str:
-    """Return how a journal is named on the command line."""
+def journal_name(journal: Journal) -> str:
+    """Return the name of a journal for the command line."""
     from stepengine.journal import SqliteJournal
 
     return f"{journal.path}#{journal.run}" if isinstance(journal, SqliteJournal) else journal.name
@@ -459,25 +447,25 @@ def name_of(journal: Journal) -> str:
 SUFFIX = ".jsonl"
 
 
-def spread(files: Iterable[str]) -> list[str]:
+def expand_to_journals(files: Iterable[str]) -> list[str]:
     """
-    Return the files, for a folder the journals in it, and for an SQLite file the runs in it.
+    Return the files, with folders replaced by their journals and SQLite files by their runs.
 
     Raises:
         UsageProblem: when a folder holds none.
     """
     from stepengine.journal import SqliteJournal
-    from stepengine.journal.finding import database_of
+    from stepengine.journal.sources import parse_database_path
 
     found: list[str] = []
     for file in files:
         if not Path(file).is_dir():
-            runs = SqliteJournal(file).runs() if database_of(file) == (file, "") else []
+            runs = SqliteJournal(file).runs() if parse_database_path(file) == (file, "") else []
             found += [f"{file}#{run}" for run in runs] or [file]
             continue
         inside = [str(path) for path in sorted(Path(file).rglob(f"*{SUFFIX}"))]
         if not inside:
-            msg = f"there is no *{SUFFIX} in {file!r}; name journals, or a folder that holds some"
+            msg = f"there is no *{SUFFIX} in {file!r}; pass journals, or a folder with journals"
             raise UsageProblem(msg)
         found += inside
     return found
@@ -486,24 +474,24 @@ def spread(files: Iterable[str]) -> list[str]:
 # --- whose journal it is ----------------------------------------------------------------------------------------------
 
 
-def asks_again(journal: Journal, history: History) -> bool:
-    """Return whether a journal that somebody else made allows what has not begun; a person is told what is asked again."""
-    from stepengine.journal.provenance import has_known_permissions
-    from stepengine.journal.reopening import permissions_ahead
+def must_ask_again(journal: Journal, history: History) -> bool:
+    """Return whether approvals in an untrusted journal must be asked again; print which ones."""
+    from stepengine.journal.permission_reset import find_effective_questions
+    from stepengine.journal.provenance import has_trusted_permissions
 
-    ahead = permissions_ahead(history)
-    if not ahead or has_known_permissions(journal):
-        return _has_foreign_letters(journal)
+    ahead = find_effective_questions(history)
+    if not ahead or has_trusted_permissions(journal):
+        return _has_untrusted_answers(journal)
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
-    complain(
-        f"{name_of(journal)} is not as your own commands left it, and allows calls that have not begun: {listed} "
-        "asked again (--trust-answers takes what stands there)"
+    print_error(
+        f"{journal_name(journal)} was written or changed by others, and approves calls that have not started: {listed} "
+        "asked again (--trust-answers accepts the recorded approvals)"
     )
     return True
 
 
-def _has_foreign_letters(journal: Journal) -> bool:
-    """Return whether somebody answered by the mailbox of a journal outside of the state folder: whoever made it could have."""
+def _has_untrusted_answers(journal: Journal) -> bool:
+    """Return whether the mailbox of a journal outside of the state folder has answers: anyone may have sent them."""
     from stepengine.journal.provenance import is_in_state_folder
 
     if is_in_state_folder(journal):
@@ -512,11 +500,11 @@ def _has_foreign_letters(journal: Journal) -> bool:
     return box.changed(0) and any(letter.kind == "answer" for letter in box.read()[0])
 
 
-def refuse_foreign_yes(
+def check_foreign_approvals(
     journal: Journal, history: History, after: Address | None = None, *, edited: bool = False
 ) -> None:
     """
-    Refuse a journal that somebody else made for what would run on its own yes.
+    Raise if an untrusted journal approves calls that have not started yet.
 
     Args:
         journal: The journal.
@@ -528,19 +516,22 @@ def refuse_foreign_yes(
         UsageProblem: when it allows a call that has not begun; it says what helps.
     """
     from stepengine.journal.encoding import questions_of
-    from stepengine.journal.provenance import has_known_permissions
-    from stepengine.journal.records import shown_address
-    from stepengine.journal.reopening import permissions_ahead
+    from stepengine.journal.permission_reset import find_effective_questions
+    from stepengine.journal.provenance import has_trusted_permissions
+    from stepengine.journal.records import format_address
 
     own = questions_of(history.form(history.intents[after])) if edited and after is not None else ()
-    ahead = [each for each in permissions_ahead(history, after=after) if each not in {q.id for q in own}]
-    if not ahead or has_known_permissions(journal):
+    ahead = [each for each in find_effective_questions(history, after=after) if each not in {q.id for q in own}]
+    if not ahead or has_trusted_permissions(journal):
         return
-    where, how = ("behind its end", "`stepengine resume` asks you first, and --trust-answers takes what stands there")
+    where, how = (
+        "behind its end",
+        "`stepengine resume` asks you first, and --trust-answers accepts the recorded approvals",
+    )
     if after is not None:
-        where, how = f"behind {shown_address(*after)}", "fork it at an effect before that, so that you are asked"
+        where, how = f"behind {format_address(*after)}", "fork it at an effect before that, so that you are asked"
     msg = (
-        f"{name_of(journal)} is not as your own commands left it, and {where} its {', '.join(ahead)} would let calls run "
-        f"that nobody here allowed; {how}"
+        f"{journal_name(journal)} was written or changed by others, and {where} its {', '.join(ahead)} would allow calls "
+        f"that you did not approve; {how}"
     )
     raise UsageProblem(msg)

@@ -15,33 +15,10 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit
-from stepengine.cli.settings import Settings, UsageProblem, in_force
+from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import normalised_id
 from stepengine.data.quantities import parse_age
-
-__all__ = (
-    "Agent",
-    "Answers",
-    "ApiKeyEnv",
-    "BaseUrl",
-    "Config",
-    "File",
-    "Files",
-    "Json",
-    "Last",
-    "Model",
-    "NoJournal",
-    "Options",
-    "Params",
-    "Price",
-    "Quiet",
-    "Recorded",
-    "Repeat",
-    "TrustAnswers",
-    "parse_age_option",
-    "read_params",
-    "with_options",
-)
+from stepengine.engine.settings import Settings
 
 AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 File: TypeAlias = Annotated[
@@ -64,25 +41,23 @@ Agent: TypeAlias = Annotated[
 BaseUrl: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="A server that speaks OpenAI's Chat Completions; --model says what it is asked for.", metavar="URL"
+        help="Base URL of an OpenAI-compatible server (Chat Completions); --model names the model.", metavar="URL"
     ),
 ]
 ApiKeyEnv: TypeAlias = Annotated[
     str,
-    typer.Option(help="Variable that holds the key for --base-url; without it no key is sent there.", metavar="NAME"),
+    typer.Option(help="Environment variable with the key for --base-url; by default no key is sent.", metavar="NAME"),
 ]
 Price: TypeAlias = Annotated[
     str,
     typer.Option(
-        help="US dollars for a million tokens, in and out, at --base-url and of models without a known price; 0 is free.",
+        help="US dollars per million input and output tokens, for models without a known price; 0 is free.",
         metavar="USD|IN/OUT",
     ),
 ]
 Config: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
-        "--config", help="Settings that you trust, whatever they set; see `stepengine config show`.", metavar="FILE"
-    ),
+    typer.Option("--config", help="Trusted settings file; see `stepengine config show`.", metavar="FILE"),
 ]
 Last: TypeAlias = Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of FILE.")]
 Params: TypeAlias = Annotated[str, typer.Option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")]
@@ -91,7 +66,7 @@ Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no p
 
 def parse_age_option(option: str, text: str) -> timedelta:
     """
-    Return the value of an option that is an age, such as ``--older-than 30d``.
+    Parse the value of an age option, such as ``--older-than 30d``.
 
     Raises:
         UsageProblem: when *text* is not an age.
@@ -103,14 +78,14 @@ def parse_age_option(option: str, text: str) -> timedelta:
         raise UsageProblem(msg) from None
 
 
-def _as_list(given: str | list[str] | None) -> list[str] | None:
+def _wrap_in_list(given: str | list[str] | None) -> list[str] | None:
     return [given] if isinstance(given, str) else given
 
 
 @frozen(kw_only=True)
 class Options:
     """
-    What was typed for a command that runs an agent; annotated are the options that all of them have.
+    The typed options of a command that runs an agent; all such commands have the annotated ones.
 
     Attributes:
         journal: The journal.
@@ -135,34 +110,38 @@ class Options:
     params: str = ""
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Another model than the recorded one, for all agents or for one.", metavar="MODEL|AGENT=MODEL"
-        ),
-    ] = attrs.field(default=None, converter=_as_list)
+        typer.Option(help="Replace the recorded model, for all agents or for one.", metavar="MODEL|AGENT=MODEL"),
+    ] = attrs.field(default=None, converter=_wrap_in_list)
     base_url: BaseUrl = ""
     api_key_env: ApiKeyEnv = ""
     price: Price = ""
-    cwd: Annotated[Path, typer.Option(help="Folder that the tools work in.")] = Path()
+    cwd: Annotated[Path, typer.Option(help="Working folder of the tools.")] = Path()
     workspace: Annotated[
         str,
         typer.Option(
-            help="Where the tools run, if not on this machine: docker:IMAGE, where that folder is /workspace, ssh:HOST:/FOLDER ...",
+            help="Run the tools elsewhere: docker:IMAGE (the folder becomes /workspace), ssh:HOST:/FOLDER ...",
             metavar="KIND:WHERE",
         ),
     ] = ""
-    write: Annotated[bool, typer.Option("--write", help="Let tools change files in that folder without asking.")] = (
-        False
-    )
-    shell: Annotated[
-        bool, typer.Option("--shell", help="Let tools run programs, starting in that folder, without asking.")
+    write: Annotated[
+        bool, typer.Option("--write", help="Allow tools to change files in the folder without asking.")
     ] = False
+    shell: Annotated[bool, typer.Option("--shell", help="Allow tools to run programs without asking.")] = False
     web: Annotated[
-        str, typer.Option(help="Let tools read the public web; a SearXNG instance to search with.", metavar="URL")
+        str,
+        typer.Option(
+            help="Allow tools to read the public web, with this SearXNG instance for searches.", metavar="URL"
+        ),
+    ] = ""
+    guard: Annotated[
+        str, typer.Option(help="Ask before text of third parties decides where an effect goes.", metavar="injection")
     ] = ""
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")] = False
     max_steps: int = 0
     quiet: Quiet = False
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, whole inputs and log lines.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, complete inputs and log lines.")] = (
+        False
+    )
     journal: str = ""
     no_journal: bool = False
     last: bool = False
@@ -203,7 +182,7 @@ class Options:
 
 def with_options(command: Callable[..., Exit], *, without: Container[str] = ()) -> Callable[..., Exit]:
     """
-    Return *command* as typer takes it: with the options of ``Options`` that it does not have itself, after its own.
+    Return *command* with the shared options of ``Options`` in its signature, for typer.
 
     What was typed for them is its first argument; those named in *without* are not offered, and what is not given has its default.
     """
@@ -236,19 +215,19 @@ Model: TypeAlias = Annotated[
 CodeMode: TypeAlias = Annotated[
     bool,
     typer.Option(
-        "--code-mode", help="Let the model call the agent's tools by programs that it writes; needs the extra programs."
+        "--code-mode", help="Let the model call tools from programs that it writes; needs the extra `programs`."
     ),
 ]
 AskForMore: TypeAlias = Annotated[
     bool,
-    typer.Option("--ask-for-more", help="At a limit of steps, tokens or dollars ask for more, before it ends the run."),
+    typer.Option("--ask-for-more", help="At a limit of steps, tokens or dollars, ask for more before the run ends."),
 ]
 NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
 Sign: TypeAlias = Annotated[
     str,
     typer.Option(
         "--sign",
-        help="Private key by which the journal is signed; `stepengine journal check --key` verifies it.",
+        help="Private key to sign the journal with; `stepengine journal check --key` verifies it.",
         metavar="KEY",
     ),
 ]
@@ -256,20 +235,22 @@ Files = Annotated[list[str], typer.Argument(metavar="FILE", help="Journals.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Repeat = Annotated[
     bool,
-    typer.Option("--allow-repeat", help="Go on although what is cut off changed the world and may happen again."),
+    typer.Option(
+        "--allow-repeat", help="Continue although dropped effects changed the outside world and may happen again."
+    ),
 ]
 TrustAnswers: TypeAlias = Annotated[
-    bool, typer.Option("--trust-answers", help="Take permissions as they stand in FILE, whoever wrote it.")
+    bool, typer.Option("--trust-answers", help="Accept the approvals in FILE, whoever wrote it.")
 ]
 Answers = Annotated[
     list[str] | None,
-    typer.Option("--answer", help="Answer to a question; may be given several times.", metavar="ID=TEXT"),
+    typer.Option("--answer", help="Answer to a question; may be repeated.", metavar="ID=TEXT"),
 ]
 
 
 def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     """
-    Return the object in *text*, which *option* was given: JSON, or ``@FILE`` with JSON in it.
+    Parse the JSON object in *text*, or in the file that ``@FILE`` names.
 
     Raises:
         UsageProblem: when it is not a JSON object, or there is no such file.
@@ -290,6 +271,6 @@ def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
         msg = f'{source} is not JSON: {error}. Give an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
         raise UsageProblem(msg) from None
     if not isinstance(params, dict):
-        msg = f'{source} is JSON, but no object: give one such as \'{{"files": ["shop.py"]}}\''
+        msg = f'{source} is JSON, but not an object such as \'{{"files": ["shop.py"]}}\''
         raise UsageProblem(msg)
     return params

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from stepengine.cli.bench import Bench
-from stepengine.cli.exits import Exit, complain, exit_code
+from stepengine.cli.bench import EngineSetup
+from stepengine.cli.exits import Exit, choose_exit_code, print_error
 from stepengine.cli.options import Options
-from stepengine.cli.screen.interrupting import interruptible
-from stepengine.cli.screen.render import dumps, json_of, message_of, print_output, waiting_for
+from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.render import format_error, print_output, result_to_json, to_ascii_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.waits import describe_wait
 from stepengine.errors import (
     ChildError,
     DefinitionError,
@@ -30,7 +31,7 @@ from stepengine.errors import (
 
 if TYPE_CHECKING:
     from stepengine.cli.options import Options
-    from stepengine.cli.screen.progress import Progress
+    from stepengine.cli.screen.progress import ProgressDisplay
     from stepengine.data.questions import Question
     from stepengine.engine import Engine
     from stepengine.runtime.handle import RunHandle
@@ -39,29 +40,11 @@ UNAUTHORIZED = 401
 GRACE = 5.0
 """Seconds that effects have to come to their end when a signal ends a run."""
 
-__all__ = (
-    "GRACE",
-    "Run",
-    "add_advice",
-    "ending_of",
-    "interrupt",
-    "needs_agent",
-    "options_again",
-    "perform",
-    "print_result",
-    "print_warnings",
-    "reason_of",
-    "resume_hint",
-    "tell_more",
-    "tell_questions",
-    "watch_run",
-)
-
 
 @frozen
-class Run:
+class FinishedRun:
     """
-    A run that has ended.
+    A finished run.
 
     Attributes:
         result: Its result.
@@ -76,41 +59,41 @@ class Run:
         """The exit code."""
         if self.signal is not None and self.result.status is RunStatus.CANCELLED:
             return Exit.TERMINATED if self.signal == signal.SIGTERM else Exit.INTERRUPTED
-        return exit_code(self.result)
+        return choose_exit_code(self.result)
 
 
-def perform(
+def run_agent_to_end(
     engine: Engine,
     agent: AgentDefinition,
     prompt: str,
-    progress: Progress | None,
+    progress: ProgressDisplay | None,
     *,
     started: Callable[[str], object] = str,
     **options: Any,
-) -> Run:
+) -> FinishedRun:
     """
     Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once.
 
     *started* is told the run's id when it has begun.
     """
 
-    async def ended() -> Run:
+    async def ended() -> FinishedRun:
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
             started(handle.run_id)
             loop = asyncio.get_running_loop()
-            with interruptible(lambda: interrupt(handle, loop)) as received:
-                result = await result_of(handle.result())
-        return Run(result, received[0] if received else None)
+            with handle_interrupts(lambda: interrupt_run(handle, loop)) as received:
+                result = await await_result(handle.result())
+        return FinishedRun(result, received[0] if received else None)
 
-    return watch_run(ended, progress)
+    return run_with_display(ended, progress)
 
 
-def interrupt(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
-    """End a run; what is under way and cannot happen again has some seconds, and stderr says what is waited for."""
+def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
+    """Interrupt a run, give its running effects some seconds, and print the names of those it waits for."""
 
     def tell() -> None:
         if names := ", ".join(handle.finishing):
-            complain(
+            print_error(
                 f"waits up to {GRACE:g} s for {names}, so that what happens is recorded; once more ends it at once"
             )
 
@@ -118,8 +101,8 @@ def interrupt(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(tell)
 
 
-async def result_of(run: Awaitable[RunResult]) -> RunResult:
-    """Return the result of *run*, also when it raises at a limit (``on_max_steps="raise"``)."""
+async def await_result(run: Awaitable[RunResult]) -> RunResult:
+    """Return the result of *run*, also if it raises at a limit (``on_max_steps="raise"``)."""
     try:
         return await run
     except LimitExceeded as error:
@@ -129,115 +112,117 @@ async def result_of(run: Awaitable[RunResult]) -> RunResult:
         return result
 
 
-def watch_run(run: Callable[[], Coroutine[Any, Any, Run]], progress: Progress | None) -> Run:
-    """Run to the end while *progress*, if there is one, is shown."""
-    with nullcontext() if progress is None else progress.shown():
+def run_with_display(
+    run: Callable[[], Coroutine[Any, Any, FinishedRun]], progress: ProgressDisplay | None
+) -> FinishedRun:
+    """Run a coroutine to its end with the live display of *progress*, if there is one."""
+    with nullcontext() if progress is None else progress.show_live():
         return asyncio.run(run())
 
 
-def print_result(run: Run, options: Options, bench: Bench) -> Exit:
+def print_result(run: FinishedRun, options: Options, bench: EngineSetup) -> Exit:
     """Print the result on stdout and everything else on stderr; return the exit code."""
     result = run.result
     if bench.progress is not None and run.code is not Exit.USAGE:
         bench.progress.finish(result)
     if options.as_json:
-        print(dumps(json_of(result)))
+        print(to_ascii_json(result_to_json(result)))
     else:
         print_output(result.output)
     if run.code is not Exit.USAGE:
-        tell_more(result, options)
+        print_follow_up(result, options)
     if run.code is not Exit.COMPLETED:
-        complain(reason_of(run, options, bench))
+        print_error(explain_run_ending(run, options, bench))
     return run.code
 
 
-def reason_of(run: Run, options: Options, bench: Bench) -> str:
-    """Return why a run did not complete, and what helps where it had no model."""
+def explain_run_ending(run: FinishedRun, options: Options, bench: EngineSetup) -> str:
+    """Return why a run did not complete, with advice."""
     if run.code is not Exit.USAGE:
-        return add_advice(ending_of(run), run, options)
+        return add_advice(describe_ending(run), run, options)
     error = run.result.error
     while isinstance(error, ChildError):
         error = error.__cause__
     no_model = isinstance(error, UnknownModel) and error.kind == "no_model" and not options.models
-    return bench.without_model if no_model else _unknown(error, options)
+    return bench.without_model if no_model else _describe_model_error(error, options)
 
 
-def _unknown(error: BaseException | None, options: Options) -> str:
-    """Return what an error says, and of a model that a yield names that ``--model`` does not stand in for it."""
+def _describe_model_error(error: BaseException | None, options: Options) -> str:
+    """Return the text of an error, with a note that ``--model`` does not replace models that a handler names."""
     model = options.main_model
     if not isinstance(error, UnknownModel) or not model or model in str(error):
         return str(error)
-    return f"{error}. A handler names it itself: --model {model} stands in only for models that agents name"
+    return f"{error}. A handler names it itself: --model {model} replaces only models that agents name"
 
 
-def add_advice(ending: str, run: Run, options: Options) -> str:
+def add_advice(ending: str, run: FinishedRun, options: Options) -> str:
     """Return *ending* with the option that helps where a price or a key is missing."""
     error = run.result.error
     while isinstance(error, ChildError) and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
-        return f"{ending}; on the command line --price 0, or --price IN/OUT in US dollars for a million tokens, says what it costs"
+        return f"{ending}; on the command line --price 0, or --price IN/OUT in US dollars for a million tokens, sets the price"
     denied = isinstance(error, ModelError) and error.status == UNAUTHORIZED
     if denied and options.base_url and not options.api_key_env:
         return f"{ending} On the command line --api-key-env NAME names that variable."
     return ending
 
 
-def tell_more(result: RunResult, options: Options) -> None:
-    """Tell what waits for an answer, and what was odd."""
+def print_follow_up(result: RunResult, options: Options) -> None:
+    """Print open questions, other waits, the command that resumes the run, and warnings."""
     waits = options.journal and (result.waits_for or result.status is RunStatus.CANCELLED)
-    again = resume_hint(options, result.state.agent_id) if waits else ""
+    again = format_resume_command(options, result.state.agent_id) if waits else ""
     if result.pending_questions and not options.journal:
-        complain("this run was not recorded, so it cannot be resumed")
-    tell_questions(result.pending_questions, again)
-    _tell_waits(result, again)
+        print_error("this run was not recorded, so it cannot be resumed")
+    print_questions(result.pending_questions, again)
+    _print_waits(result, again)
     if again and result.status is RunStatus.CANCELLED:
-        complain(f"go on with: {again}")
+        print_error(f"resume it with: {again}")
     print_warnings(result)
 
 
 def print_warnings(result: RunResult) -> None:
-    """Print the warnings of a run, and the names of what could not be stopped."""
+    """Print the warnings of a run and the names of tasks that could not be stopped."""
     for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
-        complain(f"warning: {warning}")
+        print_error(f"warning: {warning}")
 
 
-def tell_questions(questions: Iterable[Question], again: str) -> None:
-    """Print open questions, and how they are answered where *again* is the command that resumes the run."""
+def print_questions(questions: Iterable[Question], again: str) -> None:
+    """Print open questions and the command to answer each; *again* is the command that resumes the run."""
     for question in questions:
         choices = f" ({', '.join(question.options)})" if question.options else ""
-        complain(f"question {question.id} waits for an answer: {question.text}{choices}")
+        print_error(f"question {question.id} waits for an answer: {question.text}{choices}")
         if again:
-            complain(f"answer it with: {again} --answer {question.id}=TEXT")
+            print_error(f"answer it with: {again} --answer {question.id}=TEXT")
         if again and question.id.startswith("doubt:"):
-            complain(f"or say what came of it: {again} --answer {question.id}=result:TEXT-or-JSON")
+            print_error(f"or supply its result: {again} --answer {question.id}=result:TEXT-or-JSON")
 
 
-def _tell_waits(result: RunResult, again: str) -> None:
-    """Tell what else a suspended run waits for than people, and how it goes on."""
+def _print_waits(result: RunResult, again: str) -> None:
+    """Print what a suspended run waits for apart from questions, and the command that resumes it."""
     others = [one for one in result.waits_for if one.kind != "question"]
     for one in others:
-        complain(f"it {waiting_for(one)}")
+        print_error(f"it {describe_wait(one)}")
         if again and one.kind == "message":
             file = shlex.quote(shlex.split(again)[2])  # behind `stepengine resume`
             path = f" --path {one.path}" if one.path else ""
-            complain(f"send it with: stepengine send {file} --topic {shlex.quote(one.topic)} JSON{path}")
+            print_error(f"send it with: stepengine send {file} --topic {shlex.quote(one.topic)} JSON{path}")
     if others and again:
-        early = f"; now, whatever the time is: {again} --now" if result.wakes_at is not None else ""
-        complain(f"`stepengine resume --due` resumes it then; to resume it yourself: {again}{early}")
+        early = f"; to wake it now: {again} --now" if result.wakes_at is not None else ""
+        print_error(f"`stepengine resume --due` resumes it then; to resume it yourself: {again}{early}")
 
 
-def ending_of(run: Run) -> str:
+def describe_ending(run: FinishedRun) -> str:
     """Return a sentence that says why a run did not complete."""
     if run.signal is not None:
         return f"{signal.Signals(run.signal).name}: the run was cancelled"
     error = run.result.error
     if run.result.status is RunStatus.SUSPENDED:
         return "the run is suspended: it waits"
-    return message_of(error) if error is not None else f"the run ended as {run.result.status.value}"
+    return format_error(error) if error is not None else f"the run ended as {run.result.status.value}"
 
 
-def resume_hint(options: Options, agent_id: str = "") -> str:
+def format_resume_command(options: Options, agent_id: str = "") -> str:
     """
     Return the command that resumes the run in ``options.journal``.
 
@@ -248,7 +233,9 @@ def resume_hint(options: Options, agent_id: str = "") -> str:
     # Without a word about what was cut off, resuming would end the run with `UnknownOutcome`, for good.
     asking = ["--in-doubt ask"] if _is_in_doubt(options.journal) else []
     # Beside a run that has a name of its own lies what it was started with.
-    named = [options.stem] if options.stem else [shlex.quote(options.journal), *options_again(options, agent_id)]
+    named = (
+        [options.stem] if options.stem else [shlex.quote(options.journal), *format_shared_options(options, agent_id)]
+    )
     return " ".join(["stepengine resume", *named, *asking])
 
 
@@ -262,10 +249,10 @@ def _is_in_doubt(journal: str) -> bool:
         return False
 
 
-def options_again(options: Options, agent_id: str = "") -> list[str]:
-    """Return the options that a command on the same journal needs; the model stands in the journal."""
+def format_shared_options(options: Options, agent_id: str = "") -> list[str]:
+    """Return the options that another command on the same journal needs. The model is in the journal."""
     again: list[str] = []
-    if options.agent and needs_agent(options.agent, agent_id, options.settings.agent_folders):
+    if options.agent and needs_agent_option(options.agent, agent_id, options.settings.agent_folders):
         again += ["--agent", shlex.quote(options.agent)]
     typed = {
         "--base-url": options.base_url,
@@ -281,8 +268,8 @@ def options_again(options: Options, agent_id: str = "") -> list[str]:
     return again + ["--write"] * options.write + ["--shell"] * options.shell
 
 
-def needs_agent(given: str, agent_id: str, folders: Iterable[Path] = ()) -> bool:
-    """Return whether the id in a journal does not lead to the agent that was given."""
+def needs_agent_option(given: str, agent_id: str, folders: Iterable[Path] = ()) -> bool:
+    """Return whether the id in a journal loads another agent than *given*."""
     from stepengine.engine import load_agent
 
     if given == agent_id:

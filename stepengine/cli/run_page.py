@@ -14,19 +14,23 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import agent_id_of, find_journal, name_of, readable_journal, recorded_agent
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import (
+    add_journal_to_options,
+    agent_id_of,
+    journal_name,
+    load_recorded_agent,
+    open_readable_journal,
+)
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 
 if TYPE_CHECKING:
-    from stepengine.debugging.viewing.rendering import PageSource
-    from stepengine.engine.stepping import Stepper
+    from stepengine.debugging.viewer.rendering import PageSource
+    from stepengine.engine.stepper import Stepper
     from stepengine.journal import Journal
     from stepengine.journal.history import History
-
-__all__ = ("MAX_MB", "PageOptions", "make_page")
 
 MEGABYTE = 1_000_000
 MAX_MB = 20
@@ -53,36 +57,38 @@ class PageOptions:
 
 def make_page(options: Options, wanted: PageOptions) -> Exit:
     """Write the page of the run that *options* name, or serve it. Return the exit code."""
-    options = find_journal(options)
+    options = add_journal_to_options(options)
     try:
         return _serve_page(options, wanted) if wanted.serve else _write_page(options, wanted)
     except JournalError as error:
-        return complain(error.message)
+        return print_error(error.message)
 
 
 # --- one page ---------------------------------------------------------------------------------------------------------
 
 
 def _write_page(options: Options, wanted: PageOptions) -> Exit:
-    from stepengine.debugging.viewing.rendering import rendered
+    from stepengine.debugging.viewer.rendering import render_sources
     from stepengine.workspace.calls import OWNER_FILE_MODE
 
-    journals = [readable_journal(name) for name in (options.journal, wanted.other) if name]
-    target = Path(wanted.output) if wanted.output else _beside(journals[0])
-    if target.exists() and any(target.samefile(_file_of(journal)) for journal in journals):
+    journals = [open_readable_journal(name) for name in (options.journal, wanted.other) if name]
+    target = Path(wanted.output) if wanted.output else _default_page_path(journals[0])
+    if target.exists() and any(target.samefile(_find_journal_file(journal)) for journal in journals):
         msg = f"{str(target)!r} is the journal itself; -o PATH names another page"
         raise UsageProblem(msg)
     if target.exists() and not wanted.force:
         msg = f"{str(target)!r} exists already; --force writes over it, -o PATH names another page"
         raise UsageProblem(msg)
-    source = _source(options, wanted)
-    second = _source(attrs.evolve(options, journal=wanted.other, last=False), wanted) if wanted.other else None
+    source = _make_page_source(options, wanted)
+    second = (
+        _make_page_source(attrs.evolve(options, journal=wanted.other, last=False), wanted) if wanted.other else None
+    )
     most = int(wanted.max_mb * MEGABYTE)
-    made = rendered(source, second, locals=wanted.locals, title=wanted.title, most=most)
+    made = render_sources(source, second, locals=wanted.locals, title=wanted.title, most=most)
     size = len(made.html) / MEGABYTE
     if len(made.html) > most:
         msg = f"the page would have {size:.1f} MB, with long texts cut already; --max-mb {size + 1:.0f} allows it"
-        return complain(msg, Exit.FAILED)
+        return print_error(msg, Exit.FAILED)
     try:
         # It says what the journal says, which nobody else may read either; whoever shares a page gives that away.
         with open(target, "w", encoding="utf-8", opener=partial(os.open, mode=OWNER_FILE_MODE)) as file:
@@ -91,84 +97,85 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
         msg = f"the page cannot be written to {str(target)!r}: {error.strerror}"
         raise UsageProblem(msg) from error
     if made.is_cut:
-        complain(f"long texts are cut, else the page would be larger than {wanted.max_mb:g} MB (--max-mb)")
+        print_error(f"long texts are cut, else the page would be larger than {wanted.max_mb:g} MB (--max-mb)")
     for reason in made.missing:
-        complain(reason)
+        print_error(reason)
     print(target)
     if wanted.opens:
         webbrowser.open(target.resolve().as_uri())
     return Exit.DIVERGED if wanted.strict and made.missing else Exit.COMPLETED
 
 
-def _file_of(journal: Journal) -> Path:
+def _find_journal_file(journal: Journal) -> Path:
     from stepengine.journal import SqliteJournal
 
     return Path(journal.path if isinstance(journal, SqliteJournal) else journal.name)
 
 
-def _beside(journal: Journal) -> Path:
-    """Return where a page goes: beside its journal; beside the database for a run in one."""
+def _default_page_path(journal: Journal) -> Path:
+    """Return the default path of a page: next to its journal, or next to the database of a run in one."""
     from stepengine.journal import SqliteJournal
 
-    path = _file_of(journal)
+    path = _find_journal_file(journal)
     return path.with_name(f"{journal.run}.html") if isinstance(journal, SqliteJournal) else path.with_suffix(".html")
 
 
-def _source(options: Options, wanted: PageOptions) -> PageSource:
-    """Return a run, with what goes through it where there is an agent; of a damaged journal with --force what is whole."""
-    from stepengine.debugging.viewing.rendering import PageSource, stored, whole_part
+def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
+    """Return a journal and the code of its agent, if available; with ``--force`` only the undamaged records."""
+    from stepengine.debugging.viewer.rendering import PageSource, load_stored_history, undamaged_records
     from stepengine.testing.cassette_runs import CassetteJournal
 
-    journal = readable_journal(options.journal)
-    file = name_of(journal)
+    journal = open_readable_journal(options.journal)
+    file = journal_name(journal)
     if isinstance(journal, CassetteJournal):
         if wanted.agent:
             msg = f"{file!r} is a cassette, which has no lines of an agent's code; leave out --agent"
             raise UsageProblem(msg)
         return PageSource(journal=journal, file=file, without="A cassette has no source lines and no variables.")
     try:
-        history = stored(journal)
+        history = load_stored_history(journal)
         # What is read only when somebody needs it, too, so that damage shows before a page is made of it.
         for result in history.results.values():
             history.outcome(result)
     except JournalError as error:
         if not wanted.force:
             raise
-        whole, number = whole_part(journal)
-        damage = f"This is what stands before the damage, {number} records. {error.message}"
+        whole, number = undamaged_records(journal)
+        damage = f"These are the records before the damage, {number} records. {error.message}"
         return PageSource(journal=whole, file=file, without="The journal is damaged: nothing was run.", damage=damage)
     if not wanted.code:
         return PageSource(
             journal=journal, file=file, without="Source lines and variables were left out with --no-code."
         )
-    steppers = _steppers(journal, history, options, wanted)
+    steppers = _make_steppers(journal, history, options, wanted)
     if isinstance(steppers, str):
         return PageSource(journal=journal, file=file, without=steppers)
     return PageSource(journal=journal, file=file, steppers=steppers)
 
 
-def _steppers(
+def _make_steppers(
     journal: Journal, history: History, options: Options, wanted: PageOptions
 ) -> list[Callable[[], Stepper]] | str:
     """
-    Return what makes steppers, or why there are none; an agent that was asked for must be there.
+    Return factories of steppers, or the reason there are none; raise if the user named an agent that cannot be loaded.
 
     A run of the command line has its hooks; one that was recorded by a program most likely has not.
     """
-    from stepengine.cli.bench import bench_for, family
+    from stepengine.cli.bench import make_engine_setup
     from stepengine.engine import Engine
-    from stepengine.engine.loading import agent_place
+    from stepengine.engine.agent_family import find_agent_family
+    from stepengine.engine.loader import locate_agent
     from stepengine.tools.bundled.bundled import uncalled_tools
 
     options = options.in_force()
     folders = options.settings.agent_folders
     agent_id = agent_id_of(history)
     try:
-        agent = recorded_agent(journal, options, history)
+        agent = load_recorded_agent(journal, options, history)
         with contextlib.suppress(DefinitionError):
-            complain(f"lines and variables come from {agent_place(options.agent or agent_id, folders=folders)}")
-        ours = bench_for(options, agent, performs=False, recorded=history).engine
-        plain = Engine(family(agent, options.agent, folders), uncalled_tools(options.cwd.resolve()))
+            print_error(f"lines and variables come from {locate_agent(options.agent or agent_id, folders=folders)}")
+        ours = make_engine_setup(options, agent, performs=False, recorded=history).engine
+        plain = Engine(find_agent_family(agent, options.agent, folders), uncalled_tools(options.cwd.resolve()))
     except (StepEngineError, UsageProblem) as error:
         if wanted.agent:
             raise
@@ -181,21 +188,21 @@ def _steppers(
 
 
 def _serve_page(options: Options, wanted: PageOptions) -> Exit:
-    from stepengine.debugging.viewing.serving import FollowedJournal, server_of
+    from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 
-    journal = readable_journal(options.journal)
-    following = FollowedJournal(journal, name_of(journal), wanted.title)
+    journal = open_readable_journal(options.journal)
+    following = FollowedJournal(journal, journal_name(journal), wanted.title)
     try:
-        server, address = server_of(following, wanted.port)
+        server, address = make_page_server(following, wanted.port)
     except OSError as error:
         msg = f"--port {wanted.port} cannot be used: {error.strerror}; 0 takes any that is free"
         raise UsageProblem(msg) from error
     print(address, flush=True)
-    complain("the page follows the run until Ctrl-C")
+    print_error("the page follows the run until Ctrl-C")
     if wanted.opens:
         webbrowser.open(address)
     code = Exit.COMPLETED
-    before = signal.signal(signal.SIGTERM, _raise_interrupt)
+    before = signal.signal(signal.SIGTERM, _raise_on_sigterm)
     with server:
         try:
             server.serve_forever()
@@ -209,8 +216,8 @@ def _serve_page(options: Options, wanted: PageOptions) -> Exit:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came."""
+    """Raised on SIGTERM."""
 
 
-def _raise_interrupt(*_: object) -> None:
+def _raise_on_sigterm(*_: object) -> None:
     raise _Terminated

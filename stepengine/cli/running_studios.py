@@ -14,34 +14,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepengine.cli.recording import runs_folder
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
+from stepengine.journal.recorded_runs import runs_folder
 from stepengine.workspace.atomic import replace_path
-
-__all__ = ("announced_studio", "links_of_studios")
 
 STUDIOS = "studios"
 SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def announced_studio(folder: Path) -> Iterator[_Announcement]:
-    """Give what announces a studio of *folder* once it listens; its file goes at the end."""
+def announce_studio(folder: Path) -> Iterator[_Announcement]:
+    """Yield an announcement for a studio of *folder*; its file is removed at the end."""
     announcement = _Announcement(folder)
     try:
         yield announcement
     finally:
-        announcement.withdraw()
+        announcement.remove_announcement()
 
 
 class _Announcement:
+    """The file that announces a running studio."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: Path | None = None
 
     def announce(self, url: str, host: str, token: str) -> None:
-        """Write the file of a studio that listens at *url*, and is reached as *host*; without a state folder the link is shown at the start alone."""
+        """Write the announcement of a studio at *url* with the host name *host*; do nothing without a state folder."""
         runs = runs_folder()
         if runs is None:
             return
@@ -52,14 +52,14 @@ class _Announcement:
             self._file = place / f"{secrets.token_hex(8)}.json"
             replace_path(self._file, json.dumps(told).encode(), mode=0o600)
 
-    def withdraw(self) -> None:
-        """Remove the file."""
+    def remove_announcement(self) -> None:
+        """Remove the announcement."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)
 
 
-def links_of_studios(folder: Path) -> list[str]:
+def request_login_links(folder: Path) -> list[str]:
     """
     Return a new login link of each running studio of *folder*; files of studios that were killed are removed.
 
@@ -68,8 +68,8 @@ def links_of_studios(folder: Path) -> list[str]:
     """
     links: list[str] = []
     others: list[str] = []
-    for file, told in _studios():
-        link = _link_of(told, file)
+    for file, told in _read_announcements():
+        link = _request_login_link(told, file)
         if link is None:
             continue
         if Path(told["folder"]) == folder.resolve():
@@ -83,7 +83,7 @@ def links_of_studios(folder: Path) -> list[str]:
     return links
 
 
-def _studios() -> Iterator[tuple[Path, dict[str, Any]]]:
+def _read_announcements() -> Iterator[tuple[Path, dict[str, Any]]]:
     runs = runs_folder()
     for file in [] if runs is None else sorted((runs.parent / STUDIOS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -92,8 +92,8 @@ def _studios() -> Iterator[tuple[Path, dict[str, Any]]]:
                 yield file, told
 
 
-def _link_of(told: dict[str, Any], file: Path) -> str | None:
-    """Return a new link; ``None`` where the studio does not answer. The file of one that was killed is removed."""
+def _request_login_link(told: dict[str, Any], file: Path) -> str | None:
+    """Request a new login link; ``None`` if the studio does not answer. The file of a dead studio is removed."""
     import httpx2
 
     # By the name under which it is reached, which may be another one than its address.

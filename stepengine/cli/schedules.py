@@ -7,65 +7,63 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepengine.cli.deployment import operate
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.screen.render import dumps, message_of, say, visible
+from stepengine.cli.deployment import run_with_operator
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.screen.render import format_error, print_visible, to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.errors import DefinitionError, JournalError
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
-    from stepengine.engine.scheduler import Standing
+    from stepengine.engine.scheduler import ScheduleStatus
     from stepengine.engine.schedules import Schedule
-
-__all__ = ("list_schedules",)
 
 
 def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_json: bool, config: Path | None) -> Exit:
     """Print the schedules of agent files, each with its next and last time. Return the exit code."""
     found, problems = _find_schedules(files, in_force(config).agent_folders)
     for problem in problems:
-        complain(problem)
+        print_error(problem)
     if db:
         if runs:
             msg = (
                 "runs of these schedules are either in the place of --runs or in the database of --db: give one of them"
             )
             raise UsageProblem(msg)
-        return _of_database(found, db, app=app, as_json=as_json)
+        return _print_durable_schedules(found, db, app=app, as_json=as_json)
     try:
-        return _print_schedules(_standing(found, runs), as_json=as_json)
+        return _print_schedules(_load_schedule_states(found, runs), as_json=as_json)
     except JournalError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
 
 
-def _of_database(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
-    async def told(operator: Operator) -> Exit:
-        from stepengine.durable.schedules import durable_standings
+def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
+    async def print_standings(operator: Operator) -> Exit:
+        from stepengine.durable.schedules import list_schedule_states
 
-        return _print_schedules(await durable_standings(operator, found, now=datetime.now(UTC)), as_json=as_json)
+        return _print_schedules(await list_schedule_states(operator, found, now=datetime.now(UTC)), as_json=as_json)
 
     try:
-        return operate(db, told, app=app)
+        return run_with_operator(db, print_standings, app=app)
     except JournalError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
 
 
-def _print_schedules(stand: Sequence[Standing], *, as_json: bool) -> Exit:
+def _print_schedules(stand: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
     if as_json:
-        print(dumps([_json_of(one) for one in stand]))
+        print(to_ascii_json([_schedule_state_to_dict(one) for one in stand]))
     elif stand:
-        say("\n\n".join(["\n".join(_describe(one)) for one in stand]), hang=10)
+        print_visible("\n\n".join(["\n".join(_describe_schedule(one)) for one in stand]), hang=10)
     else:
-        complain(
+        print_error(
             "there is no schedule; an agent file has one as `schedule = Schedule(agent, cron=...)`", Exit.COMPLETED
         )
     return Exit.COMPLETED
 
 
 def _find_schedules(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
-    """Return the schedules of files and folders that were typed, else of those in which ids are looked for; what is broken."""
-    from stepengine.engine.loading import agent_folders, load_folder, load_schedules
+    """Return the schedules of the given files and folders, else of the agent folders, and a list of problems."""
+    from stepengine.engine.loader import agent_folders, load_folder, load_schedules
 
     given, found, problems = list(files), list["Schedule"](), list[str]()
     for place in map(Path, given):
@@ -77,24 +75,25 @@ def _find_schedules(files: Iterable[str], folders: Iterable[Path]) -> tuple[list
         except DefinitionError as error:
             if given:
                 raise
-            problems.append(message_of(error))
+            problems.append(format_error(error))
             continue
         found += loaded.schedules
         problems += loaded.problems
     return found, problems
 
 
-def _standing(found: Sequence[Schedule], runs: str) -> list[Standing]:
-    from stepengine.engine.scheduler import Standing, standings
-    from stepengine.engine.schedules import unique
+def _load_schedule_states(found: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:
+    """Return the next and last run of each schedule; without a store only the next."""
+    from stepengine.engine.scheduler import ScheduleStatus, standings
+    from stepengine.engine.schedules import check_unique_ids
 
     now = datetime.now(UTC)
     if runs:
         return standings(found, runs=runs, now=now)
-    return [Standing(one, one.next_after(now) if one.enabled else None) for one in unique(found)]
+    return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in check_unique_ids(found)]
 
 
-def _json_of(stand: Standing) -> dict[str, object]:
+def _schedule_state_to_dict(stand: ScheduleStatus) -> dict[str, object]:
     schedule, last = stand.schedule, stand.last
     return {
         "id": schedule.id,
@@ -113,7 +112,7 @@ def _json_of(stand: Standing) -> dict[str, object]:
     }
 
 
-def _describe(stand: Standing) -> Iterator[str]:
+def _describe_schedule(stand: ScheduleStatus) -> Iterator[str]:
     schedule, last = stand.schedule, stand.last
     yield schedule.id
     yield f"  agent   {visible(schedule.agent_id, strict=True)}"
@@ -123,13 +122,13 @@ def _describe(stand: Standing) -> Iterator[str]:
     elif stand.next is None:
         yield "  next    not in 50 years"
     else:
-        yield f"  next    {_local(schedule, stand.next)} ({stand.next:%H:%M} UTC)"
+        yield f"  next    {_format_local_time(schedule, stand.next)} ({stand.next:%H:%M} UTC)"
     if last is not None:
         error = f": {visible(last.error, strict=True)}" if last.error else ""
-        yield f"  last    {_local(schedule, last.at)}, {last.run}, {last.status}{error}"
+        yield f"  last    {_format_local_time(schedule, last.at)}, {last.run}, {last.status}{error}"
     if stand.newest_missed is not None:
-        yield f"  missed  {stand.missed:,}, the newest {_local(schedule, stand.newest_missed)}"
+        yield f"  missed  {stand.missed:,}, the newest {_format_local_time(schedule, stand.newest_missed)}"
 
 
-def _local(schedule: Schedule, moment: datetime) -> str:
+def _format_local_time(schedule: Schedule, moment: datetime) -> str:
     return f"{schedule.local(moment):%a %Y-%m-%d %H:%M %z}"

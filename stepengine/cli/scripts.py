@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from stepengine.cli.options import Options
     from stepengine.testing import RunScript
 
-__all__ = ("ScriptFile", "models_of_script", "refuse_two_models", "run_script_of", "script_of")
-
 ScriptFile = Annotated[
     str,
     typer.Option(
@@ -26,40 +24,38 @@ ScriptFile = Annotated[
 ]
 
 
-def refuse_two_models(options: Options) -> None:
+def refuse_script_with_server(options: Options) -> None:
     """
-    Raise where both a script and a server would answer.
+    Raise if both a script and a server are given.
 
     Raises:
         UsageProblem: when ``--script`` and ``--base-url`` are both given.
     """
     if options.script and options.base_url:
-        msg = "--script and --base-url name two kinds of models; give one of them"
+        msg = "--script and --base-url exclude each other; pass one of them"
         raise UsageProblem(msg)
 
 
-def models_of_script(file: str) -> Callable[[], object] | None:
-    """
-    Return what gives a scripted model that starts at the first reply; ``None`` without a script; errors as ``script_of``.
-    """
+def make_scripted_models(file: str) -> Callable[[], object] | None:
+    """Return a factory of scripted models, ``None`` without a script; raises as ``load_script``."""
     from stepengine.testing import ScriptedModel
 
     if not file:
         return None
-    replies = script_of(file)
+    replies = load_script(file)
     return lambda: ScriptedModel(replies)
 
 
-def run_script_of(file: str) -> RunScript:
-    """Return what answers each run with the replies of a script from its beginning; errors as ``script_of``."""
+def make_run_script(file: str) -> RunScript:
+    """Return a provider that answers each run with the replies of a script from its start. Raises as ``load_script``."""
     from stepengine.testing import RunScript
 
-    return RunScript(script_of(file), source=Path(file).name)
+    return RunScript(load_script(file), source=Path(file).name)
 
 
-def script_of(file: str) -> Any:
+def load_script(file: str) -> Any:
     """
-    Return the replies of a script, as ``ScriptedModel`` takes them.
+    Load the replies of a script, as ``ScriptedModel`` takes them.
 
     A ``.py`` file holds them as ``replies``; any other one is a list, in JSON or YAML, of texts, of calls
     ``{"tool": "look", "input": {...}, "text": "..."}``, and of lists of both for one reply.
@@ -68,11 +64,13 @@ def script_of(file: str) -> Any:
         UsageProblem: when that cannot be read.
     """
     from stepengine.errors import DataError
-    from stepengine.evaluation.checks import member_of, value_of
+    from stepengine.evaluation.checks import load_data, load_member
     from stepengine.testing import ScriptedModel
 
     try:
-        replies = member_of(Path(file), "replies") if file.endswith(".py") else _replies(value_of(Path(file)), file)
+        replies = (
+            load_member(Path(file), "replies") if file.endswith(".py") else _parse_replies(load_data(Path(file)), file)
+        )
         ScriptedModel(replies)
     except DataError as error:
         msg = f"--script {file!r}: {error.message}"
@@ -80,20 +78,20 @@ def script_of(file: str) -> Any:
     return replies
 
 
-def _replies(items: object, file: str) -> list[Any]:
+def _parse_replies(items: object, file: str) -> list[Any]:
     if not isinstance(items, list):
         msg = f"--script {file!r} is a list of replies, not {type(items).__name__}"
         raise UsageProblem(msg)
-    return [_reply(item, file) for item in items]
+    return [_parse_reply(item, file) for item in items]
 
 
-def _reply(item: object, file: str) -> Any:
+def _parse_reply(item: object, file: str) -> Any:
     from stepengine.testing import tool_call, tool_calls
 
     if isinstance(item, str):
         return item
     if isinstance(item, list):
-        return tool_calls(*[_reply(each, file) for each in item])
+        return tool_calls(*[_parse_reply(each, file) for each in item])
     if isinstance(item, dict) and isinstance(item.get("tool"), str) and set(item) <= {"tool", "input", "text"}:
         return tool_call(item["tool"], item.get("input") or {}, text=str(item.get("text") or ""))
     msg = f'--script {file!r}: a reply is a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {item!r}'

@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from stepengine.cli.approvals import OPTIONS, approval_policy, approvals_needed, asked_categories, own_specs, restricted
+from stepengine.cli.approvals import (
+    OPTIONS,
+    approval_policy,
+    collect_tool_specs,
+    disallowed_categories,
+    find_categories_to_ask_about,
+    tools_needing_approval,
+)
 from stepengine.cli.options import Options
-from stepengine.cli.recording import EDITORS, HISTORY, runs_folder
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import EDITORS, HISTORY
 from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.tools import ToolLike, ToolSpec, Yielding
 from stepengine.errors import DefinitionError, WorkspaceLost
+from stepengine.journal.recorded_runs import runs_folder
 from stepengine.workspace.patterns import escape_pattern
 
 if TYPE_CHECKING:
@@ -26,17 +34,6 @@ if TYPE_CHECKING:
     from stepengine.tools.definition import Tool
     from stepengine.workspace.workspace import Workspace
 
-__all__ = (
-    "ToolRequest",
-    "add_bundled",
-    "allowed_tools",
-    "allowed_workspace",
-    "in_code_mode",
-    "is_in_code_mode",
-    "tools_beside",
-    "with_held",
-)
-
 WEB = "network"
 """The category of the bundled tools that need an address, which ``--web`` gives."""
 
@@ -44,7 +41,7 @@ WEB = "network"
 @frozen
 class ToolRequest:
     """
-    What the agents of a run need of tools.
+    The agents of a run and the tools they need.
 
     Attributes:
         families: Each agent that can be started, followed by those that it may spawn.
@@ -66,10 +63,10 @@ class ToolRequest:
         return [agent for family in self.families for agent in family]
 
     def bundled_names(self, agent: AgentDefinition) -> list[str]:
-        """Return the names in *agent*, and in the bodies of its tools, that stand for bundled tools: no object has them."""
-        own = {spec.name for spec in own_specs([*agent.tools, *self.beside])}
+        """Return the names of bundled tools that *agent* and the bodies of its tools use."""
+        own = {spec.name for spec in collect_tool_specs([*agent.tools, *self.beside])}
         names = [one for one in agent.tools if isinstance(one, str)]
-        return [name for name in (*names, *_used_names(agent)) if name not in own]
+        return [name for name in (*names, *_called_tool_names(agent)) if name not in own]
 
     @property
     def all_bundled_names(self) -> list[str]:
@@ -79,22 +76,22 @@ class ToolRequest:
     def bundled_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
         """Return the specs of the bundled tools that *agent* names."""
         names = self.bundled_names(agent)
-        return [spec for name, spec in _specs().items() if name in names] if names else []
+        return [spec for name, spec in _load_bundled_specs().items() if name in names] if names else []
 
     def specs(self, agent: AgentDefinition) -> list[ToolSpec]:
         """Return the specs of the bundled tools that *agent* names, of its own tools and of those of its file."""
-        return [*self.bundled_specs(agent), *own_specs([*self.beside, *agent.tools])]
+        return [*self.bundled_specs(agent), *collect_tool_specs([*self.beside, *agent.tools])]
 
     def policy(self, options: Options, recorded: History | None) -> Policy | None:
-        """Return the policy that asks about calls which the options do not allow; a recorded run asks what it asked."""
+        """Return the policy that asks about calls that the options do not allow; a recorded run asks as before."""
         specs = {spec.name: spec for agent in self.agents for spec in self.specs(agent)}
-        categories = restricted(options)
+        categories = disallowed_categories(options)
         if recorded is not None:
-            categories = asked_categories(recorded, specs, categories)
+            categories = find_categories_to_ask_about(recorded, specs, categories)
         return approval_policy(categories, specs.values())
 
-    def with_approvals(self, options: Options) -> Options:
-        """Return *options* with the categories of bundled tools that are there because somebody can be asked about them."""
+    def add_approvable_categories(self, options: Options) -> Options:
+        """Return *options* that also allow the categories of bundled tools whose calls a person can approve."""
         if not self.can_ask:
             return options
         named = {spec.category for agent in self.agents for spec in self.bundled_specs(agent)}
@@ -103,53 +100,56 @@ class ToolRequest:
 
     def check(self, options: Options) -> None:
         """
-        Refuse an agent with tools that the options do not allow, where nobody can approve their calls.
+        Raise if agents need tools that the options do not allow and nobody can approve.
 
         Raises:
             UsageProblem: naming the agent, the tools and the option.
         """
         for category, (does, option) in OPTIONS.items():
-            if not self.can_ask and category in restricted(options):
-                self._refuse(category, does, option)
+            if not self.can_ask and category in disallowed_categories(options):
+                self._check_category(category, does, option)
         if not options.web:
-            self._refuse(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
+            self._check_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
 
-    def _refuse(self, category: str, does: str, option: str) -> None:
+    def _check_category(self, category: str, does: str, option: str) -> None:
+        """Raise if an agent has a tool of the category that is not allowed."""
         # An agent that has the tool itself is named before one that only spawns it.
-        for family in sorted(self.families, key=lambda family: not self._refused(family[0], category)):
-            if names := {name for agent in family for name in self._refused(agent, category)}:
+        for family in sorted(self.families, key=lambda family: not self._tools_not_allowed(family[0], category)):
+            if names := {name for agent in family for name in self._tools_not_allowed(agent, category)}:
                 msg = f"agent {family[0].id!r} {does} with {', '.join(sorted(names))}; allow that with {option}"
                 raise UsageProblem(msg)
 
-    def _refused(self, agent: AgentDefinition, category: str) -> list[str]:
-        """Return the names of the tools of *agent* in a category that is not allowed; own ones reach the web as they like."""
+    def _tools_not_allowed(self, agent: AgentDefinition, category: str) -> list[str]:
+        """Return the tools of *agent* in a category that is not allowed. Its own tools may use the network."""
         bundled = [spec.name for spec in self.bundled_specs(agent) if spec.category == category]
         if category == WEB or self.is_judged:
             return bundled
-        return [*bundled, *approvals_needed(own_specs([*self.beside, *agent.tools]), category)]
+        return [*bundled, *tools_needing_approval(collect_tool_specs([*self.beside, *agent.tools]), category)]
 
 
-def add_bundled(own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]) -> list[ToolLike | ToolSource]:
+def merge_bundled_tools(
+    own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]
+) -> list[ToolLike | ToolSource]:
     """Return *own* tools, and those of *bundled* that have other names."""
     names = {tool.spec.name if isinstance(tool, ToolLike) else tool.name for tool in own}
     return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
 
 
 @cache
-def _specs() -> dict[str, ToolSpec]:
-    """Return what the tools are called and say of themselves, which is the same below every root."""
+def _load_bundled_specs() -> dict[str, ToolSpec]:
+    """Return the specs of all bundled tools by name; they are the same for every root."""
     from stepengine.tools.bundled.bundled import uncalled_tools
 
     return {tool.name: tool.spec for tool in uncalled_tools()}
 
 
-def _files_of(journal: str, root: Path) -> list[str]:
-    """Return patterns of the files of a journal that are below *root*."""
+def _make_journal_patterns(journal: str, root: Path) -> list[str]:
+    """Return glob patterns for the files of a journal below *root*."""
     if not journal:
         return []
-    from stepengine.journal.finding import database_of
+    from stepengine.journal.sources import parse_database_path
 
-    database = database_of(journal)
+    database = parse_database_path(journal)
     path = Path(journal if database is None else database[0])
     place = path.parent.resolve() / path.name
     if not place.is_relative_to(root):
@@ -161,8 +161,8 @@ def _files_of(journal: str, root: Path) -> list[str]:
     return [f"{folder}{name}", f"{folder}{more}"]
 
 
-def _kept_below(root: Path) -> list[str]:
-    """Return the patterns of what is kept of runs, editors' sessions and chats, as far as it is below *root*."""
+def _make_state_patterns(root: Path) -> list[str]:
+    """Return glob patterns for recorded runs, editor sessions and chat history below *root*."""
     runs = runs_folder()
     kept = [] if runs is None else [(runs, "/"), (runs.parent / EDITORS, "/"), (runs.parent / HISTORY, "")]
     return [
@@ -172,16 +172,16 @@ def _kept_below(root: Path) -> list[str]:
     ]
 
 
-def allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
+def make_allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
     """
-    Return where the tools of the agents work, with what the options allow or about which somebody can be asked.
+    Return the workspace of the tools, with the access that the options allow or a person can approve.
 
     Raises:
         UsageProblem: when a tool that an agent names needs an option that was not given.
     """
     from stepengine.workspace.workspace import Workspace
 
-    options = request.with_approvals(options)
+    options = request.add_approvable_categories(options)
     request.check(options)
     place: Workspace = options.place or Workspace(options.cwd.resolve())
     try:
@@ -191,9 +191,9 @@ def allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
         raise UsageProblem(msg) from None
 
 
-def allowed_tools(options: Options, request: ToolRequest, place: Workspace) -> list[ToolLike | ToolSource]:
+def make_allowed_tools(options: Options, request: ToolRequest, place: Workspace) -> list[ToolLike | ToolSource]:
     """
-    Return the tools of the agents' files, and the bundled tools that *place* allows, without what is kept of runs.
+    Return the tools of the agents' files and the bundled tools that *place* allows; they do not see recorded runs.
 
     Raises:
         UsageProblem: when a tool that an agent names cannot work there.
@@ -201,7 +201,10 @@ def allowed_tools(options: Options, request: ToolRequest, place: Workspace) -> l
     from stepengine.tools.bundled.bundled import rootless_tools, workspace_tools
 
     root, tools = options.cwd.resolve(), rootless_tools(place.web)
-    hidden = [*_kept_below(root), *[pattern for journal in request.journals for pattern in _files_of(journal, root)]]
+    hidden = [
+        *_make_state_patterns(root),
+        *[pattern for journal in request.journals for pattern in _make_journal_patterns(journal, root)],
+    ]
     try:
         tools += workspace_tools(place, withhold=hidden, buffers=options.buffers, terminals=options.terminals)
     except WorkspaceLost as error:
@@ -209,14 +212,16 @@ def allowed_tools(options: Options, request: ToolRequest, place: Workspace) -> l
         raise UsageProblem(msg) from None
     except DefinitionError as error:
         rootless = {tool.name for tool in tools}
-        if local := sorted([name for name in request.all_bundled_names if name in _specs() and name not in rootless]):
+        if local := sorted(
+            [name for name in request.all_bundled_names if name in _load_bundled_specs() and name not in rootless]
+        ):
             why = error.message.partition(";")[0]
             msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
-    return add_bundled(request.beside, tools)
+    return merge_bundled_tools(request.beside, tools)
 
 
-def _used_names(agent: AgentDefinition) -> list[str]:
+def _called_tool_names(agent: AgentDefinition) -> list[str]:
     """Return the names of tools that an agent's own tools call in their bodies."""
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     bodies = [tool.binding().runs for tool in own]
@@ -224,8 +229,8 @@ def _used_names(agent: AgentDefinition) -> list[str]:
     return [one for one in uses if isinstance(one, str)]
 
 
-def with_held(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
-    """Return *agents* and the definitions that they hold to spawn them, each once."""
+def add_spawnable_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
+    """Return *agents* and the agent definitions that they may spawn, each once."""
     found: list[AgentDefinition] = []
     waiting = list(agents)
     for agent in waiting:
@@ -235,32 +240,33 @@ def with_held(agents: Iterable[AgentDefinition]) -> list[AgentDefinition]:
     return found
 
 
-def tools_beside(options: Options, agents: Sequence[AgentDefinition]) -> list[ToolLike | ToolSource]:
+def load_module_tools(options: Options, agents: Sequence[AgentDefinition]) -> list[ToolLike | ToolSource]:
     """
     Return the tools that the files of *agents* hold at module level, ``tools = [...]``, each once.
 
     Raises:
         DefinitionError: when two files have different tools of one name.
     """
-    from stepengine.engine.loading import merge_tools, tools_in
+    from stepengine.engine.loader import load_tools_of_file, merge_tools
 
-    return merge_tools({file: tools_in(file) for file in _files_with(options, agents)})
+    return merge_tools({file: load_tools_of_file(file) for file in _find_agent_files(options, agents)})
 
 
-def _files_with(options: Options, agents: Sequence[AgentDefinition]) -> list[Path]:
-    """Return the files of *agents* that are imported: the one that was typed, and those that their ids name."""
-    from stepengine.engine.loading import AgentPlace, agent_place
-    from stepengine.engine.packages import member_of
+def _find_agent_files(options: Options, agents: Sequence[AgentDefinition]) -> list[Path]:
+    """Return the files of *agents* that are imported: the typed one and those found by id."""
+    from stepengine.engine.loader import AgentLocation, find_agent_location
+    from stepengine.engine.packages import find_package_member
 
-    typed = AgentPlace.of_text(options.agent) if options.agent else None
+    typed = AgentLocation.of_text(options.agent) if options.agent else None
     beside = set() if typed is None else {one.id for one in typed.agents()}
     found: list[Path] = []
     for agent in agents:
-        if member_of(agent) is not None:
+        if find_package_member(agent) is not None:
             continue
         place = typed if agent.id in beside else None
         with contextlib.suppress(DefinitionError):
-            place = place or agent_place(agent.id, folders=options.settings.agent_folders)
+            # `locate_agent` would also read the metadata of all packages to explain a failure, for each sample of an evaluation.
+            place = place or find_agent_location(agent.id, folders=options.settings.agent_folders)
         if place is not None and not place.sandboxed:
             found.append(place.file)
     return list(dict.fromkeys(found))
@@ -273,9 +279,9 @@ RUN_CODE = "run_code"
 """What the tool is called by which a model writes programs over the others."""
 
 
-def in_code_mode(agent: AgentDefinition) -> AgentDefinition:
+def convert_to_code_mode(agent: AgentDefinition) -> AgentDefinition:
     """
-    Return an agent whose model calls its tools by programs; tools of the engine itself, and of servers, it calls as before.
+    Return an agent whose model calls its tools from programs; engine and server tools are called as before.
 
     Raises:
         UsageProblem: when the agent has a handler, a tool of that name, or no tool that a program may call.
@@ -285,13 +291,13 @@ def in_code_mode(agent: AgentDefinition) -> AgentDefinition:
 
     problem = ""
     if agent.handle_steps is not None:
-        problem = "has a handler, which calls its tools by itself; give it code_mode(...) among its tools in its file"
+        problem = "has a handler that calls its tools; add code_mode(...) to its tools in its file"
     elif RUN_CODE in agent.tool_names:
         problem = f"has a tool {RUN_CODE} already"
     inside: dict[int, Tool[..., Any] | ToolSpec] = {}
     for place, one in enumerate(agent.tools):
-        known = _specs().get(one) if isinstance(one, str) else one
-        if isinstance(known, Tool | ToolSpec) and _is_for_programs(known):
+        known = _load_bundled_specs().get(one) if isinstance(one, str) else one
+        if isinstance(known, Tool | ToolSpec) and _can_run_in_programs(known):
             inside[place] = known
     if not problem and not inside:
         problem = "has no tools that programs may call"
@@ -302,13 +308,13 @@ def in_code_mode(agent: AgentDefinition) -> AgentDefinition:
     return attrs.evolve(agent, tools=[code_mode(*inside.values()), *beside])
 
 
-def _is_for_programs(tool: Tool[..., Any] | ToolSpec) -> bool:
+def _can_run_in_programs(tool: Tool[..., Any] | ToolSpec) -> bool:
     spec = tool if isinstance(tool, ToolSpec) else tool.spec
     return not spec.ends_turn and spec.category != "control"
 
 
-def is_in_code_mode(history: History, agent: AgentDefinition) -> bool:
-    """Return whether a run was recorded with ``--code-mode``: its model was shown a tool that the agent has not."""
+def was_in_code_mode(history: History, agent: AgentDefinition) -> bool:
+    """Return whether a run was recorded with ``--code-mode``, so that its model had the tool ``run_code``."""
     if agent.handle_steps is not None or RUN_CODE in agent.tool_names:
         return False
     intents = [each for each in history.intents.values() if not each.path and each.type == "model_call"]

@@ -10,23 +10,21 @@ import attrs
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
+    add_journal_to_options,
     agent_id_of,
-    choice_of,
-    fields_of,
-    find_journal,
-    journal_at,
-    other_versions,
-    repeat,
-    spread,
+    check_choice,
+    expand_to_journals,
+    fields_to_dicts,
+    list_version_changes,
+    open_journal,
+    replay_recorded_run,
 )
 from stepengine.cli.options import Options
-from stepengine.cli.recording import GOES_ON, entries, latest
-from stepengine.cli.screen.render import dumps, one_line, say
+from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import get_newest_run, list_recorded_runs
 from stepengine.errors import ReplayDivergence, StepEngineError
-
-__all__ = ("replay_waiting",)
-
+from stepengine.journal.pending_items import open_questions
 
 ADVICE = "\n  to go on "
 
@@ -40,68 +38,72 @@ def replay_waiting(options: Options, files: Iterable[str], on_divergence: str) -
         files: Journals, folders of them, SQLite files, and names of runs; by default what `stepengine runs --waiting` lists.
         on_divergence: As it will be given to `stepengine resume`.
     """
-    keeps = choice_of("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
+    keeps = check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     told: list[dict[str, Any]] = []
-    for file in _waiting(files, last=options.last):
-        told.append(_try_resume(attrs.evolve(options, journal=file, last=False, quiet=True)))
+    for file in _find_waiting_runs(files, last=options.last):
+        told.append(_replay_for_resume(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and told[-1]["outcome"] != "ended":
-            say("\n".join(_row_of(told[-1])), hang=4)
+            print_visible("\n".join(_format_resume_entry(told[-1])), hang=4)
     outcomes = [entry["outcome"] for entry in told]
     if options.as_json:
-        print(dumps(told))
+        print(to_ascii_json(told))
     else:
-        say(_summarize_outcomes(outcomes))
+        print_visible(_summarize_outcomes(outcomes))
     if "failed" in outcomes:
         return Exit.FAILED
     return Exit.COMPLETED if all(outcome in goes_on for outcome in outcomes) else Exit.DIVERGED
 
 
-def _waiting(files: Iterable[str], *, last: bool) -> list[str]:
-    """Return the journals that were named; without any, those that `stepengine runs --waiting` lists."""
+def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
+    """Return the given journals, else those that `stepengine runs --waiting` lists."""
     named = list(files)
     if last and named:
-        msg = f"--last and {named[0]!r} name different runs; give one of them"
+        msg = f"--last and {named[0]!r} name different runs; pass one of them"
         raise UsageProblem(msg)
     if last:
-        return [latest(waiting=True).stem]
-    here = str(Path.cwd())
-    return spread(named) or [e.stem for e in entries() if e.status in GOES_ON and e.text("cwd") == here]
+        return [get_newest_run(waiting=True).stem]
+    return expand_to_journals(named) or [e.stem for e in list_recorded_runs(working_folder=Path.cwd(), waiting=True)]
 
 
-def _try_resume(options: Options) -> dict[str, object]:
-    """Return how a run would go on: as it is, with what ``keep`` takes, or not."""
+def _replay_for_resume(options: Options) -> dict[str, object]:
+    """Replay a run and return the outcome of resuming it: ready, with ``keep``, diverging or failed."""
     file, first, known = options.journal, dict[str, Any](), dict[str, Any]()
     try:
-        own = find_journal(options).in_force()
-        journal = journal_at(own.journal)
+        own = add_journal_to_options(options).in_force()
+        journal = open_journal(own.journal)
         history = journal.history()
         if history.is_complete:
             return {"file": file, "outcome": "ended"}
-        asked = [{"id": key, "text": question.text} for key, (_, question) in history.open_questions().items()]
-        known = {"file": file, "agent": agent_id_of(history), "questions": asked, "packages": other_versions(history)}
+        asked = [{"id": key, "text": question.text} for key, (_, question) in open_questions(history).items()]
+        known = {
+            "file": file,
+            "agent": agent_id_of(history),
+            "questions": asked,
+            "packages": list_version_changes(history),
+        }
         try:
-            repeat(journal, own)
+            replay_recorded_run(journal, own)
         except ReplayDivergence as error:
-            first = _place(error)
+            first = _divergence_to_dict(error)
         else:
             return {**known, "outcome": "ready"}
-        repeat(journal, own, "keep")
+        replay_recorded_run(journal, own, on_divergence="keep")
     except ReplayDivergence as error:
-        return {**known, "outcome": "diverges", **_place(error)}
+        return {**known, "outcome": "diverges", **_divergence_to_dict(error)}
     except (StepEngineError, UsageProblem) as error:
         return {**known, "file": file, "outcome": "failed", "message": str(error)}
     return {**known, "outcome": "keep", **first}
 
 
-def _place(error: ReplayDivergence) -> dict[str, Any]:
-    """Return where a run diverges, without the advice to whoever resumes it: nothing was resumed."""
+def _divergence_to_dict(error: ReplayDivergence) -> dict[str, Any]:
+    """Return a divergence as a dictionary, without the advice to resume."""
     said = error.message.partition(ADVICE)[0]
     place = {"kind": error.kind, "step": error.step, "address": error.address, "site": error.site}
-    return {"message": said, **place, "diff": fields_of(error.diff)}
+    return {"message": said, **place, "diff": fields_to_dicts(error.diff)}
 
 
-def _row_of(entry: dict[str, Any]) -> Iterator[str]:
+def _format_resume_entry(entry: dict[str, Any]) -> Iterator[str]:
     yield f"{entry['outcome']:<10}{entry['file']}  {entry.get('agent', '')}".rstrip()
     yield from [f"  ? {one_line(q['id'], 40)}: {one_line(q['text'], 120)}" for q in entry.get("questions", ())]
     yield from [f"  ! {said}" for said in entry.get("packages", ())]
@@ -113,6 +115,6 @@ def _summarize_outcomes(outcomes: list[str]) -> str:
     ready, kept, other, failed = [waiting.count(o) for o in ("ready", "keep", "diverges", "failed")]
     ended = f"; {len(outcomes) - len(waiting)} have ended" if len(waiting) < len(outcomes) else ""
     return (
-        f"{len(waiting)} waiting: {ready} go on as they are, {kept} with --on-divergence keep, {other} would diverge, "
+        f"{len(waiting)} waiting: {ready} can be resumed as they are, {kept} with --on-divergence keep, {other} would diverge, "
         f"{failed} could not be tried{ended}"
     )

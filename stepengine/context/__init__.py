@@ -22,27 +22,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
-    from stepengine.context.masking import mask_tool_results
+    from stepengine.context.masks import mask_tool_results
     from stepengine.context.outputs import find_output, output_cache
     from stepengine.context.overflow import raise_on_overflow
     from stepengine.context.policy import ContextLimits, ContextPolicy
     from stepengine.context.project import project_context
     from stepengine.context.prompt import Environment, SystemPrompt
     from stepengine.context.pruning import prune_to_summary
-    from stepengine.context.reminding import inject_context, reminders
-    from stepengine.context.summarizing import compact, summarize
-    from stepengine.context.truncating import truncate
+    from stepengine.context.reminders_hook import inject_context, reminders
+    from stepengine.context.summaries import compact, summarize
+    from stepengine.context.truncation import truncate
     from stepengine.context.unfinished import require_finished_todos
     from stepengine.context.usage_log import usage_logger
     from stepengine.data.estimate import estimate_tokens
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
-            "stepengine.context.masking": ("mask_tool_results",),
+            "stepengine.context.masks": ("mask_tool_results",),
             "stepengine.context.outputs": (
                 "find_output",
                 "output_cache",
@@ -58,15 +58,15 @@ else:
                 "SystemPrompt",
             ),
             "stepengine.context.pruning": ("prune_to_summary",),
-            "stepengine.context.reminding": (
+            "stepengine.context.reminders_hook": (
                 "inject_context",
                 "reminders",
             ),
-            "stepengine.context.summarizing": (
+            "stepengine.context.summaries": (
                 "compact",
                 "summarize",
             ),
-            "stepengine.context.truncating": ("truncate",),
+            "stepengine.context.truncation": ("truncate",),
             "stepengine.context.unfinished": ("require_finished_todos",),
             "stepengine.context.usage_log": ("usage_logger",),
             "stepengine.data.estimate": ("estimate_tokens",),

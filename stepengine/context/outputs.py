@@ -11,7 +11,7 @@ from __future__ import annotations
 import attrs
 from attrs import frozen
 
-from stepengine.context.masking import is_placeholder, placeholder
+from stepengine.context.masks import is_placeholder, make_placeholder
 from stepengine.context.policy import COUNT, SHARE
 from stepengine.data.definition import HookContext
 from stepengine.data.estimate import CHARS_PER_TOKEN, MEDIA_TOKENS
@@ -23,8 +23,6 @@ from stepengine.data.transcript import Transcript
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-
-__all__ = ("find_output", "output_cache")
 
 MEDIA_CHARS = MEDIA_TOKENS * CHARS_PER_TOKEN
 """An image or document counts as many characters as its estimated tokens have."""
@@ -105,18 +103,18 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
     def __call__(self, ctx: HookContext) -> Change | None:
         """Return the view with placeholders for the oldest outputs, or ``None`` while they are within the limit."""
         view = ctx.state.view
-        total = view.fold("output_chars", _add, 0)
+        total = view.fold("output_chars", _add_chars, 0)
         if total <= self.max_chars:
             return None
         target = int(self.max_chars * (1 - self.free_ratio))
         trimmed: dict[str, ToolResult] = {}
-        for message in view[: _unseen(view)]:
+        for message in view[: _find_unseen_start(view)]:
             if total <= target:
                 break
             if not isinstance(message, ToolMessage) or is_placeholder(message, MARK):
                 continue
-            note = _note(message)
-            saved = _chars(message) - len(note.content[0].text)  # type: ignore[union-attr]
+            note = _make_trim_note(message)
+            saved = _count_chars(message) - len(note.content[0].text)  # type: ignore[union-attr]
             if saved > 0:
                 trimmed[message.tool_call_id] = note
                 total -= saved
@@ -131,16 +129,16 @@ def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:
     return None
 
 
-def _chars(message: ToolMessage) -> int:
+def _count_chars(message: ToolMessage) -> int:
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
     return len(message.text) + media * MEDIA_CHARS
 
 
-def _add(total: int, message: Message) -> int:
-    return total + _chars(message) if isinstance(message, ToolMessage) else total
+def _add_chars(total: int, message: Message) -> int:
+    return total + _count_chars(message) if isinstance(message, ToolMessage) else total
 
 
-def _unseen(view: Transcript) -> int:
+def _find_unseen_start(view: Transcript) -> int:
     """Return where the results begin that the model has not seen yet: those at the end of the view."""
     start = len(view)
     while start and isinstance(view[start - 1], ToolMessage):
@@ -148,7 +146,7 @@ def _unseen(view: Transcript) -> int:
     return start
 
 
-def _note(message: ToolMessage) -> ToolResult:
+def _make_trim_note(message: ToolMessage) -> ToolResult:
     chars, reference = len(message.text), message.tool_call_id
     text = f"[Output trimmed: {chars:,} characters. read_output with reference_id {reference!r} shows it again.]"
-    return placeholder(message, MARK, text)
+    return make_placeholder(message, MARK, text)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import attrs
 from attrs import frozen
 
-from stepengine.context.policy import TOKENS, limits_of
+from stepengine.context.policy import TOKENS, limits_for_hook
 from stepengine.data.definition import HookContext
 from stepengine.errors import ContextOverflow
-
-__all__ = ("raise_on_overflow",)
 
 
 @frozen
@@ -28,7 +26,7 @@ class raise_on_overflow:  # noqa: N801 - a policy is called by its name, as a ho
 
     def __call__(self, ctx: HookContext) -> None:
         """Raise when the next prompt does not fit."""
-        limits, view = limits_of(ctx, self.max_tokens), ctx.state.view
+        limits, view = limits_for_hook(ctx, self.max_tokens), ctx.state.view
         if ctx.overflow is None and not limits.fits(view):
             msg = (
                 f"the next prompt of agent {ctx.agent.id!r} has about {limits.size(view)} tokens, but "

@@ -18,19 +18,6 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
 
-__all__ = (
-    "COUNT",
-    "SHARE",
-    "TOKENS",
-    "ContextLimits",
-    "ContextPolicy",
-    "group_positions",
-    "last_tagged",
-    "limits_of",
-    "message_sizes",
-    "option",
-)
-
 DEFAULT_MAX_TOKENS = 100_000
 """Fits with its reply in the window of 128,000 tokens that most models have at least."""
 WINDOW_RATIO = 0.8
@@ -39,7 +26,7 @@ REMINDER_TOKENS = 20
 """What a step prompt takes beside its own text: the message and its reminder tags."""
 
 
-def _maximum(max_tokens: int | None, context_window: int | None) -> int:
+def _max_prompt_tokens(max_tokens: int | None, context_window: int | None) -> int:
     """Return how many tokens a prompt may have."""
     if max_tokens is not None:
         return max_tokens
@@ -62,7 +49,7 @@ class ContextLimits:
     ratio: float = 1.0
 
     @classmethod
-    def of(
+    def for_state(
         cls,
         state: AgentState,
         max_tokens: int | None = None,
@@ -86,7 +73,7 @@ class ContextLimits:
         if step_prompt:
             overhead += REMINDER_TOKENS + estimate_tokens(step_prompt)
         ratio = 1.0 if size is None or not estimated else size / estimated
-        return cls(max_tokens=_maximum(max_tokens, context_window), overhead=overhead, ratio=ratio)
+        return cls(max_tokens=_max_prompt_tokens(max_tokens, context_window), overhead=overhead, ratio=ratio)
 
     @property
     def room(self) -> int:
@@ -102,14 +89,14 @@ class ContextLimits:
         return self.size(transcript) <= self.max_tokens
 
 
-def limits_of(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
+def limits_for_hook(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
     """
     Return the limits for the prompt that a ``pre_step`` hook is called before.
 
-    A prompt that the provider has just refused as too long may have half of what it had by estimate (requirements:I17); a
+    A prompt that the provider has just refused as too long may have half of what it had by estimate (reliability:MP02); a
     policy behind another one that made it so short has nothing to do.
     """
-    limits = ContextLimits.of(
+    limits = ContextLimits.for_state(
         ctx.state,
         max_tokens,
         context_window=ctx.context_window,
@@ -140,7 +127,7 @@ def group_positions(transcript: Transcript) -> list[range]:
     return groups
 
 
-def last_tagged(transcript: Transcript, tag: str) -> int | None:
+def find_last_tagged(transcript: Transcript, tag: str) -> int | None:
     """Return the position of the last user message with *tag*, or ``None``."""
     for index in range(len(transcript) - 1, -1, -1):
         message = transcript[index]
@@ -152,7 +139,7 @@ def last_tagged(transcript: Transcript, tag: str) -> int | None:
 Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def option(test: Callable[[Any], bool], words: str) -> Check:
+def make_option_check(test: Callable[[Any], bool], words: str) -> Check:
     """Return the validator of an option of a policy: *words* say what it is, for the error that names policy and option."""
 
     def check(policy: object, field: attrs.Attribute[Any], value: object) -> None:
@@ -163,9 +150,9 @@ def option(test: Callable[[Any], bool], words: str) -> Check:
     return check
 
 
-TOKENS = option(lambda value: value is None or value >= 1, "a number of tokens from 1 on, or None")
-COUNT = option(lambda value: value is not None and value >= 0, "a number from 0 on")
-SHARE = option(lambda value: value is not None and 0 <= value < 1, "a share from 0 on and below 1")
+TOKENS = make_option_check(lambda value: value is None or value >= 1, "a number of tokens from 1 on, or None")
+COUNT = make_option_check(lambda value: value is not None and value >= 0, "a number from 0 on")
+SHARE = make_option_check(lambda value: value is not None and 0 <= value < 1, "a share from 0 on and below 1")
 
 
 @frozen
@@ -195,7 +182,7 @@ class ContextPolicy(ABC):
 
     def __call__(self, ctx: HookContext) -> Change | None:
         """Return the change that makes the prompt fit, or ``None``."""
-        shorter = self.rewrite(self.source(ctx), limits_of(ctx, self.max_tokens), ctx.now)
+        shorter = self.rewrite(self.source(ctx), limits_for_hook(ctx, self.max_tokens), ctx.now)
         return None if shorter is None else self.change(shorter)
 
     def source(self, ctx: HookContext) -> Transcript:

@@ -22,8 +22,6 @@ from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
 from stepengine.errors import PerformError
 
-__all__ = ("project_context",)
-
 TAGS = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:project_instructions|skills|env|system-reminder)\b)", re.IGNORECASE)
 RANK = (
     "What follows stands in files of the project. Follow it as its conventions; where it contradicts what the user says, "
@@ -69,8 +67,8 @@ def project_context(
         for warning in found["warnings"]:
             ctx.logger.warning(warning)
         can_read = "skill" in ctx.agent.tool_names
-        parts = [ctx.system_prompt, _instructions(found), _skills(found) if can_read else ""]
-        now = _facts(found["facts"], ctx) if facts else ""
+        parts = [ctx.system_prompt, _format_instructions(found), _format_skills(found) if can_read else ""]
+        now = _format_facts(found["facts"], ctx) if facts else ""
         return Change(
             system_prompt="\n\n".join([part for part in parts if part]),
             tail=(UserMessage(now, ("INJECTED_CONTEXT",)),) if now else (),
@@ -79,34 +77,34 @@ def project_context(
     return project
 
 
-def _foreign(text: str) -> str:
-    """Return text of a file in which nothing ends, or pretends to be, what stands around it."""
+def _escape_tags(text: str) -> str:
+    """Return the text of a file with tags escaped, so that it cannot end or imitate the text around it."""
     return TAGS.sub("&lt;", visible(text))
 
 
-def _instructions(found: Mapping[str, Any]) -> str:
+def _format_instructions(found: Mapping[str, Any]) -> str:
     blocks = []
     for one in found["instructions"]:
         cut = "\n[the rest was cut]" if one["cut"] else ""
-        path = _foreign(visible(one["path"], strict=True)).replace('"', "'")
+        path = _escape_tags(visible(one["path"], strict=True)).replace('"', "'")
         blocks.append(
-            f'<project_instructions path="{path}">\n{_foreign(one["text"]).strip()}{cut}\n</project_instructions>'
+            f'<project_instructions path="{path}">\n{_escape_tags(one["text"]).strip()}{cut}\n</project_instructions>'
         )
     if found["deeper"]:
-        blocks.append("\n".join([DEEPER, *[f"- {_foreign(path)}" for path in found["deeper"]]]))
+        blocks.append("\n".join([DEEPER, *[f"- {_escape_tags(path)}" for path in found["deeper"]]]))
     return "\n\n".join(["# Project", RANK, *blocks]) if blocks else ""
 
 
-def _skills(found: Mapping[str, Any]) -> str:
-    listed = [f"- {_foreign(one['name'])}: {_foreign(one['description'])}" for one in found["skills"]]
+def _format_skills(found: Mapping[str, Any]) -> str:
+    listed = [f"- {_escape_tags(one['name'])}: {_escape_tags(one['description'])}" for one in found["skills"]]
     return "\n".join(["# Skills", SKILLS, "<skills>", *listed, "</skills>"]) if listed else ""
 
 
-def _facts(facts: Mapping[str, Any], ctx: HookContext) -> str:
+def _format_facts(facts: Mapping[str, Any], ctx: HookContext) -> str:
     lines: dict[str, str] = {}
     if facts.get("branch"):
-        lines["Git branch"] = _foreign(facts["branch"])
+        lines["Git branch"] = _escape_tags(facts["branch"])
         more = facts["changed_count"] - len(facts["changed"])
-        named = ", ".join([_foreign(path) for path in facts["changed"]]) + (f" and {more} more" if more else "")
+        named = ", ".join([_escape_tags(path) for path in facts["changed"]]) + (f" and {more} more" if more else "")
         lines["Changed files"] = f"{facts['changed_count']}: {named}" if named else "none"
     return Environment(platform=facts.get("platform"), custom_vars=lines).render(ctx.now)

@@ -12,13 +12,11 @@ from attrs import frozen
 from stepengine.data.definition import HookContext
 from stepengine.data.messages import system_reminder
 
-__all__ = ("Environment", "SystemPrompt")
-
 Section: TypeAlias = "str | Iterable[str]"
 """Text, or points that become a list."""
 
 
-def _variables(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
+def _convert_variables(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
     return tuple([(str(name), str(content)) for name, content in dict(value).items()])
 
 
@@ -40,7 +38,7 @@ class Environment:
     working_directory: str | None = attrs.field(default=None, converter=attrs.converters.optional(str))
     platform: str | None = None
     date: dt.date | str | bool | None = True
-    custom_vars: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_variables)
+    custom_vars: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_convert_variables)
 
     def render(self, now: dt.datetime) -> str:
         """Return the block; ``""`` when it would have no line. *now* is the run's recorded time."""
@@ -59,11 +57,11 @@ class Environment:
         yield from self.custom_vars
 
 
-def _points(value: Section) -> tuple[str, ...] | str:
+def _convert_section(value: Section) -> tuple[str, ...] | str:
     return value.strip() if isinstance(value, str) else tuple([t.strip() for t in value if t.strip()])
 
 
-def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
+def _convert_texts(value: str | Iterable[str]) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(value)
     return tuple([t.strip() for t in texts if t.strip()])
 
@@ -89,13 +87,13 @@ class SystemPrompt:
     """
 
     base: str = ""
-    identity: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
-    capabilities: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
-    constraints: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
-    tone: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
-    tool_policy: tuple[str, ...] | str = attrs.field(default="", converter=_points, kw_only=True)
+    identity: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
+    capabilities: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
+    constraints: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
+    tone: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
+    tool_policy: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
     environment: Environment | None = attrs.field(default=None, kw_only=True)
-    reminders: tuple[str, ...] = attrs.field(default=(), converter=_texts, kw_only=True)
+    reminders: tuple[str, ...] = attrs.field(default=(), converter=_convert_texts, kw_only=True)
 
     def render(self, ctx: HookContext, /) -> str:
         """Return the prompt of a run; the engine calls this when the run starts."""
@@ -110,13 +108,13 @@ class SystemPrompt:
             "Tone": self.tone,
             "Tool usage policy": self.tool_policy,
         }
-        parts = [self.base, *[_section(title, content) for title, content in sections.items()]]
+        parts = [self.base, *[_format_section(title, content) for title, content in sections.items()]]
         parts.append("" if self.environment is None else self.environment.render(now))
         parts += [system_reminder(text) for text in self.reminders]
         return "\n\n".join([part for part in parts if part])
 
 
-def _section(title: str, content: tuple[str, ...] | str) -> str:
+def _format_section(title: str, content: tuple[str, ...] | str) -> str:
     if not content:
         return ""
     body = content if isinstance(content, str) else "\n".join([f"- {point}" for point in content])

@@ -17,9 +17,9 @@ import attrs
 from attrs import frozen
 from typing_extensions import override
 
-from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, last_tagged, limits_of
-from stepengine.context.summarizing import SUMMARY
-from stepengine.context.truncating import GAP_TAG
+from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, find_last_tagged, limits_for_hook
+from stepengine.context.summaries import SUMMARY
+from stepengine.context.truncation import GAP_TAG
 from stepengine.data.definition import HookContext
 from stepengine.data.estimate import MEDIA_TOKENS, message_tokens, transcript_tokens
 from stepengine.data.hooks import Change
@@ -36,29 +36,8 @@ from stepengine.data.messages import (
     UserPart,
     system_reminder,
 )
-from stepengine.data.thoughts import parted
+from stepengine.data.thoughts import split_thoughts
 from stepengine.data.transcript import Transcript
-
-__all__ = (
-    "CONTINUE_TAG",
-    "SILENT_TAGS",
-    "SUMMARY_TAG",
-    "SUMMARY_TAGS",
-    "EntryCaps",
-    "Memory",
-    "RememberedMessage",
-    "clip",
-    "continue_message",
-    "cut",
-    "entry_of",
-    "entry_tokens",
-    "fitting",
-    "line_of",
-    "prune_to_summary",
-    "remembered",
-    "result_of",
-    "summary_message",
-)
 
 SUMMARY_TAG = "CONVERSATION_SUMMARY"
 SUMMARY_TAGS = frozenset({SUMMARY_TAG, SUMMARY})
@@ -125,7 +104,7 @@ def _entries_in(message: UserMessage) -> list[RememberedMessage]:
     return entries
 
 
-def entry_of(
+def make_entry(
     message: Message, calls: Mapping[str, ToolCallPart], forgotten: frozenset[str], caps: EntryCaps
 ) -> RememberedMessage | None:
     """Return what is remembered of a message, ``None`` for nothing; *calls* has the call of a result by its id."""
@@ -133,16 +112,16 @@ def entry_of(
         text, images = message.text.strip(), sum(isinstance(p, ImagePart) for p in message.content)
         note = f" (with {images} image{'s' if images > 1 else ''})" if images else ""
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
-        return RememberedMessage("user", f"{speaker}{note}\n{cut(text, caps.user)}") if text else None
+        return RememberedMessage("user", f"{speaker}{note}\n{cut_middle(text, caps.user)}") if text else None
     if isinstance(message, AssistantMessage):
-        text = cut(message.said.strip(), caps.note)
-        lines = [*([f"Progress note: {text}"] if text else []), *map(line_of, message.tool_calls)]
-        return RememberedMessage("assistant", cut("\n".join(lines), caps.work)) if lines else None
-    text = result_of(message, calls[message.tool_call_id], forgotten)
-    return RememberedMessage("assistant", cut(text, caps.work)) if text else None
+        text = cut_middle(message.said.strip(), caps.note)
+        lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
+        return RememberedMessage("assistant", cut_middle("\n".join(lines), caps.work)) if lines else None
+    text = describe_result(message, calls[message.tool_call_id], forgotten)
+    return RememberedMessage("assistant", cut_middle(text, caps.work)) if text else None
 
 
-def remembered(
+def build_memory(
     messages: Iterable[Message], live: Message | None, forgotten: frozenset[str], caps: EntryCaps, *, keeps_mark: bool
 ) -> Memory:
     """
@@ -166,17 +145,17 @@ def remembered(
             if SUMMARY_TAG in message.tags and (stored := _entries_in(message)):
                 entries += stored if keeps_mark else [entry._replace(live=False) for entry in stored]
                 continue
-        entry = entry_of(message, calls, forgotten, EntryCaps() if message is live else caps)
+        entry = make_entry(message, calls, forgotten, EntryCaps() if message is live else caps)
         if entry is not None:
             entries.append(entry._replace(live=message is live))
     return Memory(tuple(entries), images)
 
 
-def fitting(
+def select_fitting(
     entries: Sequence[RememberedMessage], user_budget: int, assistant_tool_budget: int
 ) -> tuple[RememberedMessage, ...]:
     """
-    Return the entries that fit, from the newest back.
+    Return the entries within the budgets, from the newest back; live ones and the newest always stay.
 
     The first entry of a role that does not fit closes that role. The newest entry and the live request always stay; the
     latter counts for no budget.
@@ -194,7 +173,7 @@ def fitting(
     return tuple(reversed(kept))
 
 
-def summary_message(memory: Memory) -> UserMessage:
+def make_summary_message(memory: Memory) -> UserMessage:
     """Return the message that keeps a memory, one part per entry."""
     parts: list[UserPart] = [TextPart(HEADER)]
     for entry in memory.entries:
@@ -203,7 +182,7 @@ def summary_message(memory: Memory) -> UserMessage:
     return UserMessage((*parts, TextPart(FOOTER), *memory.images), (SUMMARY_TAG, MEMORY_TAG))
 
 
-def continue_message() -> UserMessage:
+def make_continue_message() -> UserMessage:
     """Return the message that ends a history which was pruned in the middle of a turn (generator-contract:P11)."""
     return UserMessage(CONTINUE, (CONTINUE_TAG,))
 
@@ -235,7 +214,7 @@ EDITING = ("write_file", "str_replace", "apply_patch", "propose_write_file", "pr
 SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 
-def cut(text: str, tokens: int) -> str:
+def cut_middle(text: str, tokens: int) -> str:
     """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and how much is missing."""
     limit = tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
@@ -246,7 +225,7 @@ def cut(text: str, tokens: int) -> str:
     return f"{text[:head]}\n[... {len(text) - kept} characters left out ...]\n{tail}"
 
 
-def clip(text: str, chars: int) -> str:
+def clip_to_line(text: str, chars: int) -> str:
     """Return *text* on one line and at most *chars* characters long."""
     line = " ".join(text.split())
     return line if len(line) <= chars else f"{line[: chars - 1]}…"
@@ -261,90 +240,90 @@ def _value_text(value: object) -> str:
     return "" if value is None else compact(value)
 
 
-def _paths(given: Mapping[str, object]) -> str:
+def _format_paths(given: Mapping[str, object]) -> str:
     paths = given.get("paths") or given.get("path")
     listed = paths if isinstance(paths, list) else [paths]
     return ", ".join([_value_text(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
 
 
-def _summarize_patch(given: Mapping[str, object]) -> str:
+def _describe_patch(given: Mapping[str, object]) -> str:
     operation = given.get("operation")
     return f"Edited {_value_text(operation.get('path') if isinstance(operation, Mapping) else None)}"
 
 
-def _search(given: Mapping[str, Any]) -> str:
+def _describe_search(given: Mapping[str, Any]) -> str:
     flags = _value_text(given.get("flags"))
     return f"Searched code for {_value_text(given.get('pattern'))}" + (f" ({flags})" if flags else "")
 
 
-def _command(given: Mapping[str, object]) -> str:
+def _describe_command(given: Mapping[str, object]) -> str:
     command = given.get("command")
     words = " ".join(map(_value_text, command)) if isinstance(command, list) else _value_text(command)
-    return f"Ran {clip(words, COMMAND_CHARS)}"
+    return f"Ran {clip_to_line(words, COMMAND_CHARS)}"
 
 
-def _docs(given: Mapping[str, object]) -> str:
+def _describe_docs_lookup(given: Mapping[str, object]) -> str:
     return f"Read docs: {_value_text(given.get('library_title'))} - {_value_text(given.get('topic'))}"
 
 
-def _members(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
+def _find_objects(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
     value = given.get(name)
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _todos(given: Mapping[str, object]) -> str:
-    todos = _members(given, "todos")
+def _describe_todos(given: Mapping[str, object]) -> str:
+    todos = _find_objects(given, "todos")
     left = [_value_text(t.get("task")) for t in todos if not t.get("completed")]
     return f"Todos: {len(todos) - len(left)} of {len(todos)} done" + (f"; left: {'; '.join(left)}" if left else "")
 
 
-def _questions(given: Mapping[str, object]) -> str:
-    asked = [_value_text(q.get("question")) for q in _members(given, "questions")]
-    return f"Asked the user: {clip(' / '.join(asked), QUESTION_CHARS)}"
+def _describe_questions(given: Mapping[str, object]) -> str:
+    asked = [_value_text(q.get("question")) for q in _find_objects(given, "questions")]
+    return f"Asked the user: {clip_to_line(' / '.join(asked), QUESTION_CHARS)}"
 
 
-def _agents(given: Mapping[str, object]) -> str:
+def _describe_agents(given: Mapping[str, object]) -> str:
     shown = []
-    for agent in _members(given, "agents") or [given]:
+    for agent in _find_objects(given, "agents") or [given]:
         name = _value_text(agent.get("agent_type") or agent.get("agent"))
         parts = [_value_text(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
-        said = [clip(part, AGENT_CHARS) for part in parts if part]
+        said = [clip_to_line(part, AGENT_CHARS) for part in parts if part]
         shown.append(f"{name} ({'; '.join(said)})" if said else name)
     return f"Delegated to {', '.join(shown)}"
 
 
-def _about(verb: str, name: str) -> Callable[[Mapping[str, Any]], str]:
+def _make_describer(verb: str, name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda given: f"{verb} {_value_text(given.get(name))}"
 
 
 LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
     {
-        "read_files": lambda given: f"Read {_paths(given)}",
-        "write_file": _about("Wrote", "path"),
-        "str_replace": _about("Edited", "path"),
-        "apply_patch": _summarize_patch,
-        "propose_write_file": _about("Proposed to write", "path"),
-        "propose_str_replace": _about("Proposed to edit", "path"),
-        "read_subtree": lambda given: f"Read the tree of {_paths(given) or '.'}",
-        "code_search": _search,
-        "glob": _about("Listed files like", "pattern"),
-        "list_directory": _about("Listed the directory", "path"),
-        "find_files": _about("Looked for files:", "prompt"),
-        "run_terminal_command": _command,
-        "read_url": _about("Read", "url"),
-        "web_search": _about("Searched the web for", "query"),
-        "read_docs": _docs,
-        "write_todos": _todos,
-        "ask_user": _questions,
-        **dict.fromkeys(SPAWNING, _agents),
+        "read_files": lambda given: f"Read {_format_paths(given)}",
+        "write_file": _make_describer("Wrote", "path"),
+        "str_replace": _make_describer("Edited", "path"),
+        "apply_patch": _describe_patch,
+        "propose_write_file": _make_describer("Proposed to write", "path"),
+        "propose_str_replace": _make_describer("Proposed to edit", "path"),
+        "read_subtree": lambda given: f"Read the tree of {_format_paths(given) or '.'}",
+        "code_search": _describe_search,
+        "glob": _make_describer("Listed files like", "pattern"),
+        "list_directory": _make_describer("Listed the directory", "path"),
+        "find_files": _make_describer("Looked for files:", "prompt"),
+        "run_terminal_command": _describe_command,
+        "read_url": _make_describer("Read", "url"),
+        "web_search": _make_describer("Searched the web for", "query"),
+        "read_docs": _describe_docs_lookup,
+        "write_todos": _describe_todos,
+        "ask_user": _describe_questions,
+        **dict.fromkeys(SPAWNING, _describe_agents),
         "set_output": lambda _: "Set the output",
         "set_messages": lambda _: "Changed the messages",
     }
 )
-"""What a call of a tool did, from its input (generator-contract:P17); of other tools the name is kept."""
+"""What a call of a tool did, from its input (generator-contract:P15); of other tools the name is kept."""
 
 
-def _agent_of(call: ToolCallPart) -> str:
+def _find_delegated_agent(call: ToolCallPart) -> str:
     """Return which agent a call hands its whole task to: that of ``task``, or the one that the tool stands for, or ``""``."""
     if call.tool_name == "task":
         return _value_text(call.input.get("agent"))
@@ -352,22 +331,22 @@ def _agent_of(call: ToolCallPart) -> str:
     return call.tool_name.replace("_", "-") if is_agent else ""
 
 
-def line_of(call: ToolCallPart) -> str:
+def describe_call(call: ToolCallPart) -> str:
     """Return one line that says what a call did to what."""
-    describe, agent = LINES.get(call.tool_name), _agent_of(call)
+    describe, agent = LINES.get(call.tool_name), _find_delegated_agent(call)
     if agent and describe is None:
-        line = _agents({**call.input, "agent_type": agent})
+        line = _describe_agents({**call.input, "agent_type": agent})
     else:
         line = call.tool_name if describe is None else describe(call.input)
     return f"- {' '.join(line.split())}"
 
 
-def _data(message: ToolMessage) -> object:
+def _find_json_value(message: ToolMessage) -> object:
     """Return the JSON value of a result, or ``None`` when it is text."""
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 
 
-def result_of(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> str:
+def describe_result(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> str:
     """
     Return what is kept of a result, ``""`` for nothing (generator-contract:P18).
 
@@ -376,27 +355,27 @@ def result_of(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str
         call: Its call.
         forgotten: Agents whose outputs are not kept.
     """
-    kept = cut("\n".join(_summarize_result(message, call, forgotten)), RESULT_TOKENS)
+    kept = cut_middle("\n".join(_list_result_lines(message, call, forgotten)), RESULT_TOKENS)
     return f"[{message.tool_name} result]\n{kept}" if kept else ""
 
 
-def _summarize_result(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> Iterator[str]:
-    data, agent = _data(message), _agent_of(call)
-    if children := _children(data):
-        yield from _outputs(children, forgotten)
+def _list_result_lines(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> Iterator[str]:
+    data, agent = _find_json_value(message), _find_delegated_agent(call)
+    if children := _find_agent_entries(data):
+        yield from _list_agent_outputs(children, forgotten)
     elif message.is_error:
-        yield from _failure(data, message.text)
+        yield from _list_failure_lines(data, message.text)
     elif agent:
-        yield from _outputs([{"agent_type": agent, "output": message.text}], forgotten)
+        yield from _list_agent_outputs([{"agent_type": agent, "output": message.text}], forgotten)
     elif message.tool_name == "ask_user":
-        yield from _answers(data)
+        yield from _list_answer_lines(data)
     elif message.tool_name in EDITING:
-        yield _limit(message.text, EDIT_CHARS)
+        yield _cut_end(message.text, EDIT_CHARS)
     else:
-        yield from _failure(data, "")
+        yield from _list_failure_lines(data, "")
 
 
-def _failure(data: object, text: str) -> Iterator[str]:
+def _list_failure_lines(data: object, text: str) -> Iterator[str]:
     """Give the exit code of a result when it is not 0, and its error, *text* when the data name neither."""
     fields = data if isinstance(data, Mapping) else {}
     code = fields.get("exit_code", fields.get("exitCode"))
@@ -404,34 +383,34 @@ def _failure(data: object, text: str) -> Iterator[str]:
         yield f"Exit code {code}"
     said = fields.get("error_message") or fields.get("errorMessage") or ("" if code else text)
     if said:
-        yield f"Error: {clip(_value_text(said), ERROR_CHARS)}"
+        yield f"Error: {clip_to_line(_value_text(said), ERROR_CHARS)}"
 
 
-def _limit(text: str, chars: int) -> str:
+def _cut_end(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
-def _answers(data: object) -> Iterator[str]:
+def _list_answer_lines(data: object) -> Iterator[str]:
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
     else:
-        answers = [_value_text(a.get("selected") or a.get("text")) for a in _members(data, "answers")]
-        yield _limit(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
+        answers = [_value_text(a.get("selected") or a.get("text")) for a in _find_objects(data, "answers")]
+        yield _cut_end(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
 
 
-def _children(data: object) -> list[Mapping[str, Any]]:
+def _find_agent_entries(data: object) -> list[Mapping[str, Any]]:
     """Return the entries of a result that lists agents, known by its form: such a tool may have any name."""
     listed = data if isinstance(data, list) else []
     return [entry for entry in listed if isinstance(entry, Mapping) and "agent_type" in entry]
 
 
-def _outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
+def _list_agent_outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
     for child in children:
         name = _value_text(child.get("agent_type"))
         if "error" in child:
-            yield f"{name} failed: {clip(_value_text(child['error']), ERROR_CHARS)}"
-        if name not in forgotten and (said := parted(_value_text(child.get("output"))).said.strip()):
-            yield f"{name}: {cut(said, OUTPUT_TOKENS)}"
+            yield f"{name} failed: {clip_to_line(_value_text(child['error']), ERROR_CHARS)}"
+        if name not in forgotten and (said := split_thoughts(_value_text(child.get("output"))).said.strip()):
+            yield f"{name}: {cut_middle(said, OUTPUT_TOKENS)}"
 
 
 LAST_REQUEST = "last_request_at"
@@ -445,9 +424,9 @@ SUMMARY_SHARE = 2
 UNLIMITED = EntryCaps()
 
 
-class Scene(NamedTuple):
+class PruneInput(NamedTuple):
     """
-    A history as a prune sees it.
+    A history split for pruning: the messages to summarise, the live request and the instructions.
 
     Attributes:
         summarised: What becomes the summary.
@@ -464,10 +443,11 @@ class Scene(NamedTuple):
     @property
     def ending(self) -> Message:
         """The message that the pruned history ends with."""
-        return continue_message() if self.live is None or self.is_mid_turn else self.live
+        return make_continue_message() if self.live is None or self.is_mid_turn else self.live
 
 
-def _is_silent(message: Message) -> bool:
+def _has_silent_tag(message: Message) -> bool:
+    """Return whether a message is left out of summaries and starts no turn."""
     return isinstance(message, UserMessage) and not SILENT_TAGS.isdisjoint(message.tags)
 
 
@@ -475,16 +455,16 @@ def _is_work(message: Message) -> bool:
     return not isinstance(message, UserMessage) or (SILENT_TAGS | SUMMARY_TAGS).isdisjoint(message.tags)
 
 
-def _scene(transcript: Transcript) -> Scene:
-    at, instructions = (last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"))
+def _split_history(transcript: Transcript) -> PruneInput:
+    at, instructions = (find_last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"))
     live = None if at is None else transcript[at]
     is_mid_turn = at is not None and any(map(_is_work, transcript[at + 1 :]))
     kept_apart = None if is_mid_turn else at
-    summarised = [m for i, m in enumerate(transcript) if i != kept_apart and not _is_silent(m)]
-    return Scene(tuple(summarised), live, is_mid_turn, None if instructions is None else transcript[instructions])
+    summarised = [m for i, m in enumerate(transcript) if i != kept_apart and not _has_silent_tag(m)]
+    return PruneInput(tuple(summarised), live, is_mid_turn, None if instructions is None else transcript[instructions])
 
 
-def _ids(value: Iterable[str]) -> frozenset[str]:
+def _convert_ids(value: Iterable[str]) -> frozenset[str]:
     return frozenset(value)
 
 
@@ -499,7 +479,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
     turn, a message that says to go on. The request survives whatever the budgets are. A later prune takes the entries of
     this one over.
 
-    In a handler call ``rewrite(state.view, ContextLimits.of(state, ...), ctx.now())``.
+    In a handler call ``rewrite(state.view, ContextLimits.for_state(state, ...), ctx.now())``.
 
     Attributes:
         max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
@@ -517,12 +497,12 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
     assistant_tool_budget: int = attrs.field(default=20_000, validator=COUNT, kw_only=True)
     cold_after: timedelta | None = attrs.field(default=None, kw_only=True)
     cold_min_tokens: int | None = attrs.field(default=140_000, validator=TOKENS, kw_only=True)
-    forgotten_agents: frozenset[str] = attrs.field(default=frozenset(), converter=_ids, kw_only=True)
+    forgotten_agents: frozenset[str] = attrs.field(default=frozenset(), converter=_convert_ids, kw_only=True)
 
     @override
     def __call__(self, ctx: HookContext) -> Change | None:
         """Return the change that makes the prompt short, or ``None``; with a cold trigger also when the model is asked."""
-        source, limits = self.source(ctx), limits_of(ctx, self.max_tokens)
+        source, limits = self.source(ctx), limits_for_hook(ctx, self.max_tokens)
         at = ctx.state.context.get(LAST_REQUEST)
         last_request = datetime.fromisoformat(at) if isinstance(at, str) else None
         reason = self.reason(source, limits, ctx.now, last_request)
@@ -570,39 +550,39 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
             return False
         if self.cold_min_tokens is not None and limits.size(transcript) < self.cold_min_tokens:
             return False
-        at = last_tagged(transcript, "USER_PROMPT")
+        at = find_last_tagged(transcript, "USER_PROMPT")
         if at is None or any(map(_is_work, transcript[at + 1 :])):
             return False
         return any(isinstance(message, AssistantMessage) for message in transcript[:at])
 
     def summarised(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
         """Return *transcript* pruned whatever its size, or ``None`` when that would not make it smaller."""
-        scene = _scene(transcript)
+        scene = _split_history(transcript)
         ending = scene.ending
-        memory = self._memory(scene, limits.room - _tokens(scene.instructions, ending))
+        memory = self._build_fitting_memory(scene, limits.room - _count_tokens(scene.instructions, ending))
         if not memory.entries and not memory.images:
             return None
         apart = (scene.instructions, ending)
-        pruned = Transcript([summary_message(memory), *[m for m in apart if m is not None]])
+        pruned = Transcript([make_summary_message(memory), *[m for m in apart if m is not None]])
         return pruned if transcript_tokens(pruned) < transcript_tokens(transcript) else None
 
-    def _memory(self, scene: Scene, room: int) -> Memory:
+    def _build_fitting_memory(self, scene: PruneInput, room: int) -> Memory:
         """Return what is remembered in *room* tokens; in a small window the budgets share what there is."""
         live = scene.live if scene.is_mid_turn else None
         keeps_mark = scene.live is None
-        whole = remembered(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_mark=keeps_mark)
+        whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_mark=keeps_mark)
         images = whole.images[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
-        frame = message_tokens(summary_message(Memory((), images)))
+        frame = message_tokens(make_summary_message(Memory((), images)))
         share = room // SUMMARY_SHARE - frame - sum(entry_tokens(e) for e in whole.entries if e.live)
         total = self.user_budget + self.assistant_tool_budget
         if total <= share:
-            return Memory(fitting(whole.entries, self.user_budget, self.assistant_tool_budget), images)
+            return Memory(select_fitting(whole.entries, self.user_budget, self.assistant_tool_budget), images)
         user = max(0, share * self.user_budget // max(1, total))
         assistant = max(0, share * self.assistant_tool_budget // max(1, total))
         caps = EntryCaps(user=min(UNLIMITED.user, user), work=assistant)
-        small = remembered(scene.summarised, live, self.forgotten_agents, caps, keeps_mark=keeps_mark)
-        return Memory(fitting(small.entries, user, assistant), images)
+        small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_mark=keeps_mark)
+        return Memory(select_fitting(small.entries, user, assistant), images)
 
 
-def _tokens(*messages: Message | None) -> int:
+def _count_tokens(*messages: Message | None) -> int:
     return sum(message_tokens(message) for message in messages if message is not None)

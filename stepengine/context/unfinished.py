@@ -8,15 +8,13 @@ from stepengine.data.definition import HookContext
 from stepengine.data.messages import UserMessage, system_reminder
 from stepengine.errors import DefinitionError
 
-__all__ = ("UNFINISHED", "require_finished_todos")
-
 UNFINISHED = "UNFINISHED_TODOS"
 """The tag of the message."""
 
 
 def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], UserMessage | None]:
     """
-    Return an ``on_stop`` hook that names open todos once and lets the model go on.
+    Return an ``on_stop`` hook that names open todos and continues the turn, *max_reminders* times.
 
     Todos are what ``write_todos`` keeps in ``AgentState.context["todos"]``. The message is added to view and record.
 
@@ -32,7 +30,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
 
     def check(ctx: HookContext) -> UserMessage | None:
         todos = [todo["task"] for todo in ctx.state.context.get("todos", ()) if not todo["completed"]]
-        if not todos or _times_sent_back(ctx) >= max_reminders:
+        if not todos or _count_reminders(ctx) >= max_reminders:
             return None
         listed = "\n".join([f"- {task}" for task in todos])
         text = (
@@ -44,7 +42,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
     return check
 
 
-def _times_sent_back(ctx: HookContext) -> int:
+def _count_reminders(ctx: HookContext) -> int:
     """Return how often the agent was sent back since the user last said something."""
     count = 0
     for message in reversed(ctx.messages):

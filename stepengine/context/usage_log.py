@@ -10,8 +10,6 @@ from stepengine.data.definition import HookContext
 if TYPE_CHECKING:
     from logging import Logger, LoggerAdapter
 
-__all__ = ("usage_logger",)
-
 
 def usage_logger(logger: Logger | LoggerAdapter[Any] | None = None) -> Callable[[HookContext, Any], None]:
     """

@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ("LIFETIMES", "plain_message")
-
 LIFETIMES = {"agentStep": "agent_step", "userPrompt": "user_prompt"}
 DROPPED = {"sentAt", "providerOptions", "keepDuringTruncation", "keepLastTags"}
 RENAMED = {"toolCallId": "tool_call_id", "toolName": "name"}
 
 
-def plain_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return *message* in the form of ``wire``; one that has it is returned as it is."""
+def normalize_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return *message* in the form of ``wire``; one in that form is returned unchanged."""
     content = message.get("content")
-    blocks = [_plain_part(part) for part in content] if isinstance(content, list | tuple) else content
+    blocks = [_normalize_part(part) for part in content] if isinstance(content, list | tuple) else content
     own = {RENAMED.get(name, name): value for name, value in message.items() if name not in DROPPED}
     return {**own, **({"content": blocks} if "content" in message else {})}
 
 
-def _plain_part(part: Any) -> Any:
+def _normalize_part(part: Any) -> Any:
     if not isinstance(part, Mapping):
         return part
     known = {name: value for name, value in part.items() if name != "providerOptions"}
@@ -36,15 +34,15 @@ def _plain_part(part: Any) -> Any:
         case "reasoning":
             return {"type": "thinking", "thinking": known.get("text", "")}
         case "image" if "image" in known:
-            return _media(known["image"], known.get("mediaType") or "image/png", "")
+            return _make_media_block(known["image"], known.get("mediaType") or "image/png", "")
         case "file" | "media":
-            return _media(known.get("data"), known.get("mediaType") or "", known.get("filename") or "")
+            return _make_media_block(known.get("data"), known.get("mediaType") or "", known.get("filename") or "")
         case _:
             return known
 
 
-def _media(data: object, kind: str, title: str) -> dict[str, object]:
-    """Return the block of an image or a document, of which *data* is an address, a data URL or base64 text."""
+def _make_media_block(data: object, kind: str, title: str) -> dict[str, object]:
+    """Return the block of an image or a document; *data* is an address, a data URL or base64 text."""
     source: dict[str, object] = {"type": "base64", "media_type": kind, "data": data}
     if isinstance(data, str) and data.startswith(("http://", "https://")):
         source = {"type": "url", "media_type": kind, "url": data}

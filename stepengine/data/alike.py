@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ("MAX_SUGGESTIONS", "did_you_mean", "find_nearest", "list_names")
-
 MAX_SUGGESTIONS: Final = 5
 """Names in one message: a longer list hides the one that the reader needs."""
 NEAR_RATIO: Final = 0.75

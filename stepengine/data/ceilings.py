@@ -1,5 +1,5 @@
 """
-A limit that asks: what people are asked when it is reached, and what their answer allows.
+A limit that asks: its question for people, and the raise that an answer allows.
 
 Whoever keeps a limit says with its refusal how much more a yes would allow. The question follows from that alone, so that all
 runs that have reached one limit ask the same, by one id; and so does what the limit is raised to, so that it is raised once.
@@ -13,10 +13,8 @@ from typing import TypeGuard
 
 from attrs import frozen
 
-from stepengine.data.questions import Answer, Question, number_in
+from stepengine.data.questions import Answer, Question, parse_number_answer
 from stepengine.errors import LimitExceeded
-
-__all__ = ("Ceiling", "asks", "ceiling_of", "question_about")
 
 UNITS = {"cost": "US dollars", "tokens": "tokens", "steps": "steps"}
 """What each kind of limit that may ask counts."""
@@ -26,7 +24,7 @@ ANSWERS = ("yes", "no")
 @frozen
 class Ceiling:
     """
-    What people allowed.
+    A raised limit, as people allowed it.
 
     Attributes:
         path: The path of the run whose limit it is.
@@ -39,16 +37,16 @@ class Ceiling:
     most: Decimal
 
 
-def asks(error: object) -> TypeGuard[LimitExceeded]:
-    """Return whether an error is that of a limit that asks for more; one out of a record may say what no limit does."""
+def can_ask_for_more(error: object) -> TypeGuard[LimitExceeded]:
+    """Return whether an error is that of a limit that asks; one from a journal may lack the fields for it."""
     if not isinstance(error, LimitExceeded) or error.more is None or error.limit is None or error.kind not in UNITS:
         return False
     return isfinite(error.more) and isfinite(error.limit)
 
 
-def question_about(error: LimitExceeded) -> Question:
-    """Return what people are asked about a limit that asks; *error* says how much ``more`` a yes allows."""
-    limit, more, unit = _exact(error.limit), _exact(error.more), UNITS[error.kind]
+def make_limit_question(error: LimitExceeded) -> Question:
+    """Return the question about a limit that asks; *error* holds how much ``more`` an approval allows."""
+    limit, more, unit = _to_decimal(error.limit), _to_decimal(error.more), UNITS[error.kind]
     name = f"limit:{error.kind}:{_format_amount(limit)}"
     whose = f" (the run at {error.path})" if error.path else ""
     text = (
@@ -59,17 +57,17 @@ def question_about(error: LimitExceeded) -> Question:
         f"{error.path}:{name}" if error.path else name,
         text,
         ANSWERS,
-        details={"limit": error.kind, "reached": _plain(limit), "more": _plain(more)},
+        details={"limit": error.kind, "reached": _to_number(limit), "more": _to_number(more)},
         path=error.path,
         allow_text=True,
         number="any" if error.kind == "cost" else "whole",
     )
 
 
-def ceiling_of(question: Question, answer: Answer) -> Ceiling | None:
-    """Return what an answer to such a question allows; ``None`` for a no."""
+def ceiling_from_answer(question: Question, answer: Answer) -> Ceiling | None:
+    """Return the raised limit that an answer to a limit's question allows, or ``None`` for a denial."""
     told = question.details
-    number = None if answer.declined else number_in(answer)
+    number = None if answer.declined else parse_number_answer(answer)
     if number is None and not answer.agrees:
         return None
     more = Decimal(str(told["more"])) if number is None else number  # type: ignore[call-overload,index]
@@ -77,13 +75,13 @@ def ceiling_of(question: Question, answer: Answer) -> Ceiling | None:
     return Ceiling(question.path, str(told["limit"]), reached + more)  # type: ignore[call-overload,index]
 
 
-def _exact(number: float | None) -> Decimal:
+def _to_decimal(number: float | None) -> Decimal:
     return Decimal(str(number or 0))
 
 
-def _plain(number: Decimal) -> int | float:
+def _to_number(number: Decimal) -> int | float:
     return int(number) if number == number.to_integral_value() else float(number)
 
 
 def _format_amount(number: Decimal) -> str:
-    return f"{_plain(number)}"
+    return f"{_to_number(number)}"

@@ -1,5 +1,5 @@
 """
-What may stand in a field that authors write: checked where it is written, and said with what would have been fine.
+Checks of the fields that authors set, with errors that name valid values.
 
 Only kinds and signs are judged here. Whether a model takes a temperature of 3 is for its provider to say.
 """
@@ -14,25 +14,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import attrs
 
 from stepengine.data.alike import find_nearest, list_names
-from stepengine.data.faults import shown
+from stepengine.data.faults import format_value
 from stepengine.errors import DefinitionError, StepEngineError
-
-__all__ = (
-    "AMOUNT",
-    "CHOICE",
-    "COUNT",
-    "FLAG",
-    "NUMBER",
-    "TEXT",
-    "Fine",
-    "UnknownField",
-    "an_instance",
-    "fine",
-    "named_fields",
-    "one_of",
-    "or_none",
-    "written",
-)
 
 T = TypeVar("T")
 SHOWN_CHARS = 100
@@ -40,9 +23,9 @@ SHOWN_CHARS = 100
 Validator: TypeAlias = Callable[[Any, Any, Any], None]
 
 
-class Fine(NamedTuple):
+class FieldCheck(NamedTuple):
     """
-    What a value has to be.
+    The description and the test of a valid value.
 
     Attributes:
         test: Says whether it is.
@@ -53,17 +36,17 @@ class Fine(NamedTuple):
     words: str
 
     def problem(self, name: str, value: object) -> str:
-        """Return what is wrong with *value*, which stands under *name*; ``""`` when nothing is."""
-        return "" if self.test(value) else f"{name} is {self.words}, not {written(value)}"
+        """Return the problem with *value* for a message about *name*, or ``""``."""
+        return "" if self.test(value) else f"{name} is {self.words}, not {format_literal(value)}"
 
 
 class UnknownField(DefinitionError, TypeError):
     """A class was given a keyword that is none of its fields; a ``TypeError``, as it is for any function."""
 
 
-def named_fields(cls: type[T]) -> type[T]:
+def with_keyword_hints(cls: type[T]) -> type[T]:
     """
-    Return *cls*, an attrs class of keywords, that says which field was probably meant by one that it does not have.
+    Return *cls*, an attrs class, with errors that suggest the right name for an unknown keyword.
 
     The constructor raises ``DefinitionError`` then.
     """
@@ -88,16 +71,16 @@ def named_fields(cls: type[T]) -> type[T]:
     return cls
 
 
-def written(value: object) -> str:
-    """Return *value* as its author wrote it, if that is short, else what it is."""
+def format_literal(value: object) -> str:
+    """Return the repr of *value* for an error message, or a short description if the repr is long."""
     if isinstance(value, (dict, list, tuple, set)):
         text = repr(value)
-        return text if len(text) <= SHOWN_CHARS else shown(value)
-    return f"the class {value.__name__}" if isinstance(value, type) else shown(value)
+        return text if len(text) <= SHOWN_CHARS else format_value(value)
+    return f"the class {value.__name__}" if isinstance(value, type) else format_value(value)
 
 
-def fine(what: Fine, error: type[StepEngineError] = DefinitionError) -> Validator:
-    """Return the attrs validator that raises *error* for a value that is not *what*."""
+def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:
+    """Return the attrs validator that raises *error* for a value that is not a valid *what*."""
 
     def check(instance: object, field: attrs.Attribute[Any], value: object) -> None:
         problem = what.problem(f"{type(instance).__name__}({field.name}=...)", value)
@@ -107,20 +90,20 @@ def fine(what: Fine, error: type[StepEngineError] = DefinitionError) -> Validato
     return check
 
 
-def or_none(what: Fine) -> Fine:
-    """Return *what*, or ``None``."""
-    return Fine(lambda value: value is None or what.test(value), f"{what.words} or None")
+def allow_none(what: FieldCheck) -> FieldCheck:
+    """Return a check that accepts ``None`` and the values that *what* accepts."""
+    return FieldCheck(lambda value: value is None or what.test(value), f"{what.words} or None")
 
 
-def an_instance(kind: type[object], example: str) -> Fine:
-    """Return what only instances of *kind* are, such as *example*."""
+def instance_check(kind: type[object], example: str) -> FieldCheck:
+    """Return a check that accepts instances of *kind*; *example* is shown in messages."""
     article = "an" if kind.__name__[0] in "AEIO" else "a"
-    return Fine(lambda value: isinstance(value, kind), f"{article} {kind.__name__} such as {example}")
+    return FieldCheck(lambda value: isinstance(value, kind), f"{article} {kind.__name__} such as {example}")
 
 
-def one_of(*values: str) -> Fine:
-    """Return what is one of some words."""
-    return Fine(
+def word_check(*values: str) -> FieldCheck:
+    """Return a check that accepts one of these words."""
+    return FieldCheck(
         lambda value: isinstance(value, str) and value in values, " or ".join([repr(value) for value in values])
     )
 
@@ -133,9 +116,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and value == value  # noqa: PLR0124
 
 
-FLAG = Fine(lambda value: value is True or value is False, "True or False")
-TEXT = Fine(lambda value: isinstance(value, str), "text")
-COUNT = Fine(_is_count, "a whole number of at least 0")
-NUMBER = Fine(_is_number, "a number")
-AMOUNT = Fine(lambda value: _is_number(value) and value >= 0, "a number of at least 0")
-CHOICE = Fine(lambda value: isinstance(value, str) and value != "", "'auto', 'none', 'required' or the name of a tool")
+FLAG = FieldCheck(lambda value: value is True or value is False, "True or False")
+TEXT = FieldCheck(lambda value: isinstance(value, str), "text")
+COUNT = FieldCheck(_is_count, "a whole number of at least 0")
+NUMBER = FieldCheck(_is_number, "a number")
+AMOUNT = FieldCheck(lambda value: _is_number(value) and value >= 0, "a number of at least 0")
+CHOICE = FieldCheck(
+    lambda value: isinstance(value, str) and value != "", "'auto', 'none', 'required' or the name of a tool"
+)

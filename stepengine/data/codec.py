@@ -44,15 +44,15 @@ to_json = _CODEC.to_json
 from_json = _CODEC.from_json
 bare = _CODEC.bare
 restored = _CODEC.restored
-bare_any = _CODEC.bare_any
-restored_any = _CODEC.restored_any
+bare_any = _CODEC.encode_stored_or_json
+restored_any = _CODEC.decode_stored_or_json
 
 
 # For eyes: a viewer that fails at one odd value shows nothing at all, so whatever has no stored form is shown as well
 # as it can be. What comes out is read back by nobody.
 def plain(value: object) -> Any:
     """
-    Return *value* as JSON for people to look at; it never fails.
+    Return *value* as JSON for display; it never fails.
 
     Stored types are as ``to_json`` has them, other values by their shown fields, the rest as text.
     """
@@ -64,10 +64,10 @@ def plain(value: object) -> Any:
         return mended(value)
     if isinstance(value, float):
         return value if abs(value) < float("inf") else str(value)
-    return _plain_object(value)
+    return _object_to_display(value)
 
 
-def _plain_object(value: Any) -> object:
+def _object_to_display(value: Any) -> object:
     if is_stored(type(value)):
         try:
             return bare(value)

@@ -19,32 +19,25 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.alike import NEAR_RATIO, find_nearest, list_names
-from stepengine.data.checks import FLAG, Fine, an_instance, fine, or_none
+from stepengine.data.checks import FLAG, FieldCheck, allow_none, instance_check, make_validator
 from stepengine.data.estimate import Measured
-from stepengine.data.functions import is_async, is_generator_function, location_of, takes_one_argument, unwrapped
+from stepengine.data.functions import (
+    accepts_one_argument,
+    is_async,
+    is_generator_function,
+    location_of,
+    unwrap_function,
+)
 from stepengine.data.hooks import Change, Hooks, RunLogger, StepContext
-from stepengine.data.json import JsonDict, JsonValue, freeze_object, text_of
+from stepengine.data.json import JsonDict, JsonValue, check_text, freeze_object
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message
 from stepengine.data.models import DEFAULT_SETTINGS, ModelSettings
+from stepengine.data.provenance import Provenance
 from stepengine.data.state import AgentState, prompt_tokens
 from stepengine.data.tools import ToolLike
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DataError, DefinitionError
-
-__all__ = (
-    "AgentDefinition",
-    "HandleSteps",
-    "HookContext",
-    "InputSchema",
-    "OutputMode",
-    "PromptLike",
-    "Schema",
-    "ToolSource",
-    "name_of_published",
-    "normalised_id",
-    "parts_of_id",
-)
 
 OutputMode: TypeAlias = Literal["last_message", "all_messages", "structured_output"]
 Schema: TypeAlias = "type[Any] | Mapping[str, Any]"
@@ -88,13 +81,14 @@ class HookContext:
         refused_tokens: With *overflow*: how large the refused prompt is by estimate, whatever earlier hooks made of it since.
         source: ``pre_tool`` and ``post_tool`` only: who asks for the call: ``"model"``, ``"handler"``, or ``"tool"`` for the
             body of a tool that yields.
+        provenance: ``pre_tool`` only: what the run has received, where the policy has rules about untrusted data; else ``None``.
     """
 
     state: AgentState
     agent: AgentDefinition
     session_id: str | None = None
     user_id: str | None = None
-    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    metadata: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
     params: JsonValue = None
     values: Mapping[str, Any] = attrs.field(factory=dict)
     step_index: int = 0
@@ -106,12 +100,13 @@ class HookContext:
     overflow: ContextOverflow | None = None
     refused_tokens: int | None = None
     source: str = ""
+    provenance: Provenance | None = attrs.field(default=None, repr=False, eq=False)
     _measured: Measured | None = attrs.field(default=None, repr=False)
 
     @property
     def context_tokens(self) -> int:
         """
-        How large the next prompt is in tokens.
+        The size of the next prompt in tokens.
 
         What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
         was rewritten since, all of it is estimated.
@@ -120,7 +115,7 @@ class HookContext:
 
     @property
     def remaining_tokens(self) -> int | None:
-        """How many tokens of context are left, by the same count as ``ToolContext.remaining_tokens``; ``None`` if unknown."""
+        """The remaining context tokens, counted as in ``ToolContext.remaining_tokens``; ``None`` if unknown."""
         return None if self.context_window is None else max(0, self.context_window - self.context_tokens)
 
     @property
@@ -130,7 +125,7 @@ class HookContext:
 
     @property
     def messages(self) -> Transcript:
-        """The record."""
+        """The full record of messages."""
         return self.state.message_history
 
 
@@ -145,16 +140,16 @@ class ToolSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, by which an agent lists it when the engine has it."""
+        """Its name, by which an agent lists it if the engine has it."""
 
     def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
-        """Return ``Change(tools=...)``; it is a ``pre_run`` hook, so what it looks up by ``Perform`` is recorded."""
+        """Return ``Change(tools=...)``; it is a ``pre_run`` hook, so its ``Perform`` look-ups are recorded."""
 
     async def aclose(self, blocked: Any = None) -> None:
-        """Give back what was opened, in every event loop but *blocked*, which stands still and is only told."""
+        """Close everything that it opened, in every event loop but *blocked*, which cannot run and is only notified."""
 
 
-def _schema(value: Schema | None) -> Schema | None:
+def _freeze_schema(value: Schema | None) -> Schema | None:
     return freeze_object(value) if isinstance(value, Mapping) else value
 
 
@@ -162,17 +157,18 @@ def _is_schema(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, type) and hasattr(value, "model_validate"))
 
 
-SCHEMA = Fine(_is_schema, "a pydantic model class or a JSON Schema (a dict)")
+SCHEMA = FieldCheck(_is_schema, "a pydantic model class or a JSON Schema (a dict)")
 
 
-def _describe_prompt(value: Any) -> object:
-    """Return what a prompt is; the JSON Schema of a string stands for its description."""
+def _to_prompt_description(value: Any) -> object:
+    """Return the description in *value* if it is the JSON Schema of a string; else *value*."""
     is_schema = isinstance(value, Mapping) and value.get("type") == "string" and value.keys() <= {"type", "description"}
     return value.get("description") if is_schema else value
 
 
-PROMPT = Fine(
-    lambda value: value is None or _is_text(value), "text, {'type': 'string', 'description': 'What to do'} or None"
+PROMPT = FieldCheck(
+    lambda value: value is None or _is_storable_text(value),
+    "text, {'type': 'string', 'description': 'What to do'} or None",
 )
 
 
@@ -186,24 +182,26 @@ class InputSchema:
         params: A pydantic model or JSON Schema of ``params``; ``None`` accepts any object.
     """
 
-    prompt: str | None = attrs.field(default=None, converter=_describe_prompt, validator=fine(PROMPT))
-    params: Schema | None = attrs.field(default=None, converter=_schema, validator=fine(or_none(SCHEMA)))
+    prompt: str | None = attrs.field(default=None, converter=_to_prompt_description, validator=make_validator(PROMPT))
+    params: Schema | None = attrs.field(
+        default=None, converter=_freeze_schema, validator=make_validator(allow_none(SCHEMA))
+    )
 
 
-def parts_of_id(agent_id: str) -> tuple[str | None, str | None, str | None]:
-    """Return publisher, name and version of ``[publisher/]name[@version]``, and of what is no such id nothing."""
+def split_agent_id(agent_id: str) -> tuple[str | None, str | None, str | None]:
+    """Return publisher, name and version of ``[publisher/]name[@version]``; three ``None`` for any other text."""
     found = PARTS.fullmatch(normalised_id(agent_id.strip()))
     return (found["publisher"], found["name"], found["version"]) if found else (None, None, None)
 
 
 def name_of_published(agent_id: str) -> str | None:
-    """Return the name in ``publisher/name[@version]``; ``None`` for an id without a publisher."""
-    publisher, name, _ = parts_of_id(agent_id)
+    """Return the name in ``publisher/name[@version]``, or ``None`` for an id without a publisher."""
+    publisher, name, _ = split_agent_id(agent_id)
     return name if publisher else None
 
 
 def normalised_id(agent_id: str) -> str:
-    """Return *agent_id* as it is compared: ``_`` counts as ``-``."""
+    """Return *agent_id* in the form for comparisons: ``_`` counts as ``-``."""
     return agent_id.replace("_", "-")
 
 
@@ -214,7 +212,7 @@ def check_handler(agent_id: str, handler: object) -> None:
     Raises:
         DefinitionError: naming the function's file and line.
     """
-    fn = unwrapped(handler)
+    fn = unwrap_function(handler)
     what = f"handle_steps of {agent_id!r} ({location_of(fn)})"
     if is_async(fn):
         msg = (
@@ -231,7 +229,7 @@ def check_handler(agent_id: str, handler: object) -> None:
             raise DefinitionError(msg)
         msg = f"{what} is not a generator function; it must contain a `yield`, such as `yield STEP_ALL`"
         raise DefinitionError(msg)
-    if not takes_one_argument(handler):
+    if not accepts_one_argument(handler):
         msg = f"{what} cannot be called with one argument; a handler is `def handle_steps(ctx):`"
         raise DefinitionError(msg)
 
@@ -341,7 +339,7 @@ class AgentDefinition(Generic[Out]):
     ) -> None:
         if unknown:
             known = [field.name for field in attrs.fields(AgentDefinition)]
-            meant = [_closest_field(name, known) for name in unknown]
+            meant = [_suggest_field(name, known) for name in unknown]
             hint = f"; you may mean {', '.join(filter(None, meant))}" if any(meant) else ""
             msg = f"agent {id!r} takes no {', '.join(map(repr, unknown))}{hint}; it takes: {list_names(known)}"
             raise DefinitionError(msg)
@@ -350,28 +348,28 @@ class AgentDefinition(Generic[Out]):
             model=model,
             display_name=display_name or id,
             description=description,
-            tools=_members(id, "tools", tools),
-            spawnable_agents=_members(id, "spawnable_agents", spawnable_agents),
+            tools=_check_list(id, "tools", tools),
+            spawnable_agents=_check_list(id, "spawnable_agents", spawnable_agents),
             system_prompt=system_prompt or "",
             instructions_prompt=instructions_prompt or "",
             step_prompt=step_prompt or "",
             include_message_history=include_message_history,
             inherit_parent_system_prompt=inherit_parent_system_prompt,
-            input_schema=_input_schema(input_schema),
+            input_schema=_make_input_schema(input_schema),
             output_mode=output_mode or ("structured_output" if output_schema is not None else "last_message"),
-            output_schema=_schema(output_schema),
+            output_schema=_freeze_schema(output_schema),
             handle_steps=handle_steps,
             settings=DEFAULT_SETTINGS if settings is None else settings,
             hooks=Hooks() if hooks is None else hooks,
             limits=Limits() if limits is None else limits,
             output_retries=output_retries,
         )
-        _check(self)
+        _check_agent(self)
 
     @property
     def tool_names(self) -> tuple[str, ...]:
-        """The names of its tools in order; of a source its own name."""
-        return tuple([t if isinstance(t, str) else _tool_name(t) for t in self.tools])
+        """The names of its tools and tool sources, in order."""
+        return tuple([t if isinstance(t, str) else _get_tool_name(t) for t in self.tools])
 
     @property
     def spawnable_ids(self) -> tuple[str, ...]:
@@ -379,12 +377,12 @@ class AgentDefinition(Generic[Out]):
         return tuple([a if isinstance(a, str) else a.id for a in self.spawnable_agents])
 
 
-def _tool_name(tool: ToolLike | ToolSource) -> str:
+def _get_tool_name(tool: ToolLike | ToolSource) -> str:
     """Return the name of a tool or a source of tools."""
     return tool.spec.name if isinstance(tool, ToolLike) else tool.name
 
 
-def _input_schema(value: Any) -> InputSchema | None:
+def _make_input_schema(value: Any) -> InputSchema | None:
     if value is None or isinstance(value, InputSchema):
         return value
     # No JSON Schema has members of these names.
@@ -392,21 +390,23 @@ def _input_schema(value: Any) -> InputSchema | None:
     return InputSchema(**value) if is_both else InputSchema(params=value)
 
 
-def _closest_field(name: str, known: Sequence[str]) -> str:
-    """Return what was probably meant by a field that does not exist; ``""`` when nothing is like it."""
+def _suggest_field(name: str, known: Sequence[str]) -> str:
+    """Return a hint at the probable name of an unknown field, or ``""``."""
     ours = CAPITAL.sub("_", name).lower()
     return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, alike=NEAR_RATIO)), "")
 
 
-def _members(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
+def _check_list(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(value)
     msg = f"agent {agent_id!r}: {field} is a list, not {value!r}"
     raise DefinitionError(msg)
 
 
-def _check(agent: AgentDefinition) -> None:
-    problem = _wrong_field(agent) or _wrong_member(agent) or _wrong_output(agent) or _wrong_spawning(agent)
+def _check_agent(agent: AgentDefinition) -> None:
+    problem = (
+        _field_problem(agent) or _listed_items_problem(agent) or _output_problem(agent) or _spawning_problem(agent)
+    )
     if problem:
         msg = f"agent {agent.id!r}: {problem}"
         raise DefinitionError(msg)
@@ -414,15 +414,15 @@ def _check(agent: AgentDefinition) -> None:
         check_handler(agent.id, agent.handle_steps)
 
 
-def _wrong_field(agent: AgentDefinition) -> str | None:
-    if not _is_id(agent.id):
+def _field_problem(agent: AgentDefinition) -> str | None:
+    if not _is_agent_id(agent.id):
         return "an id is lower-case letters, digits and single hyphens, such as 'code-reviewer'"
-    if agent.model is not None and not (_is_text(agent.model) and agent.model.strip()):
+    if agent.model is not None and not (_is_storable_text(agent.model) and agent.model.strip()):
         return f"model is a string such as 'anthropic/claude-sonnet-4-5' or None, not {agent.model!r}"
     for field in ("display_name", "description", "instructions_prompt", "step_prompt"):
-        if not _is_text(getattr(agent, field)):
+        if not _is_storable_text(getattr(agent, field)):
             return f"{field} is text without lone surrogates, not {getattr(agent, field)!r}"
-    if not _is_text(agent.system_prompt) and not hasattr(agent.system_prompt, "render"):
+    if not _is_storable_text(agent.system_prompt) and not hasattr(agent.system_prompt, "render"):
         return f"system_prompt is text or has a method render(ctx), not {agent.system_prompt!r}"
     if get_origin(agent.output_schema) is not None:
         wanted = MODULES.sub("", repr(agent.output_schema))
@@ -433,26 +433,26 @@ def _wrong_field(agent: AgentDefinition) -> str | None:
 FIELDS = {
     "include_message_history": FLAG,
     "inherit_parent_system_prompt": FLAG,
-    "settings": an_instance(ModelSettings, "ModelSettings(temperature=0)"),
-    "hooks": an_instance(Hooks, "Hooks(pre_step=[check])"),
-    "limits": an_instance(Limits, "Limits(max_steps=20)"),
-    "output_schema": or_none(SCHEMA),
+    "settings": instance_check(ModelSettings, "ModelSettings(temperature=0)"),
+    "hooks": instance_check(Hooks, "Hooks(pre_step=[check])"),
+    "limits": instance_check(Limits, "Limits(max_steps=20)"),
+    "output_schema": allow_none(SCHEMA),
 }
 
 
-def _is_id(value: object) -> bool:
+def _is_agent_id(value: object) -> bool:
     return isinstance(value, str) and ID.fullmatch(value) is not None
 
 
-def _is_text(value: Any) -> bool:
+def _is_storable_text(value: Any) -> bool:
     try:
-        text_of(value)
+        check_text(value)
     except DataError:
         return False
     return True
 
 
-def _wrong_member(agent: AgentDefinition) -> str | None:
+def _listed_items_problem(agent: AgentDefinition) -> str | None:
     for tool in agent.tools:
         if not isinstance(tool, (str, ToolLike, ToolSource)):
             hint = f"; put @tool above def {tool.__name__}" if isinstance(tool, FunctionType) else ""
@@ -465,7 +465,7 @@ def _wrong_member(agent: AgentDefinition) -> str | None:
     return None
 
 
-def _wrong_output(agent: AgentDefinition) -> str | None:
+def _output_problem(agent: AgentDefinition) -> str | None:
     if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
         return f"output_mode is 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
     if type(agent.output_retries) is not int or agent.output_retries < 0:
@@ -478,7 +478,7 @@ def _wrong_output(agent: AgentDefinition) -> str | None:
     return None
 
 
-def _wrong_spawning(agent: AgentDefinition) -> str | None:
+def _spawning_problem(agent: AgentDefinition) -> str | None:
     if agent.inherit_parent_system_prompt and agent.system_prompt:
         return "inherit_parent_system_prompt excludes a system_prompt of its own"
     can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task", "hand_off"} & set(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from datetime import datetime
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import attrs
@@ -17,48 +17,19 @@ from attrs import frozen
 
 from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
-from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object
 from stepengine.data.messages import Source, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Gathered
-from stepengine.data.programs import RunsProgram
+from stepengine.data.programs import RunningProgram
+from stepengine.data.provenance import Provenance
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.waiting import Awaited, ChildRef, Received, WaitsFor
+from stepengine.data.waits import Awaited, ChildRef, Received, WaitsFor
 from stepengine.data.yields import Perform
 
-__all__ = (
-    "CHILD_ENDS",
-    "EFFECTS",
-    "EFFECT_KINDS",
-    "KINDS",
-    "RUNS",
-    "WAITS",
-    "AskPerson",
-    "AwaitMessage",
-    "AwaitRuns",
-    "AwaitTime",
-    "CallBody",
-    "CallFunction",
-    "CallModel",
-    "CallTool",
-    "Compute",
-    "Effect",
-    "EffectRow",
-    "EndRuns",
-    "Gather",
-    "Keeps",
-    "Leaf",
-    "Notify",
-    "RunInBackground",
-    "SendToRun",
-    "Spawn",
-    "line_of",
-    "lines_of",
-)
 
-
-def _hidden_field(**kwargs: Any) -> Any:
+def _make_hidden_field(**kwargs: Any) -> Any:
     return attrs.field(eq=False, repr=False, kw_only=True, **kwargs)
 
 
@@ -77,7 +48,7 @@ class CallModel:
     seq: int
     request: ModelRequest
     purpose: Literal["step", "final_answer", "candidate", "complete"] = "step"
-    call_id: Callable[[int], str] | None = _hidden_field(default=None)
+    call_id: Callable[[int], str] | None = _make_hidden_field(default=None)
 
 
 @frozen(weakref_slot=False)
@@ -103,11 +74,11 @@ class CallTool:
     input: JsonDict = attrs.field(converter=freeze_object)
     tool_call_id: str = ""
     source: Source = "model"
-    arguments: Mapping[str, Any] | None = _hidden_field(default=None)
-    state: Callable[[], AgentState] = _hidden_field(default=AgentState)
-    step_index: int = _hidden_field(default=0)
-    measured: Measured | None = _hidden_field(default=None)
-    program_line: int = _hidden_field(default=0)
+    arguments: Mapping[str, Any] | None = _make_hidden_field(default=None)
+    state: Callable[[], AgentState] = _make_hidden_field(default=AgentState)
+    step_index: int = _make_hidden_field(default=0)
+    measured: Measured | None = _make_hidden_field(default=None)
+    program_line: int = _make_hidden_field(default=0)
 
 
 @frozen(weakref_slot=False)
@@ -120,10 +91,12 @@ class CallBody(CallTool):
     Attributes:
         at: What time it is for the caller, which is when the body begins; milliseconds since the root's start.
         values: What hooks of the caller share with later ones.
+        provenance: What the body has received when it begins; ``None`` where no policy asks.
     """
 
-    at: int = _hidden_field(default=0)
-    values: Mapping[str, Any] = _hidden_field(factory=JsonDict)
+    at: int = _make_hidden_field(default=0)
+    values: Mapping[str, Any] = _make_hidden_field(default=JsonDict())
+    provenance: Provenance | None = _make_hidden_field(default=None)
 
 
 @frozen
@@ -142,6 +115,7 @@ class Spawn:
         is_inline: Whether the child goes on from the parent's history, and leaves its own in ``ChildResult.left``.
         of: How many children are asked for at once.
         at: What time it is for the parent, which is when the child begins; milliseconds since the root's start.
+        provenance: What the child has received when it begins; ``None`` where no policy asks.
         is_background: Whether the parent goes on at once, with a ``ChildRef`` for an outcome; how the child ended is an outcome
             of its own, at the child's path and -1.
     """
@@ -152,16 +126,17 @@ class Spawn:
     params: JsonValue = attrs.field(default=None, converter=freeze)
     tool_call_id: str = ""
     is_background: bool = False
-    definition: Any = _hidden_field(default=None)
-    parent: Callable[[], AgentState] = _hidden_field(default=AgentState)
-    is_inline: bool = _hidden_field(default=False)
-    of: int = _hidden_field(default=1)
-    at: int = _hidden_field(default=0)
-    program_line: int = _hidden_field(default=0)
+    definition: Any = _make_hidden_field(default=None)
+    parent: Callable[[], AgentState] = _make_hidden_field(default=AgentState)
+    is_inline: bool = _make_hidden_field(default=False)
+    of: int = _make_hidden_field(default=1)
+    at: int = _make_hidden_field(default=0)
+    program_line: int = _make_hidden_field(default=0)
+    provenance: Provenance | None = _make_hidden_field(default=None)
 
     @property
     def is_hand_off(self) -> bool:
-        """Whether the conversation goes on with the child, by its own prompt and tools; no call waits for it."""
+        """Whether the child continues the conversation with its own prompt and tools; no call waits for it."""
         return self.is_inline and not self.tool_call_id
 
 
@@ -196,8 +171,8 @@ class AskPerson:
     questions: tuple[Question, ...]
     purpose: Literal["question", "permission", "limit"] = "question"
     tool_call_id: str = ""
-    program_line: int = _hidden_field(default=0)
-    place: tuple[str, int] | None = _hidden_field(default=None)
+    program_line: int = _make_hidden_field(default=0)
+    place: tuple[str, int] | None = _make_hidden_field(default=None)
 
 
 @frozen
@@ -214,8 +189,8 @@ class RunInBackground:
     """
 
     agent_id: str
-    plan: Any = _hidden_field(default=None)
-    state: AgentState = _hidden_field(factory=AgentState)
+    plan: Any = _make_hidden_field(default=None)
+    state: AgentState = _make_hidden_field(factory=AgentState)
     seq: int = -1
 
 
@@ -235,9 +210,9 @@ class AwaitTime:
     seq: int
     seconds: float | None = None
     until: datetime | None = None
-    wakes: int = _hidden_field(default=0)
-    asked: int = _hidden_field(default=0)
-    program_line: int = _hidden_field(default=0)
+    wakes: int = _make_hidden_field(default=0)
+    asked: int = _make_hidden_field(default=0)
+    program_line: int = _make_hidden_field(default=0)
 
 
 @frozen
@@ -257,9 +232,9 @@ class AwaitMessage:
     seq: int
     topic: str
     timeout: float | None = None
-    schema: Any = _hidden_field(default=None)
-    wakes: int | None = _hidden_field(default=None)
-    asked: int = _hidden_field(default=0)
+    schema: Any = _make_hidden_field(default=None)
+    wakes: int | None = _make_hidden_field(default=None)
+    asked: int = _make_hidden_field(default=0)
 
 
 @frozen
@@ -280,8 +255,8 @@ class AwaitRuns:
     children: tuple[str, ...]
     need: int
     timeout: float | None = None
-    wakes: int | None = _hidden_field(default=None)
-    asked: int = _hidden_field(default=0)
+    wakes: int | None = _make_hidden_field(default=None)
+    asked: int = _make_hidden_field(default=0)
 
 
 @frozen
@@ -318,14 +293,14 @@ class EndRuns:
     reason: str = ""
 
 
-def lines_of(text: str) -> list[str]:
-    """Return the lines of a program's text as Python counts them; ``str.splitlines`` ends some at other places."""
+def split_program_lines(text: str) -> list[str]:
+    """Return the lines of a program as Python counts them; ``str.splitlines`` splits at further characters."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
-def line_of(text: str, line: int) -> str:
-    """Return a line of a program's text, from 1, without its indent; ``""`` for one that it has not."""
-    lines = lines_of(text)
+def get_program_line(text: str, line: int) -> str:
+    """Return a line of a program, from 1, without indent; ``""`` if there is no such line."""
+    lines = split_program_lines(text)
     return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
 
@@ -376,11 +351,11 @@ class Notify:
     event: Event
 
 
-class Keeps(Protocol):
-    """What keeps things for one run until it ends."""
+class RunObjects(Protocol):
+    """A store of objects for one run until it ends."""
 
     def get(self, key: Hashable, make: Callable[[], Any], /) -> Any:
-        """Return what is kept under *key*; what *make* returns, the first time. What it returns has ``async aclose()``."""
+        """Return the object stored under *key*, created by *make* on first use. It has ``async aclose()``."""
 
 
 @frozen(eq=False)
@@ -400,9 +375,9 @@ class Compute:
         known: What it is recorded to have come to; ``None`` where it has to be done.
     """
 
-    work: Callable[[Keeps, JsonValue], JsonValue]
+    work: Callable[[RunObjects, JsonValue], JsonValue]
     stop: Callable[[], None]
-    program: RunsProgram | None = None
+    program: RunningProgram | None = None
     known: JsonValue = None
 
 
@@ -423,6 +398,8 @@ class EffectRow(NamedTuple):
         kind: The type of its record in journals; ``""`` without a record. Written out: renaming a class must not change journals.
         verb: The kind in ``show``, on pages and in reports.
         name: The member of the record that names it in lists; ``""`` without one.
+        members: The members of its record and their types; one that ends in ``?`` may be missing. Written out for the same reason. A
+            member is the attribute of the same name, where ``journal/encoding.py`` and ``journal/event_stream.py`` say nothing else.
         fingerprint: The members of the record that make up its fingerprint, if the record has them; ``()`` where the journal
             computes the fingerprint in another way.
         waits_for: What it waits for, if it only waits. A run whose effects all wait is suspended.
@@ -439,6 +416,7 @@ class EffectRow(NamedTuple):
     kind: str = ""
     verb: str = ""
     name: str = ""
+    members: Mapping[str, type] = MappingProxyType({})
     fingerprint: tuple[str, ...] = ()
     waits_for: WaitsFor | None = None
     starts_run: bool = False
@@ -449,22 +427,37 @@ class EffectRow(NamedTuple):
 
 _CALL = EffectRow(
     CallTool,
-    asks="the body of a tool",
+    asks="a tool",
     outcome=ToolResult,
     kind="tool_call",
     verb="tool",
     name="tool_name",
+    members={
+        "tool_name": str,
+        "input": object,
+        "tool_call_id": str,
+        "source": str,
+        "idempotent?": bool,
+        "yields?": bool,
+        "sandbox?": str,
+    },
     fingerprint=("type", "tool_name", "input"),
     changes_world=True,
     replaced_by="result",
 )
 
 EFFECTS: tuple[EffectRow, ...] = (
-    EffectRow(CallModel, asks="a model", outcome=ModelReply, kind="model_call", verb="model", replaced_by="reply"),
-    _CALL,
-    _CALL._replace(
-        cls=CallBody, asks="the body of a tool that yields, which is a run of its own", starts_run=True, replaced_by=""
+    EffectRow(
+        CallModel,
+        asks="a model",
+        outcome=ModelReply,
+        kind="model_call",
+        verb="model",
+        members={"purpose": str, "request": dict},
+        replaced_by="reply",
     ),
+    _CALL,
+    _CALL._replace(cls=CallBody, asks="a tool that yields, as a separate run", starts_run=True, replaced_by=""),
     EffectRow(
         Spawn,
         asks="a child run",
@@ -472,79 +465,94 @@ EFFECTS: tuple[EffectRow, ...] = (
         kind="agent_call",
         verb="spawn",
         name="agent_id",
+        members={"agent_id": str, "prompt": str, "params": object, "tool_call_id?": str, "background?": bool},
         fingerprint=("type", "agent_id", "prompt", "params", "background"),
         starts_run=True,
     ),
     EffectRow(
         CallFunction,
-        asks="a function of the author's",
+        asks="your function",
         outcome=object,
         kind="perform",
         verb="perform",
         name="name",
+        members={"name": str, "args": list, "kwargs": dict, "idempotent?": bool},
         fingerprint=("type", "name", "args", "kwargs"),
         changes_world=True,
         replaced_by="result",
     ),
-    EffectRow(AskPerson, asks="a person", outcome=tuple, kind="ask", verb="ask", replaced_by="answer"),
+    EffectRow(
+        AskPerson,
+        asks="a person",
+        outcome=tuple,
+        kind="ask",
+        verb="ask",
+        members={"questions": list, "purpose": str, "tool_call_id?": str},
+        replaced_by="answer",
+    ),
     EffectRow(
         AwaitTime,
         asks="a clock",
         outcome=NoneType,
         kind="sleep",
         verb="sleep",
+        members={"seconds?": float, "until?": str},
         fingerprint=("type", "seconds", "until"),
         waits_for="time",
     ),
     EffectRow(
         AwaitMessage,
-        asks="whoever sends messages",
+        asks="the sender of a message",
         outcome=(Received, NoneType),
         kind="receive",
         verb="receive",
+        members={"topic": str, "timeout?": float},
         fingerprint=("type", "timeout", "topic"),
         waits_for="message",
     ),
     EffectRow(
         AwaitRuns,
-        asks="children in the background",
+        asks="background children",
         outcome=Awaited,
         kind="wait",
         verb="wait",
+        members={"children": list, "need": int, "timeout?": float},
         fingerprint=("type", "children", "need", "timeout"),
         waits_for="child",
         follows_children=True,
     ),
     EffectRow(
         SendToRun,
-        asks="a child in the background to listen",
+        asks="a background child",
         outcome=bool,
         kind="send",
         verb="send",
+        members={"child": str, "value": object, "topic?": str},
         fingerprint=("type", "child", "value", "topic"),
         follows_children=True,
     ),
     EffectRow(
         EndRuns,
-        asks="children in the background to end",
+        asks="background children",
         outcome=Awaited,
         kind="cancel",
         verb="cancel",
+        members={"children": list, "reason?": str},
         fingerprint=("type", "children"),
         follows_children=True,
     ),
     EffectRow(RunInBackground, asks="the run of a child that its parent does not wait for", outcome=ChildResult),
     EffectRow(Gather, asks="several of these at once", outcome=Gathered),
-    EffectRow(Compute, asks="another thread, for the body of a tool; nothing is recorded of it", outcome=object),
-    EffectRow(Notify, asks="nobody; whoever watches is shown an event", outcome=NoneType),
+    EffectRow(Compute, asks="another thread; not recorded", outcome=object),
+    EffectRow(Notify, asks="observers", outcome=NoneType),
 )
 """Every effect. A numbered effect may be answered with a ``Failure`` or a ``Stop`` as well."""
 
 KINDS: Mapping[str, EffectRow] = {row.kind: row for row in EFFECTS if row.kind} | {_CALL.kind: _CALL}
 """The row of each kind of record; that of ``CallTool`` for calls of tools."""
 
-EFFECT_KINDS: Mapping[type[Effect], str] = {row.cls: row.kind for row in EFFECTS if row.kind}
-"""The kind of each effect in records and messages. ``RunInBackground`` has no record of its own."""
+ROWS: Mapping[type[Effect], EffectRow] = {row.cls: row for row in EFFECTS}
+"""The row of each effect. Only numbered ones have a kind; ``RunInBackground`` has no record of its own."""
 
 RUNS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.starts_run])
 """The effects that start a run: compare with ``type(effect) in RUNS``."""
@@ -554,3 +562,10 @@ WAITS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.waits
 
 CHILD_ENDS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.outcome is Awaited])
 """The effects that report how children in the background ended."""
+
+
+def summarize_effect(effect: Effect) -> str:
+    """Return the verb of an effect and the members of its record, in a line."""
+    row = ROWS[type(effect)]
+    values = [getattr(effect, member.rstrip("?")) for member in row.members]
+    return " ".join([row.verb, *[compact(value) for value in values if value not in (None, "")]])

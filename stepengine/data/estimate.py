@@ -10,8 +10,6 @@ from stepengine.data.messages import CitationPart, DocumentPart, ImagePart, Json
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 
-__all__ = ("Measured", "estimate_tokens", "message_tokens", "tokens_since", "tool_tokens", "transcript_tokens")
-
 CHARS_PER_TOKEN = 4
 """Of English text and code, as OpenAI and Anthropic give it; other languages have fewer, and no tokenizer is at hand."""
 MEDIA_TOKENS = 1_600
@@ -45,20 +43,20 @@ def message_tokens(message: Message) -> int:
     return tokens - (-chars // CHARS_PER_TOKEN)
 
 
-def _add(total: int, message: Message) -> int:
+def _add_message_tokens(total: int, message: Message) -> int:
     return total + message_tokens(message)
 
 
 def transcript_tokens(transcript: Transcript) -> int:
     """Return the estimated size of a transcript in tokens; each message is measured once."""
-    return transcript.fold("tokens", _add, 0)
+    return transcript.fold("tokens", _add_message_tokens, 0)
 
 
 def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
     """
-    Return how large a prompt with *view* is, when one with *sent* had *reported* tokens.
+    Return the estimated size of a prompt with *view*, given that one with *sent* had *reported* tokens.
 
-    What came after *sent* is estimated; ``None`` when *view* does not go on from it. O(1).
+    What came after *sent* is estimated; ``None`` if *view* does not continue it. O(1).
     """
     if view.shared_prefix(sent) < len(sent):
         return None
@@ -66,19 +64,19 @@ def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | Non
 
 
 def tool_tokens(tools: Iterable[ToolSpec]) -> int:
-    """Return the estimated size of tool definitions in tokens, without those that a model searches for; each is measured once."""
+    """Return the estimated tokens of tool definitions, without those that a model searches for; each is measured once."""
     return sum([-(-tool.chars // CHARS_PER_TOKEN) for tool in tools if not tool.defer_loading])
 
 
 class Measured(NamedTuple):
-    """What a provider said about one prompt: how many *tokens* this system prompt and these messages have."""
+    """A provider's token count for one prompt: system prompt and messages."""
 
     system_prompt: str
     messages: Transcript
     tokens: int
 
     def tokens_of(self, system_prompt: str, view: Transcript) -> int | None:
-        """Return how large the next prompt is, or ``None`` when it does not go on from this one."""
+        """Return the estimated size of the next prompt, or ``None`` if it does not continue this one."""
         if system_prompt != self.system_prompt:
             return None
         return tokens_since(view, self.messages, self.tokens)

@@ -25,7 +25,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.questions import Question
 from stepengine.data.state import RunPhase, RunResult, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.data.waiting import Waits, WaitsFor
+from stepengine.data.waits import Waits, WaitsFor
 
 __all__ = (
     "DELTAS",
@@ -99,7 +99,7 @@ class Event:
 
     @property
     def id(self) -> str:
-        """``"<epoch>-<index>"``, which ``handle.events(after=)`` takes; ``""`` when it is not in the stream (``EventsDropped``)."""
+        """``"<epoch>-<index>"`` for ``handle.events(after=)``; ``""`` if it is not in the stream (``EventsDropped``)."""
         return f"{self.epoch}-{self.index}" if self.index >= 0 else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -516,7 +516,7 @@ class WaitStarted(Event):
 
     @property
     def words(self) -> str:
-        """What the run does, in words, such as ``"waits for a message on 'go'"``."""
+        """The wait in words, such as ``"waits for a message on 'go'"``."""
         until = datetime.fromisoformat(self.wakes_at) if self.wakes_at else None
         return Waits(kind=self.kind, wakes_at=until, topic=self.topic, children=self.children).words
 
@@ -655,7 +655,7 @@ class RunFinished(Event):
     _clean: Callable[[Any], Any] | None = attrs.field(default=None, repr=False, eq=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as a JSON object, without secrets that the process knows; ``result`` has them."""
+        """Return the event as a JSON object with known secrets redacted; ``result`` itself has them."""
         told = super().to_json()
         del told["_clean"]
         return told if self._clean is None else self._clean(told)

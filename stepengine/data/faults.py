@@ -6,22 +6,20 @@ from typing import Any
 
 from stepengine.errors import DataError
 
-__all__ = ("fault", "shown", "within")
-
 SHOWN_CHARS = 60
 """A longer value is cut: the message also names the place and the rule, and all of it should fit on a line or two."""
 
 
 def fault(why: str) -> DataError:
-    """Return an error for a value that is wrong at the root, ``$``."""
+    """Return an error for an invalid value at the root, ``$``."""
     return DataError(f"{why} at $", path="$")
 
 
-def within(error: DataError, step: str) -> DataError:
+def prefix_path(error: DataError, step: str) -> DataError:
     """
-    Return *error* as its container reports it.
+    Return *error* with *step* prepended to its path.
 
-    Places are put together on the way out, so readers carry no path on the way in.
+    Each reader adds its own step on the way out, so none needs the path on the way in.
 
     Args:
         error: The error of the inner value.
@@ -32,8 +30,8 @@ def within(error: DataError, step: str) -> DataError:
     return DataError(f"{before} at {path}{after}" if found else f"{error.message} at {path}", path=path)
 
 
-def shown(value: Any) -> str:
-    """Return a short text for *value* in a message."""
+def format_value(value: Any) -> str:
+    """Return the text of a short *value* for an error message, or its type."""
     if isinstance(value, (str, int, float, type(None))):
         text = repr(value) if not isinstance(value, int) or value.bit_length() <= SHOWN_CHARS else "a huge number"
         return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

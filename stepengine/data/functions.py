@@ -11,16 +11,6 @@ from typing import Any
 
 import stepengine.errors
 
-__all__ = (
-    "innermost_own",
-    "is_async",
-    "is_generator_function",
-    "is_thrown_away",
-    "location_of",
-    "takes_one_argument",
-    "unwrapped",
-)
-
 PACKAGE = stepengine.errors.__file__.removesuffix("errors.py")
 AGENTS = f"{PACKAGE}_agents"
 LIBRARY = inspect.__file__.removesuffix("inspect.py")
@@ -32,8 +22,8 @@ BETWEEN = frozenset({0, opmap["RESUME"], opmap["YIELD_VALUE"]})
 """What CPython has between a call or ``yield`` and what becomes of its result; 0 is room for caches."""
 
 
-def unwrapped(fn: object) -> object:
-    """Return what runs when *fn* is called: the function behind a partial, the ``__call__`` of an object."""
+def unwrap_function(fn: object) -> object:
+    """Return the function that a call of *fn* runs: behind a partial, or the ``__call__`` of an object."""
     while isinstance(fn, partial):
         fn = fn.func
     if inspect.isroutine(fn) or isinstance(fn, type) or not callable(fn):
@@ -60,9 +50,9 @@ def _location_of_class(cls: type) -> str:
         return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def innermost_own(places: Iterable[tuple[str, int]]) -> str:
+def find_author_line(places: Iterable[tuple[str, int]]) -> str:
     """
-    Return ``file:line`` of the innermost place in the author's own code, ``""`` when there is none.
+    Return ``file:line`` of the innermost place in the author's own code, or ``""``.
 
     That is not this package, not Python's library, not what attrs and the like make, and no installed package, but for the
     one that the author's code itself is installed as.
@@ -72,7 +62,7 @@ def innermost_own(places: Iterable[tuple[str, int]]) -> str:
     """
     own = at_home = home = ""
     for file, line in places:
-        owner = _owner(file)
+        owner = _owner_of_file(file)
         if owner == OWN:
             own = f"{file}:{line}"
         elif owner != PYTHON:
@@ -81,8 +71,8 @@ def innermost_own(places: Iterable[tuple[str, int]]) -> str:
     return own or at_home
 
 
-def _owner(file: str) -> str:
-    """Return whose code a file is: ``OWN``, ``PYTHON``, or the name of an installed package or of no file."""
+def _owner_of_file(file: str) -> str:
+    """Return the owner of the code in *file*: ``OWN``, ``PYTHON``, the folder of an installed package, or *file* if it is no file."""
     if file.startswith((PACKAGE, "<frozen ")) and not file.startswith(AGENTS):
         return PYTHON
     if file.startswith("<") or file.endswith((".pyx", ".pxd", ".pxi")):
@@ -95,9 +85,9 @@ def _owner(file: str) -> str:
     return PYTHON if file.startswith(LIBRARY) else OWN
 
 
-def is_thrown_away(caller: FrameType) -> bool:
+def discards_result(caller: FrameType) -> bool:
     """
-    Return whether a frame throws away what it is waiting for: the result of the call or the ``yield`` that it stands at.
+    Return whether a frame discards the result of its current call or ``yield``.
 
     Only the instruction behind that says so; a value that is kept and never looked at cannot be told from one that is.
     """
@@ -109,17 +99,17 @@ def is_thrown_away(caller: FrameType) -> bool:
 
 
 def is_async(fn: object) -> bool:
-    """Return whether calling the unwrapped *fn* gives a coroutine or an async generator."""
+    """Return whether calling the unwrapped *fn* returns a coroutine or an async generator."""
     return inspect.isasyncgenfunction(fn) or inspect.iscoroutinefunction(fn)
 
 
 def is_generator_function(fn: object) -> bool:
-    """Return whether calling the unwrapped *fn* gives a generator."""
+    """Return whether calling the unwrapped *fn* returns a generator."""
     return inspect.isgeneratorfunction(fn)
 
 
-def takes_one_argument(fn: Any) -> bool:
-    """Return whether *fn* can be called with one positional argument; yes when its signature is unknown."""
+def accepts_one_argument(fn: Any) -> bool:
+    """Return whether *fn* accepts one positional argument; True if its signature is unknown."""
     try:
         inspect.signature(fn).bind(None)
     except TypeError:

@@ -12,7 +12,7 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import Message, RequestedChange, ToolResult, UserMessage, tuple_of
+from stepengine.data.messages import Message, RequestedChange, ToolResult, UserMessage, to_tuple
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
 from stepengine.data.transcript import Transcript
@@ -20,8 +20,6 @@ from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
     from random import Random
-
-__all__ = ("CHANGE_POINTS", "HOOK_POINTS", "Change", "Hooks", "RunLogger", "StepContext")
 
 
 class RunLogger(Protocol):
@@ -34,10 +32,10 @@ class RunLogger(Protocol):
         """Log for users who asked for detail."""
 
     def warning(self, message: str, /, **data: Any) -> None:
-        """Log what somebody should look at."""
+        """Log a problem that needs attention."""
 
     def error(self, message: str, /, **data: Any) -> None:
-        """Log what went wrong."""
+        """Log an error."""
 
 
 Params = TypeVar("Params", default=Any)
@@ -80,7 +78,7 @@ class StepContext(Generic[Params]):
     @property
     def inherited_messages(self) -> tuple[Message, ...]:
         """
-        The conversation that the agent was given, as the model is shown it: all that is not of this run's own.
+        The inherited part of the conversation as the model sees it, without this run's own messages.
 
         Left out are the instructions and the message with prompt and params, which were added for this run.
         """
@@ -93,7 +91,7 @@ class StepContext(Generic[Params]):
     @property
     def prompt_messages(self) -> tuple[UserMessage, ...]:
         """
-        The prompt of this run as a message of its own, without the params; empty when there is none.
+        The prompt of this run as a message of its own, without the params; empty without a prompt.
 
         ``set_messages`` with ``[*ctx.inherited_messages, *ctx.prompt_messages]`` lets children that take the conversation
         over see what is asked for, and neither params nor instructions that are not theirs.
@@ -101,11 +99,11 @@ class StepContext(Generic[Params]):
         return (UserMessage(self.prompt, ("USER_PROMPT",)),) if self.prompt.strip() else ()
 
     def now(self) -> datetime:
-        """Return the run's recorded time (UTC), as of the last outcome; equal on every replay."""
+        """Return the run's recorded time (UTC) at the last outcome; equal on every replay."""
         return self._created + timedelta(milliseconds=self._elapsed())
 
     def notify(self, message: str, data: object = None) -> None:
-        """Send *message* and JSON *data* to whoever watches the run, without touching the history."""
+        """Send *message* and JSON *data* to all watchers of the run, without changing the history."""
         self._notify(message, data)
 
 
@@ -127,11 +125,11 @@ CHANGE_POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """Field of a ``Change`` -> where it can be used: points of ``Hooks``, and ``"tool"`` for the result of a tool's body."""
 
 
-def _transcript(value: Any) -> Transcript | None:
+def _to_transcript(value: Any) -> Transcript | None:
     return value if value is None or isinstance(value, Transcript) else Transcript(value)
 
 
-def _object(value: object) -> Any:
+def _freeze_object(value: object) -> Any:
     return None if value is None else freeze_object(value)
 
 
@@ -158,17 +156,17 @@ class Change(RequestedChange):
     """
 
     system_prompt: str | None = None
-    messages: Transcript | None = attrs.field(default=None, converter=_transcript)
-    view: Transcript | None = attrs.field(default=None, converter=_transcript)
-    context: JsonDict | None = attrs.field(default=None, converter=_object)
+    messages: Transcript | None = attrs.field(default=None, converter=_to_transcript)
+    view: Transcript | None = attrs.field(default=None, converter=_to_transcript)
+    context: JsonDict | None = attrs.field(default=None, converter=_freeze_object)
     values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
-    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
-    tools: tuple[ToolLike, ...] = attrs.field(default=(), converter=tuple_of, metadata={"stored": False})
-    input: JsonDict | None = attrs.field(default=None, converter=_object)
+    tail: tuple[Message, ...] = attrs.field(default=(), converter=to_tuple)
+    tools: tuple[ToolLike, ...] = attrs.field(default=(), converter=to_tuple, metadata={"stored": False})
+    input: JsonDict | None = attrs.field(default=None, converter=_freeze_object)
     result: ToolResult | None = None
 
     def useless_at(self, point: str) -> str:
-        """Return what a field that is set and cannot be used at *point* says of itself; ``""`` when there is none."""
+        """Return the reason why a field of this change cannot be used at *point*, or ``""``."""
         for name, points in CHANGE_POINTS.items():
             if point not in points and (value := getattr(self, name)) is not None and value != ():
                 there = ", ".join([f"{p} hooks" if p in HOOK_POINTS else "tools" for p in points])
@@ -176,7 +174,7 @@ class Change(RequestedChange):
         return ""
 
 
-def _hooks(value: object) -> tuple[Callable[..., object], ...]:
+def _to_hooks(value: object) -> tuple[Callable[..., object], ...]:
     if callable(value):
         return (value,)
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -211,14 +209,14 @@ class Hooks:
             done any more.
     """
 
-    pre_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
-    post_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
-    pre_step: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
-    post_step: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
-    pre_tool: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
-    post_tool: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
-    on_stop: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
-    on_suspend: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_hooks)
+    pre_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
+    post_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
+    pre_step: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
+    post_step: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
+    pre_tool: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
+    post_tool: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
+    on_stop: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
+    on_suspend: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)
 
     def __add__(self, other: Hooks) -> Hooks:
         """Return these hooks followed by those of *other*."""
@@ -227,7 +225,7 @@ class Hooks:
     def __bool__(self) -> bool:
         return any(getattr(self, p) for p in HOOK_POINTS)
 
-    def at(self, point: str) -> Sequence[Callable[..., Any]]:
+    def get_hooks(self, point: str) -> Sequence[Callable[..., Any]]:
         """Return the hooks of one point."""
         hooks: Sequence[Callable[..., object]] = getattr(self, point)
         return hooks

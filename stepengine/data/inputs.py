@@ -1,4 +1,4 @@
-"""What can be sent to a run that is under way: a closed union."""
+"""The inputs that can be sent to a running run: a closed union."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 from attrs import frozen
 
 from stepengine.data.questions import AnswerLike
-
-__all__ = ("AnswerInput", "Interrupt", "RunInput", "Shutdown", "ToolResultInput", "UserInput")
 
 
 @frozen

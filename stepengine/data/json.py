@@ -18,29 +18,8 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from stepengine.errors import DataError
 
-__all__ = (
-    "ABSENT",
-    "NOT_AWAITED",
-    "NOT_YIELDED",
-    "JsonDict",
-    "JsonDifference",
-    "JsonList",
-    "JsonValue",
-    "canonical",
-    "compact",
-    "differences",
-    "freeze",
-    "freeze_object",
-    "hint_about",
-    "is_deep_text",
-    "is_deeper",
-    "mended",
-    "parting",
-    "text_of",
-    "thaw",
-)
-
 JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | list[JsonValue] | None"
+"""A value of JSON."""
 
 NOT_YIELDED = "a generator does nothing by itself: write `yield from` before it, as in `found = yield from call(...)`"
 NOT_AWAITED = "it was not awaited: write `await` where that is possible, and `yield from Perform(fn, ...)` in a handler"
@@ -65,7 +44,7 @@ MIN_INT = -(2**63)
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
-def _refuse(self: object, *_: object, **__: object) -> NoReturn:
+def _refuse_change(self: object, *_: object, **__: object) -> NoReturn:
     msg = f"{type(self).__name__} cannot be changed; make a new value, or thaw() a copy"
     raise TypeError(msg)
 
@@ -76,8 +55,8 @@ class JsonDict(dict[str, Any]):
     __slots__ = ("_levels",)
     _levels: int
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = _refuse_change
+    clear = pop = popitem = setdefault = update = _refuse_change
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -101,8 +80,8 @@ class JsonList(list[Any]):
     __slots__ = ("_levels",)
     _levels: int
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
-    append = extend = insert = remove = clear = reverse = sort = pop = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_change
+    append = extend = insert = remove = clear = reverse = sort = pop = _refuse_change
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self))
@@ -137,9 +116,9 @@ def freeze(value: Any, path: str = "$") -> Any:
     if (kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value):
         return value
     try:
-        return _freeze(value, path, MAX_DEPTH_LEVELS)
+        return _freeze_value(value, path, MAX_DEPTH_LEVELS)
     except RecursionError:
-        raise _too_deep(path) from None
+        raise _depth_error(path) from None
 
 
 def freeze_object(value: Any, path: str = "$") -> JsonDict:
@@ -158,13 +137,13 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
         return made
     frozen = freeze(value, path)
     if type(frozen) is not JsonDict:
-        msg = f"expected a JSON object at {path}, not {_kind(value)}"
+        msg = f"expected a JSON object at {path}, not {_type_name(value)}"
         raise DataError(msg, path=path)
     return frozen
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    """Return whether an object holds nothing but plain texts in ASCII and numbers, so that a copy of it is frozen."""
+    """Return whether an object holds only plain ASCII texts and numbers, so that a copy of it is frozen."""
     for key, item in value.items():
         kind = type(item)
         if type(key) is not str or not key.isascii():
@@ -174,9 +153,9 @@ def _is_flat(value: dict[Any, Any]) -> bool:
     return True
 
 
-def text_of(value: str, path: str = "$") -> str:
+def check_text(value: str, path: str = "$") -> str:
     """
-    Return *value*, a string that can be stored.
+    Return *value* if it is a string that can be stored; else raise.
 
     Raises:
         DataError: for what is not a string, and for lone surrogates.
@@ -184,7 +163,7 @@ def text_of(value: str, path: str = "$") -> str:
     if type(value) is str and value.isascii():
         return value
     if not isinstance(value, str):
-        msg = f"expected text at {path}, not {_kind(value)}"
+        msg = f"expected text at {path}, not {_type_name(value)}"
         raise DataError(msg, path=path)
     try:
         value.encode()
@@ -200,7 +179,7 @@ def mended(text: str) -> str:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Return whether a value read from JSON is nested deeper than so many *levels*, however deep it is."""
+    """Return whether a parsed JSON value is nested deeper than *levels*, whatever its depth."""
     level = [value]
     for _ in range(levels + 1):
         level = [
@@ -215,7 +194,7 @@ def is_deeper(value: Any, levels: int) -> bool:
 
 
 def is_deep_text(text: bytes, levels: int) -> bool:
-    """Return whether JSON text is nested deeper than so many *levels*; nothing is parsed."""
+    """Return whether JSON text is nested deeper than *levels*, without parsing it."""
     # Few texts have so many brackets, and the test for that is the fastest one.
     if text.count(b"[") + text.count(b"{") <= levels:
         return False
@@ -227,36 +206,36 @@ def is_deep_text(text: bytes, levels: int) -> bool:
     return False
 
 
-def _levels(value: object) -> int:
-    """Return how deep a frozen container is nested, 0 for what ``freeze`` did not make."""
+def _count_levels(value: object) -> int:
+    """Return the nesting depth of a frozen container; 0 for other values."""
     kind = type(value)
     return getattr(value, "_levels", 0) if kind is JsonDict or kind is JsonList else 0
 
 
-def _freeze(value: Any, path: str, room: int) -> object:
-    """Return *value* frozen; it may have *room* levels of containers."""
+def _freeze_value(value: Any, path: str, room: int) -> object:
+    """Return *value* frozen; containers may be nested *room* levels deep."""
     kind = type(value)
     if kind is str or isinstance(value, str):
-        return text_of(value, path)
+        return check_text(value, path)
     if value is None or kind is bool or isinstance(value, (int, float)):
-        return _number(value, path)
-    levels = _levels(value)
+        return _check_number(value, path)
+    levels = _count_levels(value)
     if levels > room or room == 0:
-        raise _too_deep(path)
+        raise _depth_error(path)
     if levels:
         return value
     if kind is dict or isinstance(value, Mapping):
         return _freeze_mapping(value, path, room - 1)
     if isinstance(value, list | tuple):
-        items = JsonList([_freeze(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
-        items._levels = 1 + max(map(_levels, items), default=0)  # noqa: SLF001 - made here
+        items = JsonList([_freeze_value(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
+        items._levels = 1 + max(map(_count_levels, items), default=0)  # noqa: SLF001 - made here
         return items
-    msg = f"{_kind(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_about(value)}"
+    msg = f"{_type_name(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
     raise DataError(msg, path=path)
 
 
-def hint_about(value: object) -> str:
-    """Return what was probably meant by a value that stands where JSON is due: it was not awaited, or not unpacked."""
+def hint_at_mistake(value: object) -> str:
+    """Return a hint at the mistake behind a value that is no JSON, such as a missing ``await``, or ``""``."""
     kind = type(value)
     if hasattr(kind, "__await__"):
         return f"; {NOT_AWAITED}"
@@ -270,21 +249,21 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
     members, levels = {}, 0
     for key, item in value.items():
         if not isinstance(key, str):
-            msg = f"the key {key!r} at {path} is {_kind(key)}; JSON keys are strings"
+            msg = f"the key {key!r} at {path} is {_type_name(key)}; JSON keys are strings"
             raise DataError(msg, path=path)
-        name = key if type(key) is str and key.isascii() else text_of(key, path)
+        name = key if type(key) is str and key.isascii() else check_text(key, path)
         kind = type(item)
         if (kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT):
             members[name] = item
         else:
-            members[name] = frozen = _freeze(item, f"{path}.{name}", room)
-            levels = max(levels, _levels(frozen))
+            members[name] = frozen = _freeze_value(item, f"{path}.{name}", room)
+            levels = max(levels, _count_levels(frozen))
     made = JsonDict(members)
     made._levels = levels + 1  # noqa: SLF001 - made here
     return made
 
 
-def _number(value: Any, path: str) -> object:
+def _check_number(value: Any, path: str) -> object:
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
@@ -296,11 +275,11 @@ def _number(value: Any, path: str) -> object:
     raise DataError(msg, path=path)
 
 
-def _too_deep(path: str) -> DataError:
+def _depth_error(path: str) -> DataError:
     return DataError(f"nested deeper than {MAX_DEPTH_LEVELS} levels at {path}", path=path)
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"
 
 
@@ -329,18 +308,18 @@ def compact(value: object) -> str:
 
 
 def canonical(value: object) -> str:
-    """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability:JR40)."""
+    """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (replay:J10)."""
     text = _CANONICAL.encode(value)
-    return _CANONICAL.encode(_plus_zero(value)) if "-0.0" in text else text
+    return _CANONICAL.encode(_normalize_zeros(value)) if "-0.0" in text else text
 
 
-def _plus_zero(value: object) -> object:
+def _normalize_zeros(value: object) -> object:
     if isinstance(value, float):
         return value + 0.0
     if isinstance(value, Mapping):
-        return {k: _plus_zero(v) for k, v in value.items()}
+        return {k: _normalize_zeros(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plus_zero(v) for v in value]
+        return [_normalize_zeros(v) for v in value]
     return value
 
 
@@ -372,7 +351,7 @@ class JsonDifference(NamedTuple):
 
 
 def differences(recorded: object, now: object, pointer: str = "") -> Iterator[JsonDifference]:
-    """Give the places at which two JSON values differ, in the order of the first one; ``1``, ``1.0`` and ``true`` differ."""
+    """Yield the differences between two JSON values, in the order of the first; ``1``, ``1.0`` and ``true`` differ."""
     if isinstance(recorded, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*recorded, *now]):
             at = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
@@ -384,7 +363,7 @@ def differences(recorded: object, now: object, pointer: str = "") -> Iterator[Js
         yield JsonDifference(pointer, recorded, now)
 
 
-def parting(one: str, other: str) -> int:
-    """Return the index of the first character at which two texts differ; where one begins with the other, its length."""
+def first_difference(one: str, other: str) -> int:
+    """Return the index of the first differing character of two texts, or the length of the shorter one."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

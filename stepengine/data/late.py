@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 
-__all__ = ("late",)
 
-
-def late(package: str, places: Mapping[str, Iterable[str]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def make_lazy_exports(
+    package: str, places: Mapping[str, Iterable[str]]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """
-    Return the ``__getattr__`` and the ``__dir__`` of a package.
+    Return the ``__getattr__`` and ``__dir__`` of a package whose names are imported on first use.
 
     Args:
         package: Its ``__name__``.

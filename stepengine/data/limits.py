@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 from attrs import frozen
 
-from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, named_fields, one_of, or_none
-
-__all__ = ("DEFAULT_LIMITS", "Limits", "OnMaxSteps")
+from stepengine.data.checks import (
+    AMOUNT,
+    COUNT,
+    FLAG,
+    FieldCheck,
+    allow_none,
+    make_validator,
+    with_keyword_hints,
+    word_check,
+)
 
 OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
-ENDINGS = one_of("final_answer", "stop", "raise")
-COUNTED = fine(or_none(COUNT))
+ENDINGS = word_check("final_answer", "stop", "raise")
 
 
-@named_fields
+def _limit(check: FieldCheck, *, setting: str = "", tree_wide: bool = False) -> Any:
+    """
+    Return a field of ``Limits``.
+
+    Args:
+        check: The valid values.
+        setting: The help of the command line's setting for it; ``""`` for a limit that only programs set.
+        tree_wide: Whether a child has at most what its parent has.
+    """
+    metadata = {"check": check, "setting": setting, "tree_wide": tree_wide}
+    return attrs.field(default=None, validator=make_validator(allow_none(check)), metadata=metadata)
+
+
+@with_keyword_hints
 @frozen(kw_only=True, cache_hash=True)
 class Limits:
     """
@@ -30,27 +50,26 @@ class Limits:
 
     Attributes:
         max_steps: Model steps per run; default 50.
-        max_actions: What the handler yields per run other than steps; a ``Parallel`` counts once, whatever it holds, a
-            ``StepText`` with each of its calls; default 1000.
+        max_actions: Yielded values other than steps, a ``Parallel`` as one; a ``StepText`` counts with each of its calls; default
+            1000.
         max_tokens: Tokens of the run and its children.
         max_cost_usd: US dollars of the run and its children.
         allow_unpriced: Whether models whose price is unknown may be used although there is a ``max_cost_usd``, and then count
             as free; by default they are refused.
-        max_seconds: Wall time of the run and its children. Synchronous code in the event loop is not interrupted; the run
+        max_seconds: Wall-clock seconds of the run and its children. Synchronous code in the event loop is not interrupted; the run
             ends as soon as it returns.
         max_depth: Levels of children; default 5.
         max_total_children: Children of the whole tree. The default, 100, holds for those asked for through a tool.
         max_children: Children per call. The default, 16, holds for calls of tools such as ``spawn_agents``, by a model or a
             handler; ``AgentCall``, ``Parallel`` and ``map_agents`` have none.
-        max_concurrent_children: Children of one reply or one ``Parallel`` that run at once; default 8, or what the
-            ``Parallel`` says. With 1 the calls of a reply run one after another.
-        max_concurrent_tools: Tool calls of a run that run at once; by default all that one reply, or one ``Parallel``, asks
-            for.
-        max_identical_calls: How often in a row the model may make the same tool call and get the same result; off by
-            default, because polling is legal.
-        max_denials: Tool calls of a run that rules, hooks or people may deny; with the last of them the run ends. After three
-            denials of one tool in a row the model is told to stop calling it; default 10.
-        max_wait_seconds: How long a model that has ended its turn waits for its children in the background; default seven days.
+        max_concurrent_children: Concurrent children of one reply or ``Parallel``; default 8, or what the ``Parallel`` says. With 1 the
+            calls of a reply run one after another.
+        max_concurrent_tools: Concurrent tool calls of a run; by default all that one reply, or one ``Parallel``, asks for.
+        max_identical_calls: Identical tool calls of a model in a row with identical results; off by default, because polling is
+            legal.
+        max_denials: Tool calls of a run that rules, hooks or people deny; with the last of them the run ends. After three denials
+            of one tool in a row the model is told to stop calling it; default 10.
+        max_wait_seconds: Seconds that an ended turn waits for background children; default seven days.
         ask: Whether a person is asked for more before ``max_steps``, ``max_tokens`` or ``max_cost_usd`` would be passed; off by
             default. Yes allows as much again, a number that much more, and the run goes on where it stood; with no, or where
             nobody can answer, it ends as it would have. A limit of a run and its children asks once for all of them.
@@ -61,37 +80,51 @@ class Limits:
         DefinitionError: for a value of another kind, or below 0.
     """
 
-    max_steps: int | None = attrs.field(default=None, validator=COUNTED)
-    max_actions: int | None = attrs.field(default=None, validator=COUNTED)
-    max_tokens: int | None = attrs.field(default=None, validator=COUNTED)
-    max_cost_usd: Decimal | float | None = attrs.field(default=None, validator=fine(or_none(AMOUNT)))
-    allow_unpriced: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
-    max_seconds: float | None = attrs.field(default=None, validator=fine(or_none(AMOUNT)))
-    max_depth: int | None = attrs.field(default=None, validator=COUNTED)
-    max_total_children: int | None = attrs.field(default=None, validator=COUNTED)
-    max_children: int | None = attrs.field(default=None, validator=COUNTED)
-    max_concurrent_children: int | None = attrs.field(default=None, validator=COUNTED)
-    max_concurrent_tools: int | None = attrs.field(default=None, validator=COUNTED)
-    max_identical_calls: int | None = attrs.field(default=None, validator=COUNTED)
-    max_denials: int | None = attrs.field(default=None, validator=COUNTED)
-    ask: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
-    on_max_steps: OnMaxSteps | None = attrs.field(default=None, validator=fine(or_none(ENDINGS)))
-    max_wait_seconds: float | None = attrs.field(default=None, validator=fine(or_none(AMOUNT)))
+    max_steps: int | None = _limit(COUNT, setting="Model steps of a run.")
+    max_actions: int | None = _limit(COUNT)
+    max_tokens: int | None = _limit(COUNT, setting="Tokens of a run and its children.", tree_wide=True)
+    max_cost_usd: Decimal | float | None = _limit(
+        AMOUNT, setting="US dollars of a run and its children.", tree_wide=True
+    )
+    allow_unpriced: bool | None = _limit(FLAG)
+    max_seconds: float | None = _limit(AMOUNT, setting="Seconds that a run may take.", tree_wide=True)
+    max_depth: int | None = _limit(COUNT, setting="How deep agents may spawn agents.", tree_wide=True)
+    max_total_children: int | None = _limit(COUNT, tree_wide=True)
+    max_children: int | None = _limit(COUNT)
+    max_concurrent_children: int | None = _limit(COUNT)
+    max_concurrent_tools: int | None = _limit(COUNT)
+    max_identical_calls: int | None = _limit(COUNT)
+    max_denials: int | None = _limit(COUNT)
+    ask: bool | None = _limit(FLAG, setting="At a limit of steps, tokens or dollars, ask for more before the run ends.")
+    on_max_steps: OnMaxSteps | None = _limit(ENDINGS)
+    max_wait_seconds: float | None = _limit(AMOUNT)
 
-    def over(self, lower: Limits | None) -> Limits:
+    def cap(self, caps: Mapping[str, float | Decimal | None]) -> Limits:
+        """Return these limits, each at most its cap; *caps* maps names of limits to caps, ``None`` for no cap."""
+        lower: dict[str, Any] = {}
+        for name, most in caps.items():
+            own = getattr(self, name)
+            # `Decimal` of the text: a limit in dollars may be a float here and a Decimal there, and 0.1 as a float is more than 0.1.
+            if most is not None and (own is None or Decimal(str(own)) > Decimal(str(most))):
+                lower[name] = most
+        return attrs.evolve(self, **lower) if lower else self
+
+    def fill_from(self, lower: Limits | None) -> Limits:
         """Return these limits with the gaps filled from *lower*."""
         return self if lower is None else _fill_gaps(self, lower)
 
 
 @lru_cache(256)
 def _fill_gaps(limits: Limits, lower: Limits) -> Limits:
-    """Return limits with the gaps filled; kept, since most runs of a process have the same few."""
+    """Return limits with the gaps filled; cached, since most runs of a process have the same few."""
     gaps = {name: getattr(lower, name) for name in NAMES if getattr(limits, name) is None}
     filled = {name: value for name, value in gaps.items() if value is not None}
     return attrs.evolve(limits, **filled) if filled else limits
 
 
 NAMES = tuple([field.name for field in attrs.fields(Limits)])
+TREE_WIDE = tuple([field.name for field in attrs.fields(Limits) if field.metadata["tree_wide"]])
+"""The limits that count for a run and its children; ``max_steps`` and the like are each run's own."""
 DEFAULT_LIMITS = Limits(
     max_steps=50,
     max_actions=1000,

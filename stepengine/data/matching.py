@@ -1,4 +1,4 @@
-"""``BoundedMatcher``: what two sequences have in common, in time that no content can blow up."""
+"""``BoundedMatcher``: the common blocks of two sequences, in bounded time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, TypeVar
-
-__all__ = ("BoundedMatcher",)
 
 T = TypeVar("T")
 COMPARISONS_PER_ITEM = 20
@@ -37,7 +35,7 @@ class BoundedMatcher(difflib.SequenceMatcher[T]):
         self._needed = [0, *accumulate([len(places.get(item, ())) + 1 for item in a])]
 
     def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Any:
-        """Return the longest block within a stretch, or when that would take too long, one at its beginning or end."""
+        """Return the longest common block in a range, or one at its start or end if the search would take too long."""
         ahi = len(self._ours) if ahi is None else ahi
         bhi = len(self._theirs) if bhi is None else bhi
         self._left -= self._needed[ahi] - self._needed[alo]

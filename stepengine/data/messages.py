@@ -1,5 +1,5 @@
 """
-What a conversation consists of: parts, tool results and messages, each a closed union.
+The elements of a conversation: parts, tool results and messages, each a closed union.
 
 There is no system message: the system prompt lives in the state. Every message has a private slot for derived values
 that ``Transcript.memo`` fills, so that encoded blocks travel with the message that they belong to.
@@ -15,63 +15,27 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, mended, text_of
-from stepengine.data.thoughts import parted
+from stepengine.data.json import JsonDict, JsonValue, check_text, compact, freeze, freeze_object, mended
+from stepengine.data.provenance import Trust
+from stepengine.data.thoughts import split_thoughts
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError
 
-__all__ = (
-    "CUT_OFF",
-    "AssistantMessage",
-    "AssistantPart",
-    "CitationPart",
-    "DocumentPart",
-    "ImagePart",
-    "JsonPart",
-    "Message",
-    "OpaquePart",
-    "Part",
-    "RefusalPart",
-    "RequestedChange",
-    "ResultPart",
-    "ResultStatus",
-    "SideEffect",
-    "Source",
-    "TextPart",
-    "ThinkingPart",
-    "TimeToLive",
-    "ToolCallLog",
-    "ToolCallPart",
-    "ToolMessage",
-    "ToolReferencePart",
-    "ToolResult",
-    "UserMessage",
-    "UserPart",
-    "assistant_parts",
-    "joined_text",
-    "parts_of",
-    "result_parts",
-    "strings",
-    "system_reminder",
-    "tuple_of",
-    "user_parts",
-)
 
-
-def _object_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
+def _freeze_object_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
     return None if value is None else freeze_object(value)
 
 
-def _text_or_none(value: str | None) -> str | None:
-    return None if value is None else text_of(value)
+def _check_text_or_none(value: str | None) -> str | None:
+    return None if value is None else check_text(value)
 
 
 @frozen(weakref_slot=False)
 class TextPart:
     """Plain text; *provider_data* is what goes back to the provider that said it, unchanged."""
 
-    text: str = attrs.field(converter=text_of)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    text: str = attrs.field(converter=check_text)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
 
 
 @frozen
@@ -84,16 +48,16 @@ class ThinkingPart:
         provider_data: What its provider has to be sent back with it, such as a signature.
     """
 
-    text: str = attrs.field(converter=text_of)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    text: str = attrs.field(converter=check_text)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
 
 
 @frozen
 class RefusalPart:
     """The text with which a model refused."""
 
-    text: str = attrs.field(converter=text_of)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    text: str = attrs.field(converter=check_text)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
 
 
 @frozen(weakref_slot=False)
@@ -112,11 +76,11 @@ class ToolCallPart:
     """
 
     tool_call_id: str
-    tool_name: str = attrs.field(converter=text_of)
-    input: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
-    raw_input: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
-    input_error: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    tool_name: str = attrs.field(converter=check_text)
+    input: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
+    raw_input: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
+    input_error: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
 
     def with_id(self, tool_call_id: str) -> ToolCallPart:
         """Return this call with another id."""
@@ -158,12 +122,12 @@ class ImagePart:
         provider_data: What goes back with it to the provider that it came from, unchanged.
     """
 
-    url: str | None = attrs.field(default=None, converter=_text_or_none)
+    url: str | None = attrs.field(default=None, converter=_check_text_or_none)
     data: bytes | None = None
     mime_type: str = "image/png"
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
-    file_id: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
-    provider: str = attrs.field(default="", converter=text_of, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    file_id: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
+    provider: str = attrs.field(default="", converter=check_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_source(self)
@@ -184,13 +148,13 @@ class DocumentPart:
         provider_data: As with ``ImagePart``.
     """
 
-    url: str | None = attrs.field(default=None, converter=_text_or_none)
+    url: str | None = attrs.field(default=None, converter=_check_text_or_none)
     data: bytes | None = None
     mime_type: str = "application/pdf"
     name: str = ""
-    provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
-    file_id: str | None = attrs.field(default=None, converter=_text_or_none, kw_only=True)
-    provider: str = attrs.field(default="", converter=text_of, kw_only=True)
+    provider_data: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    file_id: str | None = attrs.field(default=None, converter=_check_text_or_none, kw_only=True)
+    provider: str = attrs.field(default="", converter=check_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _check_source(self)
@@ -211,11 +175,11 @@ class ToolReferencePart:
     The definition is sent where the wire wants it: in place of this part, behind the result, or among the tools.
     """
 
-    tool_name: str = attrs.field(converter=text_of)
+    tool_name: str = attrs.field(converter=check_text)
 
     @property
     def text(self) -> str:
-        """The same in words."""
+        """The reference as text."""
         return f"The tool {self.tool_name} can be called from now on."
 
 
@@ -236,7 +200,7 @@ class OpaquePart:
     provider: str
     data: JsonDict = attrs.field(converter=freeze_object)
     tool: str = attrs.field(default="", kw_only=True)
-    text: str = attrs.field(default="", converter=text_of, kw_only=True)
+    text: str = attrs.field(default="", converter=check_text, kw_only=True)
 
 
 @frozen
@@ -252,11 +216,11 @@ class CitationPart:
         source: The provider's id of a file; ``""`` for none.
     """
 
-    url: str = attrs.field(default="", converter=text_of)
-    title: str = attrs.field(default="", converter=text_of)
-    quote: str = attrs.field(default="", converter=text_of, kw_only=True)
-    said: str = attrs.field(default="", converter=text_of, kw_only=True)
-    source: str = attrs.field(default="", converter=text_of, kw_only=True)
+    url: str = attrs.field(default="", converter=check_text)
+    title: str = attrs.field(default="", converter=check_text)
+    quote: str = attrs.field(default="", converter=check_text, kw_only=True)
+    said: str = attrs.field(default="", converter=check_text, kw_only=True)
+    source: str = attrs.field(default="", converter=check_text, kw_only=True)
 
 
 UserPart: TypeAlias = TextPart | ImagePart | DocumentPart
@@ -274,23 +238,23 @@ _RESULT: frozenset[type] = _MEDIA | {JsonPart, ToolReferencePart}
 
 
 def user_parts(content: str | UserPart | Sequence[str | UserPart]) -> tuple[UserPart, ...]:
-    """Turn a string, a part or a sequence of both into the parts of a user message."""
-    return parts_of(content, _USER, "a user message")
+    """Return a string, a part or a sequence of both as the parts of a user message."""
+    return to_parts(content, _USER, "a user message")
 
 
 def assistant_parts(content: str | AssistantPart | Sequence[str | AssistantPart]) -> tuple[AssistantPart, ...]:
-    """Turn a string, a part or a sequence of both into the parts of an assistant message."""
-    return parts_of(content, _ASSISTANT, "an assistant message")
+    """Return a string, a part or a sequence of both as the parts of an assistant message."""
+    return to_parts(content, _ASSISTANT, "an assistant message")
 
 
 def result_parts(content: str | ResultPart | Sequence[str | ResultPart]) -> tuple[ResultPart, ...]:
-    """Turn a string, a part or a sequence of both into the parts of a tool result; a string is one part, also when empty."""
-    return (TextPart(content),) if isinstance(content, str) else parts_of(content, _RESULT, "a tool result")
+    """Return a string, a part or a sequence of both as the parts of a tool result; an empty string is a part, too."""
+    return (TextPart(content),) if isinstance(content, str) else to_parts(content, _RESULT, "a tool result")
 
 
-def parts_of(content: object, allowed: frozenset[type], where: str) -> tuple[Any, ...]:
+def to_parts(content: object, allowed: frozenset[type], where: str) -> tuple[Any, ...]:
     """
-    Turn *content* into parts of the *allowed* classes.
+    Return *content* as parts of the *allowed* classes.
 
     Raises:
         DataError: for anything else, naming *where* it was to stand.
@@ -312,19 +276,19 @@ def parts_of(content: object, allowed: frozenset[type], where: str) -> tuple[Any
     return parts
 
 
-def strings(value: str | Iterable[str]) -> tuple[str, ...]:
-    """Turn one string or several into a tuple of them."""
+def to_string_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one string or several as a tuple."""
     if isinstance(value, tuple):
         return value
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def tuple_of(value: Iterable[object]) -> tuple[Any, ...]:
-    """Turn several values into a tuple of them."""
-    return value if isinstance(value, tuple) else tuple(value)
+def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
+    """Return an iterable as a tuple."""
+    return tuple(value)
 
 
-def joined_text(parts: tuple[Any, ...]) -> str:
+def join_text_parts(parts: tuple[Any, ...]) -> str:
     """Return the text and refusal parts of *parts* joined, JSON parts as compact JSON, references to tools as lines."""
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return parts[0].text
@@ -354,7 +318,7 @@ class _TextOfResult:
     def __get__(self, instance: ToolResult, owner: type[ToolResult]) -> str: ...
     def __get__(self, instance: ToolResult | None, owner: type[ToolResult]) -> object:
         if instance is not None:
-            return joined_text(instance.content)
+            return join_text_parts(instance.content)
         return lambda text, **fields: owner(TextPart(text), **fields)
 
 
@@ -415,6 +379,7 @@ class ToolResult:
         change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
             run, so that the next call and every hook see it.
         structured: What ``data`` is where *content* says the same in words, as with control tools; no model reads it.
+        trust: ``"untrusted"`` where it may hold text of third parties; set by the engine, from the tool's ``results``.
     """
 
     content: tuple[ResultPart, ...] = attrs.field(default=(), converter=result_parts)
@@ -422,22 +387,23 @@ class ToolResult:
     tool_name: str = attrs.field(default="", kw_only=True)
     tool_call_id: str = attrs.field(default="", kw_only=True)
     credits_used: float = attrs.field(default=0, kw_only=True)
-    side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
+    side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=to_tuple, kw_only=True)
     change: RequestedChange | None = attrs.field(default=None, kw_only=True)
     structured: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
     usage: Usage | None = attrs.field(default=None, kw_only=True)
     cost: Decimal | None = attrs.field(default=None, kw_only=True)
+    trust: Trust = attrs.field(default="untrusted", kw_only=True)
 
     text = _TextOfResult()
 
     @classmethod
     def json(cls, value: JsonValue, **fields: Any) -> ToolResult:
-        """Return a result that holds one JSON value."""
+        """Return a result with one JSON value."""
         return cls((JsonPart(value),), **fields)
 
     @classmethod
     def parts(cls, parts: Sequence[ResultPart | str], **fields: Any) -> ToolResult:
-        """Return a result that holds *parts* in order."""
+        """Return a result with *parts* in order."""
         return cls(parts, **fields)
 
     @classmethod
@@ -447,7 +413,7 @@ class ToolResult:
 
     @classmethod
     def pending(cls, question_id: str, **fields: Any) -> ToolResult:
-        """Return the result that stands in for an answer which has not come yet."""
+        """Return the placeholder result for an answer that has not arrived yet."""
         text = f"Pending: waiting for the answer to question {question_id}."
         return cls((TextPart(text),), **{"status": "pending", **fields})
 
@@ -467,16 +433,17 @@ class ToolResult:
             structured=self.structured,
             usage=self.usage,
             cost=self.cost,
+            trust=self.trust,
         )
 
     @property
     def is_error(self) -> bool:
-        """Whether the call did not do what it was asked for."""
+        """Whether the call did not succeed: it failed, was denied, skipped or cancelled."""
         return self.status not in ("ok", "pending")
 
     @property
     def data(self) -> JsonValue:
-        """What *structured* holds, else the value of the first JSON part; ``None`` when there is neither."""
+        """The value of *structured*, else of the first JSON part; ``None`` without either."""
         if self.structured is not None:
             return self.structured
         for part in self.content:
@@ -515,7 +482,7 @@ class ToolCallLog:
 
     @property
     def is_error(self) -> bool:
-        """Whether the call failed."""
+        """Whether the call did not succeed: it failed, was denied, skipped or cancelled."""
         return self.result.is_error
 
 
@@ -523,14 +490,14 @@ TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
 """When a message leaves the history: at the end of the step that it is there for, or of the run."""
 
 
-def _ttl(value: TimeToLive | None) -> TimeToLive | None:
+def _check_lifetime(value: TimeToLive | None) -> TimeToLive | None:
     if value is None or value in ("agent_step", "user_prompt"):
         return value
     msg = f"the time-to-live of a message is 'agent_step', 'user_prompt' or None, not {value!r}"
     raise DataError(msg)
 
 
-def _memo_slot() -> Any:
+def _make_memo_field() -> Any:
     return attrs.field(init=False, default=None, eq=False, repr=False)
 
 
@@ -547,14 +514,14 @@ class UserMessage:
 
     role: ClassVar[Literal["user"]] = "user"
     content: tuple[UserPart, ...] = attrs.field(converter=user_parts)
-    tags: tuple[str, ...] = attrs.field(default=(), converter=strings)
-    ttl: TimeToLive | None = attrs.field(default=None, converter=_ttl, kw_only=True)
-    _memo: dict[Any, Any] | None = _memo_slot()
+    tags: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
+    ttl: TimeToLive | None = attrs.field(default=None, converter=_check_lifetime, kw_only=True)
+    _memo: dict[Any, Any] | None = _make_memo_field()
 
     @property
     def text(self) -> str:
         """The text parts joined."""
-        return joined_text(self.content)
+        return join_text_parts(self.content)
 
 
 @frozen(weakref_slot=False)
@@ -570,19 +537,19 @@ class AssistantMessage:
 
     role: ClassVar[Literal["assistant"]] = "assistant"
     content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
-    tags: tuple[str, ...] = attrs.field(default=(), converter=strings)
-    ttl: TimeToLive | None = attrs.field(default=None, converter=_ttl, kw_only=True)
-    _memo: dict[Any, Any] | None = _memo_slot()
+    tags: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
+    ttl: TimeToLive | None = attrs.field(default=None, converter=_check_lifetime, kw_only=True)
+    _memo: dict[Any, Any] | None = _make_memo_field()
 
     @property
     def text(self) -> str:
         """The text and refusal parts joined."""
-        return joined_text(self.content)
+        return join_text_parts(self.content)
 
     @property
     def said(self) -> str:
-        """The text without the thoughts that some models write into it."""
-        return parted(self.text).said
+        """The text without thoughts that some models write into it."""
+        return split_thoughts(self.text).said
 
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:
@@ -605,6 +572,7 @@ class ToolMessage:
         tool_name: The tool that was called.
         content: The ordered parts of the result.
         status: As in ``ToolResult``.
+        trust: As in ``ToolResult``.
     """
 
     role: ClassVar[Literal["tool"]] = "tool"
@@ -613,32 +581,39 @@ class ToolMessage:
     tool_name: str
     content: tuple[ResultPart, ...] = attrs.field(converter=result_parts)
     status: ResultStatus = "ok"
-    _memo: dict[Any, Any] | None = _memo_slot()
+    trust: Trust = attrs.field(default="untrusted", kw_only=True)
+    _memo: dict[Any, Any] | None = _make_memo_field()
 
     @classmethod
-    def of(cls, result: ToolResult) -> ToolMessage:
-        """Return the message that stores *result*."""
-        return cls(result.tool_call_id, result.tool_name, result.content, result.status)
+    def from_result(cls, result: ToolResult) -> ToolMessage:
+        """Return the message for *result*."""
+        return cls(result.tool_call_id, result.tool_name, result.content, result.status, trust=result.trust)
 
     @property
     def is_error(self) -> bool:
-        """Whether the call did not do what it was asked for."""
+        """Whether the call did not succeed: it failed, was denied, skipped or cancelled."""
         return self.status not in ("ok", "pending")
 
     @property
     def text(self) -> str:
         """The text parts joined, JSON parts as compact JSON."""
-        return joined_text(self.content)
+        return join_text_parts(self.content)
 
     @property
     def result(self) -> ToolResult:
         """The stored result."""
-        return ToolResult(self.content, status=self.status, tool_name=self.tool_name, tool_call_id=self.tool_call_id)
+        return ToolResult(
+            self.content,
+            status=self.status,
+            tool_name=self.tool_name,
+            tool_call_id=self.tool_call_id,
+            trust=self.trust,
+        )
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 
 
 def system_reminder(text: str) -> str:
-    """Return *text* as a model is told of it beside what people say."""
+    """Return *text* in the tags of a system reminder, for a user message."""
     return f"<system-reminder>\n{text}\n</system-reminder>"

@@ -1,4 +1,4 @@
-"""What is sent to a model and what comes back, in our own terms."""
+"""Requests to models and their replies, in provider-independent form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stepengine.data.checks import (
     FLAG,
     NUMBER,
     TEXT,
-    Fine,
-    an_instance,
-    fine,
-    named_fields,
-    one_of,
-    or_none,
+    FieldCheck,
+    allow_none,
+    instance_check,
+    make_validator,
+    with_keyword_hints,
+    word_check,
 )
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import (
@@ -29,35 +29,17 @@ from stepengine.data.messages import (
     Message,
     ToolCallPart,
     assistant_parts,
-    joined_text,
-    strings,
-    tuple_of,
+    join_text_parts,
+    to_string_tuple,
+    to_tuple,
 )
 from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import ServerTool
-from stepengine.data.thoughts import parted
+from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError
-
-__all__ = (
-    "DEFAULT_SETTINGS",
-    "Effort",
-    "ModelDelta",
-    "ModelReply",
-    "ModelRequest",
-    "ModelSettings",
-    "ReplyDone",
-    "ServiceTier",
-    "StopReason",
-    "TextChunk",
-    "Thinking",
-    "ThinkingChunk",
-    "ToolCallChunk",
-    "ToolCallEnded",
-    "ToolCallStarted",
-)
 
 
 class StopReason(StrEnum):
@@ -81,7 +63,7 @@ DEFAULT_BUDGET_TOKENS = 10_000
 """Enough for a page or two of code to be thought through, and below the output limit of every model that thinks."""
 
 
-def _effort(self: Any) -> str | None:
+def _default_effort(self: Any) -> str | None:
     return "none" if self.mode == "none" else None
 
 
@@ -109,7 +91,7 @@ class Thinking:
     # The fields keep the former names, because a value is stored, compared and fingerprinted by them.
     mode: Literal["none", "enabled", "extended"] = "none"
     budget_tokens: int = DEFAULT_BUDGET_TOKENS
-    effort: Effort | None = attrs.field(default=attrs.Factory(_effort, takes_self=True))
+    effort: Effort | None = attrs.field(default=attrs.Factory(_default_effort, takes_self=True))
     show: bool = True
 
     def __init__(
@@ -126,11 +108,11 @@ class Thinking:
             budget_tokens = budget_tokens if tokens is None else tokens
             tokens = None
         for name, value, what in (
-            ("effort", effort, or_none(one_of(*EFFORTS))),
-            ("tokens", tokens, or_none(COUNT)),
+            ("effort", effort, allow_none(word_check(*EFFORTS))),
+            ("tokens", tokens, allow_none(COUNT)),
             ("show", show, FLAG),
-            ("mode", mode, or_none(one_of(*MODES))),
-            ("budget_tokens", budget_tokens, or_none(COUNT)),
+            ("mode", mode, allow_none(word_check(*MODES))),
+            ("budget_tokens", budget_tokens, allow_none(COUNT)),
         ):
             if problem := what.problem(f"Thinking({name}=...)", value):
                 raise DefinitionError(problem)
@@ -147,8 +129,8 @@ class Thinking:
         )
 
     @classmethod
-    def of_stored(cls, *, mode: str = "none", **members: Any) -> Thinking:
-        """Return what a stored value says; it leaves out what was the default when ``"none"`` was."""
+    def from_stored(cls, *, mode: str = "none", **members: Any) -> Thinking:
+        """Return the value of stored members; a missing *mode* is ``"none"``, the default of the stored form."""
         return cls(mode=mode, **members)
 
     def __repr__(self) -> str:
@@ -159,21 +141,21 @@ class Thinking:
 
     @property
     def tokens(self) -> int | None:
-        """How many tokens the model may spend on it; ``None`` when that is not said."""
+        """The maximum number of thinking tokens; ``None`` if it is not set."""
         return self.budget_tokens if self.mode == "extended" else None
 
 
-THINKING = an_instance(Thinking, 'Thinking("high")')
-STOPS = Fine(
+THINKING = instance_check(Thinking, 'Thinking("high")')
+STOPS = FieldCheck(
     lambda value: isinstance(value, tuple) and all(isinstance(text, str) for text in value), "a text or a list of texts"
 )
 
 
-def _stops(value: str | Sequence[str]) -> Any:
-    return strings(value) if isinstance(value, str | list | tuple) else value
+def _to_stop_sequences(value: str | Sequence[str]) -> Any:
+    return to_string_tuple(value) if isinstance(value, str | list | tuple) else value
 
 
-def _schema_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
+def _check_response_schema(value: Mapping[str, object] | None) -> JsonDict | None:
     if value is None:
         return None
     schema = freeze_object(value, "response_schema")
@@ -181,43 +163,43 @@ def _schema_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
     return schema
 
 
-def _extra(value: Mapping[str, object]) -> JsonDict:
+def _freeze_extra(value: Mapping[str, object]) -> JsonDict:
     return freeze_object(value, "extra")
 
 
-def _safety(value: Mapping[str, object]) -> JsonDict:
+def _freeze_safety(value: Mapping[str, object]) -> JsonDict:
     return freeze_object(value, "safety")
 
 
-def _lifetime(value: str | bool | None) -> Any:  # noqa: FBT001 - a converter has one positional argument
-    """Return how long a cache is to hold; true and false may be written for the shortest time and for no caching."""
+def _to_cache_lifetime(value: str | bool | None) -> Any:  # noqa: FBT001 - a converter has one positional argument
+    """Return a cache lifetime; True means the shortest, False no caching."""
     return {True: "5m", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-def _several(value: ServerTool | Sequence[ServerTool]) -> Any:
+def _to_tool_tuple(value: ServerTool | Sequence[ServerTool]) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, ServerTool) else value
 
 
 ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
 """At what price and speed a provider answers; ``"auto"`` leaves it to the project's own setting there."""
 
-TIER = one_of(*get_args(ServiceTier))
-CACHE = one_of("off", "5m", "1h")
-WHOLE = Fine(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
-LIKELY = Fine(lambda value: COUNT.test(value) and value <= MAX_TOP_LOGPROBS, "a whole number from 0 to 20")
+TIER = word_check(*get_args(ServiceTier))
+CACHE = word_check("off", "5m", "1h")
+WHOLE = FieldCheck(lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number")
+LIKELY = FieldCheck(lambda value: COUNT.test(value) and value <= MAX_TOP_LOGPROBS, "a whole number from 0 to 20")
 MAX_TOP_LOGPROBS = 20
 """OpenAI and Google document 20 as the most alternatives that they return for a token."""
-SAFETY = Fine(
+SAFETY = FieldCheck(
     lambda value: all(isinstance(word, str) and word for word in value.values()),
     "words by category, such as {'harassment': 'only_high'}",
 )
-SERVER_TOOLS = Fine(
+SERVER_TOOLS = FieldCheck(
     lambda value: isinstance(value, tuple) and all(isinstance(item, ServerTool) for item in value),
     "a list of WebSearch, UrlContext, CodeExecution, FileSearch and Programs",
 )
 
 
-@named_fields
+@with_keyword_hints
 @frozen(kw_only=True)
 class ModelSettings:
     """
@@ -265,35 +247,43 @@ class ModelSettings:
             without a target.
     """
 
-    temperature: float | None = attrs.field(default=None, validator=fine(or_none(NUMBER)))
-    top_p: float | None = attrs.field(default=None, validator=fine(or_none(NUMBER)))
-    max_tokens: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)))
-    stop_sequences: tuple[str, ...] = attrs.field(default=(), converter=_stops, validator=fine(STOPS))
-    tool_choice: ToolChoice | None = attrs.field(default=None, validator=fine(or_none(CHOICE)))
-    parallel_tool_calls: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
-    thinking: Thinking | None = attrs.field(default=None, validator=fine(or_none(THINKING)))
-    response_schema: JsonDict | None = attrs.field(default=None, converter=_schema_or_none)
-    continue_cut: bool = attrs.field(default=True, validator=fine(FLAG))
+    temperature: float | None = attrs.field(default=None, validator=make_validator(allow_none(NUMBER)))
+    top_p: float | None = attrs.field(default=None, validator=make_validator(allow_none(NUMBER)))
+    max_tokens: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)))
+    stop_sequences: tuple[str, ...] = attrs.field(
+        default=(), converter=_to_stop_sequences, validator=make_validator(STOPS)
+    )
+    tool_choice: ToolChoice | None = attrs.field(default=None, validator=make_validator(allow_none(CHOICE)))
+    parallel_tool_calls: bool | None = attrs.field(default=None, validator=make_validator(allow_none(FLAG)))
+    thinking: Thinking | None = attrs.field(default=None, validator=make_validator(allow_none(THINKING)))
+    response_schema: JsonDict | None = attrs.field(default=None, converter=_check_response_schema)
+    continue_cut: bool = attrs.field(default=True, validator=make_validator(FLAG))
     output: Literal["native", "tool"] | None = attrs.field(
-        default=None, validator=fine(or_none(one_of("native", "tool")))
+        default=None, validator=make_validator(allow_none(word_check("native", "tool")))
     )
-    service_tier: ServiceTier | None = attrs.field(default=None, validator=fine(or_none(TIER)))
-    seed: int | None = attrs.field(default=None, validator=fine(or_none(WHOLE)))
-    logprobs: int | None = attrs.field(default=None, validator=fine(or_none(LIKELY)))
-    store: bool | None = attrs.field(default=None, validator=fine(or_none(FLAG)))
-    safety: JsonDict = attrs.field(factory=JsonDict, converter=_safety, validator=fine(SAFETY))
+    service_tier: ServiceTier | None = attrs.field(default=None, validator=make_validator(allow_none(TIER)))
+    seed: int | None = attrs.field(default=None, validator=make_validator(allow_none(WHOLE)))
+    logprobs: int | None = attrs.field(default=None, validator=make_validator(allow_none(LIKELY)))
+    store: bool | None = attrs.field(default=None, validator=make_validator(allow_none(FLAG)))
+    safety: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_safety, validator=make_validator(SAFETY))
     cache: Literal["off", "5m", "1h"] | None = attrs.field(
-        default=None, converter=_lifetime, validator=fine(or_none(CACHE))
+        default=None, converter=_to_cache_lifetime, validator=make_validator(allow_none(CACHE))
     )
-    cache_key: str | None = attrs.field(default=None, validator=fine(or_none(TEXT)))
-    server_tools: tuple[ServerTool, ...] = attrs.field(default=(), converter=_several, validator=fine(SERVER_TOOLS))
-    fallbacks: tuple[str, ...] = attrs.field(default=(), converter=_stops, validator=fine(STOPS))
-    unsupported: Literal["warn", "error"] = attrs.field(default="warn", validator=fine(one_of("warn", "error")))
-    oversize: Literal["send", "refuse"] = attrs.field(default="send", validator=fine(one_of("send", "refuse")))
-    extra: JsonDict = attrs.field(factory=JsonDict, converter=_extra)
+    cache_key: str | None = attrs.field(default=None, validator=make_validator(allow_none(TEXT)))
+    server_tools: tuple[ServerTool, ...] = attrs.field(
+        default=(), converter=_to_tool_tuple, validator=make_validator(SERVER_TOOLS)
+    )
+    fallbacks: tuple[str, ...] = attrs.field(default=(), converter=_to_stop_sequences, validator=make_validator(STOPS))
+    unsupported: Literal["warn", "error"] = attrs.field(
+        default="warn", validator=make_validator(word_check("warn", "error"))
+    )
+    oversize: Literal["send", "refuse"] = attrs.field(
+        default="send", validator=make_validator(word_check("send", "refuse"))
+    )
+    extra: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_extra)
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:
-        """Return these settings with those that *over* sets put on top."""
+        """Return these settings overridden by those that *over* sets."""
         if over is None:
             return self
         default = DEFAULT_SETTINGS
@@ -323,25 +313,25 @@ class ModelRequest:
     model: str
     system_prompt: str = ""
     messages: Transcript = attrs.field(factory=Transcript)
-    tools: tuple[ToolSpec, ...] = attrs.field(default=(), converter=tuple_of)
+    tools: tuple[ToolSpec, ...] = attrs.field(default=(), converter=to_tuple)
     tool_choice: ToolChoice | None = None
     settings: ModelSettings = attrs.field(factory=ModelSettings)
-    tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
+    tail: tuple[Message, ...] = attrs.field(default=(), converter=to_tuple)
 
     @property
     def all_messages(self) -> tuple[Message, ...]:
-        """History and tail, as the model sees them."""
+        """History and tail together, as the model sees them."""
         return (*self.messages, *self.tail)
 
 
 _TOOL_USE, _END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
 
 
-def _stop_reason(self: Any) -> StopReason:
+def _default_stop_reason(self: Any) -> StopReason:
     return _TOOL_USE if ToolCallPart in map(type, self.content) else _END_TURN
 
 
-def _as_stop_reason(value: str) -> StopReason:
+def _to_stop_reason(value: str) -> StopReason:
     return value if isinstance(value, StopReason) else StopReason(value)
 
 
@@ -364,7 +354,7 @@ class ModelReply:
     content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
     usage: Usage | None = attrs.field(default=None, kw_only=True)
     stop_reason: StopReason = attrs.field(
-        default=attrs.Factory(_stop_reason, takes_self=True), converter=_as_stop_reason, kw_only=True
+        default=attrs.Factory(_default_stop_reason, takes_self=True), converter=_to_stop_reason, kw_only=True
     )
     cost: Decimal | None = attrs.field(default=None, kw_only=True)
     raw_stop_reason: str | None = attrs.field(default=None, kw_only=True)
@@ -375,12 +365,12 @@ class ModelReply:
     @property
     def text(self) -> str:
         """The text and refusal parts joined."""
-        return joined_text(self.content)
+        return join_text_parts(self.content)
 
     @property
     def said(self) -> str:
-        """The text without the thoughts that some models write into it."""
-        return parted(self.text).said
+        """The text without thoughts that some models write into it."""
+        return split_thoughts(self.text).said
 
     @property
     def tool_calls(self) -> tuple[ToolCallPart, ...]:

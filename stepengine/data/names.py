@@ -1,4 +1,4 @@
-"""``ToolName``: the name of a tool that knows what the tool takes and gives."""
+"""``ToolName``: the name of a tool with its parameter and return types."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ToolError
 
-__all__ = ("ToolName", "bound")
-
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 KINDS: dict[Any, type] = {str: str, list: list}
 
 
-def bound(name: str, signature: inspect.Signature, /, *args: object, **kwargs: object) -> dict[str, Any]:
+def bind_arguments(name: str, signature: inspect.Signature, /, *args: object, **kwargs: object) -> dict[str, Any]:
     """
-    Return Python arguments by the names of the parameters that they are for.
+    Return Python arguments by parameter name.
 
     Raises:
         TypeError: when they do not fit, naming the tool and what it takes.
@@ -49,7 +47,7 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
     signature: Callable[P, R_co]
 
     def __new__(cls, signature: Callable[P, R_co]) -> ToolName[P, R_co]:
-        """Return the name of the tool that is called like the function."""
+        """Return the name of the tool that has the name of the function."""
         made = super().__new__(cls, signature.__name__)
         made.signature = signature
         made.__doc__ = signature.__doc__
@@ -60,22 +58,22 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
         """
-        Return Python arguments as the tool's JSON input; what is not given is left to the tool.
+        Return Python arguments as the tool's JSON input; omitted ones keep the tool's defaults.
 
         Raises:
             TypeError: when the tool takes other arguments.
             DataError: when a value is not JSON.
         """
-        return freeze_object(bound(str(self), inspect.signature(self.signature), *args, **kwargs))
+        return freeze_object(bind_arguments(str(self), inspect.signature(self.signature), *args, **kwargs))
 
     @cached_property
     def returns(self) -> Any:
-        """The type of what the tool gives."""
+        """The return type of the tool."""
         return get_type_hints(self.signature, include_extras=True)["return"]
 
     def decode(self, result: ToolResult) -> R_co:
         """
-        Return what the tool gave.
+        Return the tool's result as its return type.
 
         Raises:
             ToolError: when the result is an error, or of another kind: another tool has the name, or it was too long and cut.

@@ -20,11 +20,9 @@ import attrs
 
 from stepengine import errors
 from stepengine.data.alike import list_names
-from stepengine.data.faults import fault, shown, within
+from stepengine.data.faults import fault, format_value, prefix_path
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.errors import DataError, StepEngineError
-
-__all__ = ("FORMAT_VERSION", "ObjectCodec", "StoredType")
 
 FORMAT_VERSION = 1
 """The version of the stored form; a newer one is refused."""
@@ -49,7 +47,7 @@ class StoredType(NamedTuple):
     make: Callable[..., Any] | None = None
 
     def names(self) -> dict[str, str]:
-        """Return the member of each field."""
+        """Return the stored member name of each field."""
         pairs = [pair.partition(":") for pair in self.members.split()]
         return {field: member or field for field, _, member in pairs}
 
@@ -110,7 +108,7 @@ class ObjectCodec:
         self._rows = {row.cls: row for row in rows}
         self._shapes: dict[type[Any], _Shape] = {}
         self._any = _Codec(self._encode_any, self._decode_any)
-        self._items = _sequence(self._objects((object,)))
+        self._items = _sequence_codec(self._make_object_codec((object,)))
 
     def is_stored(self, cls: object) -> bool:
         """Return whether instances of a class can be stored."""
@@ -132,15 +130,15 @@ class ObjectCodec:
         return {"stepengine": FORMAT_VERSION, **self.bare(value)}
 
     def bare(self, value: object) -> dict[str, Any]:
-        """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
+        """Return *value* as ``to_json`` does, without the format's version, which the container states once."""
         try:
             return self._encode_object(value)
         except RecursionError:
             msg = "nested too deeply to be stored"
             raise fault(msg) from None
 
-    def bare_any(self, value: object) -> object:
-        """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
+    def encode_stored_or_json(self, value: object) -> object:
+        """Return the stored form of a stored type, of a sequence of them, or of JSON; see ``decode_stored_or_json``."""
         try:
             return self._encode_any(value)
         except RecursionError:
@@ -149,7 +147,7 @@ class ObjectCodec:
 
     def from_json(self, data: object) -> Any:
         """
-        Return the value that ``to_json`` stored in *data*.
+        Return the value in *data*, as stored by ``to_json``.
 
         Raises:
             DataError: for a newer format, an unknown type or field, or a value that does not fit, naming the place.
@@ -159,32 +157,33 @@ class ObjectCodec:
             raise fault(msg)
         version = data["stepengine"]
         if type(version) is not int or version != FORMAT_VERSION:
-            raise within(
-                fault(f"this version of stepengine reads format {FORMAT_VERSION}, not {shown(version)}"), ".stepengine"
+            raise prefix_path(
+                fault(f"this version of stepengine reads format {FORMAT_VERSION}, not {format_value(version)}"),
+                ".stepengine",
             )
         return self.restored({k: v for k, v in data.items() if k != "stepengine"})
 
     def restored(self, data: object) -> Any:
         """
-        Return the value that ``bare`` stored in *data*.
+        Return the value in *data*, as stored by ``bare``.
 
         Raises:
             DataError: as ``from_json``.
         """
-        return _read(data, self._decode_object)
+        return _decode_checked(data, self._decode_object)
 
-    def restored_any(self, data: object) -> Any:
+    def decode_stored_or_json(self, data: object) -> Any:
         """
-        Return the value of a member that may hold any stored value, or JSON.
+        Return the value of a member that holds a stored value or JSON.
 
         Raises:
             DataError: as ``from_json``.
         """
-        return _read(data, self._decode_any)
+        return _decode_checked(data, self._decode_any)
 
     def _encode_object(self, value: Any) -> dict[str, object]:
         cls = type(value)
-        shape = self._shapes.get(cls) or self._shape(cls)
+        shape = self._shapes.get(cls) or self._add_shape(cls)
         data: dict[str, object] = {"type": shape.tag}
         name = ""
         try:
@@ -198,7 +197,7 @@ class ObjectCodec:
                 if item is not usual and item != usual:
                     data[name] = codec.encode(item)
         except DataError as error:
-            raise within(error, f".{name}") from None
+            raise prefix_path(error, f".{name}") from None
         return data
 
     # What is allowed here is narrower than what can be stored: a member that holds a message must not come back as an
@@ -206,18 +205,18 @@ class ObjectCodec:
     def _decode_object(self, data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
         tag = data.get("type") if isinstance(data, (dict, Mapping)) else None
         if not isinstance(tag, str):
-            msg = f"expected an object with a 'type', not {shown(data)}"
+            msg = f"expected an object with a 'type', not {format_value(data)}"
             raise fault(msg)
         cls = self.stored.get(tag)
         if cls is None or not issubclass(cls, allowed):
             known = (
                 ""
                 if allowed == (object,)
-                else f"; it can be {list_names([self._name(c) for c in allowed], tag, quoted=True)}"
+                else f"; it can be {list_names([self._get_type_label(c) for c in allowed], tag, quoted=True)}"
             )
-            msg = f"unknown type {shown(tag)}{known}"
+            msg = f"unknown type {format_value(tag)}{known}"
             raise fault(msg)
-        return self._decode_members(data, cls, self._shapes.get(cls) or self._shape(cls))
+        return self._decode_members(data, cls, self._shapes.get(cls) or self._add_shape(cls))
 
     def _decode_members(self, data: Any, cls: type[object], shape: _Shape) -> object:
         members, values = shape.members, dict[str, Any]()
@@ -226,7 +225,7 @@ class ObjectCodec:
                 continue
             member = members.get(name)
             if member is None:
-                raise within(
+                raise prefix_path(
                     fault(
                         f"unknown member of {shape.tag!r}, which has {list_names(sorted(members), name, quoted=True)}"
                     ),
@@ -235,32 +234,32 @@ class ObjectCodec:
             try:
                 values[member.field] = member.codec.decode(item)
             except DataError as error:
-                raise within(error, f".{name}") from None
+                raise prefix_path(error, f".{name}") from None
         for name in shape.required:
             if name not in data:
-                raise within(fault(f"{shape.tag!r} needs this member"), f".{name}")
-        return _make(self._rows[cls], values)
+                raise prefix_path(fault(f"{shape.tag!r} needs this member"), f".{name}")
+        return _make_instance(self._rows[cls], values)
 
     # Made when a class is first stored or read, and not for all of them on import: hints have to be evaluated for it, which
     # would be felt in every `import stepengine`. What is wrong is told by `fault`, whose path begins at `$`; each level on
-    # the way out puts its own step before it (`within`), so nobody has to carry a path on the way in.
-    def _shape(self, cls: type[object]) -> _Shape:
-        """Find out what a class is made of, once."""
+    # the way out puts its own step before it (`prefix_path`), so nobody has to carry a path on the way in.
+    def _add_shape(self, cls: type[object]) -> _Shape:
+        """Compute, store and return the shape of a class."""
         if not self.is_stored(cls):
             msg = f"a {cls.__name__} cannot be stored"
             raise fault(msg)
-        made = self._shapes[cls] = _shape_of(self._rows[cls], self._members(cls))
+        made = self._shapes[cls] = _make_shape(self._rows[cls], self._make_members(cls))
         return made
 
-    def _members(self, cls: type[Any]) -> list[_Member]:
+    def _make_members(self, cls: type[Any]) -> list[_Member]:
         row = self._rows[cls]
         if row.items:
-            return [_Member(row.members, _sequence(self._objects(row.items)), attrs.NOTHING)]
-        return self._members_of_error(cls) if issubclass(cls, StepEngineError) else self._members_of_attrs(cls)
+            return [_Member(row.members, _sequence_codec(self._make_object_codec(row.items)), attrs.NOTHING)]
+        return self._make_error_members(cls) if issubclass(cls, StepEngineError) else self._make_attrs_members(cls)
 
     # By its default, made or given, a field is left out when it is stored: a state has forty fields, of which few say
     # anything. A field that is marked as not stored is one of this process, such as a function.
-    def _members_of_attrs(self, cls: type[Any]) -> list[_Member]:
+    def _make_attrs_members(self, cls: type[Any]) -> list[_Member]:
         hints = get_type_hints(cls, localns=_NAMES)
         members = []
         for field in attrs.fields(cls):
@@ -269,18 +268,18 @@ class ObjectCodec:
             default, computed = field.default, None
             if isinstance(default, attrs.Factory):  # type: ignore[arg-type]
                 default, computed = (None, default.factory) if default.takes_self else (default.factory(), None)
-            codec = _ENDLESS if field.metadata.get("endless") else self._codec(hints[field.name])
+            codec = _ENDLESS if field.metadata.get("endless") else self._make_codec(hints[field.name])
             members.append(_Member(field.name, codec, default, computed))
         return members
 
-    def _members_of_error(self, cls: type[StepEngineError]) -> list[_Member]:
+    def _make_error_members(self, cls: type[StepEngineError]) -> list[_Member]:
         hints = get_type_hints(cls.__init__, globalns=vars(errors))
         parameters = inspect.signature(cls).parameters
-        return [_Member(f, self._codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)]
+        return [_Member(f, self._make_codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)]
 
     # From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
     # one, and a field that is not stored is lost at the first resume.
-    def _codec(self, hint: Any) -> _Codec:
+    def _make_codec(self, hint: Any) -> _Codec:
         """Return the codec of an annotation."""
         origin = get_origin(hint) or hint
         arguments = get_args(hint)
@@ -291,32 +290,32 @@ class ObjectCodec:
         if hint is Any:
             return self._any
         if origin is Literal:
-            return _literal(arguments)
+            return _choice_codec(arguments)
         if origin in (Union, types.UnionType):
-            return self._union(arguments)
-        return self._codec_of_class(origin, arguments)
+            return self._make_union_codec(arguments)
+        return self._make_class_codec(origin, arguments)
 
-    def _codec_of_class(self, cls: type[object], arguments: tuple[object, ...]) -> _Codec:
+    def _make_class_codec(self, cls: type[object], arguments: tuple[object, ...]) -> _Codec:
         if issubclass(cls, Mapping):
-            return _mapping(self._codec(arguments[1]))
+            return _mapping_codec(self._make_codec(arguments[1]))
         if cls is tuple or cls is Sequence:
-            return _sequence(self._codec(arguments[0]))
+            return _sequence_codec(self._make_codec(arguments[0]))
         if issubclass(cls, Enum):
-            return _literal(tuple([m.value for m in cls]), cls)
+            return _choice_codec(tuple([m.value for m in cls]), cls)
         # What is stored of a base class is one of the classes that are derived from it.
         derived = (
             () if self.is_stored(cls) else tuple([row.cls for row in self._rows.values() if issubclass(row.cls, cls)])
         )
-        return self._objects(derived or (cls,))
+        return self._make_object_codec(derived or (cls,))
 
-    def _name(self, cls: type[object]) -> str:
+    def _get_type_label(self, cls: type[object]) -> str:
         return self._rows[cls].tag if cls in self._rows else cls.__name__
 
-    def _objects(self, classes: tuple[type[object], ...]) -> _Codec:
+    def _make_object_codec(self, classes: tuple[type[object], ...]) -> _Codec:
         def checked(value: object) -> object:
             if isinstance(value, classes):
                 return value
-            msg = f"expected one of {list_names([self._name(c) for c in classes], quoted=True)}, not {shown(value)}"
+            msg = f"expected one of {list_names([self._get_type_label(c) for c in classes], quoted=True)}, not {format_value(value)}"
             raise fault(msg)
 
         return _Codec(
@@ -324,14 +323,16 @@ class ObjectCodec:
         )
 
     # Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
-    def _union(self, options: tuple[Any, ...]) -> _Codec:
+    def _make_union_codec(self, options: tuple[Any, ...]) -> _Codec:
         optional = type(None) in options
         classes = tuple([get_origin(o) or o for o in options if self.is_stored(get_origin(o) or o)])
-        codecs = [self._codec(o) for o in options if o is not type(None) and not self.is_stored(get_origin(o) or o)]
+        codecs = [
+            self._make_codec(o) for o in options if o is not type(None) and not self.is_stored(get_origin(o) or o)
+        ]
         if classes:
-            codecs.append(self._objects(classes))
-        chosen = codecs[0] if len(codecs) == 1 else _first_of(codecs)
-        return _or_none(chosen) if optional else chosen
+            codecs.append(self._make_object_codec(classes))
+        chosen = codecs[0] if len(codecs) == 1 else _make_first_match_codec(codecs)
+        return _optional_codec(chosen) if optional else chosen
 
     # A result may be one of our values, several of them, or an author's JSON, and the three must stay apart when they are
     # read: JSON of an author that looks like one of ours would otherwise come back as ours.
@@ -345,11 +346,11 @@ class ObjectCodec:
     def _decode_any(self, data: Any) -> object:
         kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
         if kind == "json":
-            return _decode_only(data, "value", _RAW)
-        return _decode_only(data, "items", self._items) if kind == "tuple" else self._decode_object(data)
+            return _decode_single_member(data, "value", _RAW)
+        return _decode_single_member(data, "items", self._items) if kind == "tuple" else self._decode_object(data)
 
 
-def _shape_of(row: StoredType, fields: Sequence[_Member]) -> _Shape:
+def _make_shape(row: StoredType, fields: Sequence[_Member]) -> _Shape:
     names = row.names()
     if names.keys() != {member.field for member in fields}:
         differing = ", ".join(sorted(names.keys() ^ {member.field for member in fields}))
@@ -364,7 +365,7 @@ def _shape_of(row: StoredType, fields: Sequence[_Member]) -> _Shape:
 
 # Constructors check more than codecs do, and raise what they like; whoever reads a journal must see one kind of error,
 # with a place.
-def _make(row: StoredType, values: Mapping[str, Any]) -> Any:
+def _make_instance(row: StoredType, values: Mapping[str, Any]) -> Any:
     try:
         return (row.make or row.cls)(**values)
     except (TypeError, ValueError, StepEngineError) as error:
@@ -372,7 +373,8 @@ def _make(row: StoredType, values: Mapping[str, Any]) -> Any:
         raise fault(msg) from error
 
 
-def _read(data: object, decode: Callable[[Any], object]) -> Any:
+def _decode_checked(data: object, decode: Callable[[Any], object]) -> Any:
+    """Return the decoded value; a ``RecursionError`` becomes a ``DataError``."""
     try:
         return decode(data)
     except RecursionError:
@@ -380,7 +382,9 @@ def _read(data: object, decode: Callable[[Any], object]) -> Any:
         raise fault(msg) from None
 
 
-def _first_of(codecs: Sequence[_Codec]) -> _Codec:
+def _make_first_match_codec(codecs: Sequence[_Codec]) -> _Codec:
+    """Return a codec that tries several codecs in order."""
+
     def first(way: str) -> Callable[[Any], Any]:
         def convert(value: object) -> object:
             failures = []
@@ -397,44 +401,45 @@ def _first_of(codecs: Sequence[_Codec]) -> _Codec:
     return _Codec(first("encode"), first("decode"))
 
 
-def _or_none(codec: _Codec) -> _Codec:
+def _optional_codec(codec: _Codec) -> _Codec:
     encode, decode = codec.encode, codec.decode
     return _Codec(
         lambda value: None if value is None else encode(value), lambda data: None if data is None else decode(data)
     )
 
 
-def _decode_only(data: Mapping[str, object], member: str, codec: _Codec) -> object:
+def _decode_single_member(data: Mapping[str, object], member: str, codec: _Codec) -> object:
     if data.keys() != {"type", member}:
         msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
         raise fault(msg)
     try:
         return codec.decode(data[member])
     except DataError as error:
-        raise within(error, f".{member}") from None
+        raise prefix_path(error, f".{member}") from None
 
 
 # --- scalars, lists and objects --------------------------------------------------------------------------------------
 
 
-def _check_only(check: Callable[[Any], object]) -> _Codec:
+def _symmetric_codec(check: Callable[[Any], object]) -> _Codec:
+    """Return a codec that encodes and decodes with the same check."""
     return _Codec(check, check)
 
 
-def _frozen_scalar(kinds: tuple[type, ...], what: str) -> _Codec:
+def _scalar_codec(kinds: tuple[type, ...], what: str) -> _Codec:
     def check(value: object) -> Any:
         if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
             return freeze(value)
-        msg = f"expected {what}, not {shown(value)}"
+        msg = f"expected {what}, not {format_value(value)}"
         raise fault(msg)
 
-    return _check_only(check)
+    return _symmetric_codec(check)
 
 
 def _decimal_to_text(value: object) -> str:
     if isinstance(value, Decimal) and value.is_finite():
         return str(value)
-    msg = f"expected a finite decimal number, not {shown(value)}"
+    msg = f"expected a finite decimal number, not {format_value(value)}"
     raise fault(msg)
 
 
@@ -445,14 +450,14 @@ def _text_to_decimal(data: object) -> Decimal:
         value = Decimal("NaN")
     if value.is_finite():
         return value
-    msg = f"expected a decimal number as text, not {shown(data)}"
+    msg = f"expected a decimal number as text, not {format_value(data)}"
     raise fault(msg)
 
 
 def _bytes_to_text(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    msg = f"expected bytes, not {shown(value)}"
+    msg = f"expected bytes, not {format_value(value)}"
     raise fault(msg)
 
 
@@ -460,7 +465,7 @@ def _text_to_bytes(data: object) -> bytes:
     try:
         return base64.b64decode(data if isinstance(data, str) else "*", validate=True)
     except ValueError:
-        msg = f"expected base64 text, not {shown(data)}"
+        msg = f"expected base64 text, not {format_value(data)}"
         raise fault(msg) from None
 
 
@@ -477,67 +482,67 @@ def _freeze_json(value: object) -> JsonValue:
     return plain
 
 
-_TEXT = _frozen_scalar((str,), "text")
+_TEXT = _scalar_codec((str,), "text")
 _RAW = _Codec(lambda value: thaw(_freeze_json(value)), freeze)
 _SCALARS: dict[Any, _Codec] = {
     str: _TEXT,
-    int: _frozen_scalar((int,), "a whole number"),
-    float: _frozen_scalar((int, float), "a number"),
-    bool: _frozen_scalar((bool,), "true or false"),
+    int: _scalar_codec((int,), "a whole number"),
+    float: _scalar_codec((int, float), "a number"),
+    bool: _scalar_codec((bool,), "true or false"),
     Decimal: _Codec(_decimal_to_text, _text_to_decimal),
     bytes: _Codec(_bytes_to_text, _text_to_bytes),
     JsonDict: _Codec(lambda value: thaw(freeze_object(value)), freeze_object),
 }
 
 
-def _time_to_json(value: object) -> object:
+def _seconds_to_json(value: object) -> object:
     return "inf" if value == float("inf") else value if value is None else _SCALARS[float].encode(value)
 
 
-def _json_to_time(data: object) -> object:
+def _json_to_seconds(data: object) -> object:
     return float("inf") if data == "inf" else data if data is None else _SCALARS[float].decode(data)
 
 
-_ENDLESS = _Codec(_time_to_json, _json_to_time)
+_ENDLESS = _Codec(_seconds_to_json, _json_to_seconds)
 """Seconds without an end are a text: JSON has no number for them."""
 
 
-def _literal(values: tuple[object, ...], make: type[Enum] | None = None) -> _Codec:
+def _choice_codec(values: tuple[object, ...], make: type[Enum] | None = None) -> _Codec:
     """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
 
     def check(data: object) -> Any:
         if isinstance(data, str) and data in values:
             return make(data) if make else str.__str__(data)
-        msg = f"expected one of {list_names(map(str, values), data, quoted=True)}, not {shown(data)}"
+        msg = f"expected one of {list_names(map(str, values), data, quoted=True)}, not {format_value(data)}"
         raise fault(msg)
 
     return _Codec(lambda value: str.__str__(check(value)), check)
 
 
-def _sequence(item: _Codec) -> _Codec:
+def _sequence_codec(item: _Codec) -> _Codec:
     """Return the codec of a tuple of *item*."""
 
     def each(values: Iterable[Any], convert: Callable[[Any], Any]) -> list[Any]:
         if not isinstance(values, (list, tuple)):
-            msg = f"expected a list, not {shown(values)}"
+            msg = f"expected a list, not {format_value(values)}"
             raise fault(msg)
         done: list[object] = []
         try:
             for value in values:
                 done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
         except DataError as error:
-            raise within(error, f"[{len(done)}]") from None
+            raise prefix_path(error, f"[{len(done)}]") from None
         return done
 
     return _Codec(lambda values: each(values, item.encode), lambda data: tuple(each(data, item.decode)))
 
 
-def _mapping(item: _Codec) -> _Codec:
+def _mapping_codec(item: _Codec) -> _Codec:
     """Return the codec of an object whose members are *item*; ``type`` is a member like any other."""
 
     def each(values: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
         if not isinstance(values, Mapping):
-            msg = f"expected an object, not {shown(values)}"
+            msg = f"expected an object, not {format_value(values)}"
             raise fault(msg)
         done: dict[str, object] = {}
         for key, value in values.items():
@@ -545,7 +550,7 @@ def _mapping(item: _Codec) -> _Codec:
             try:
                 done[name] = convert(value)
             except DataError as error:
-                raise within(error, f".{name}") from None
+                raise prefix_path(error, f".{name}") from None
         return done
 
     return _Codec(lambda values: each(values, item.encode), lambda data: JsonDict(each(data, item.decode)))

@@ -1,5 +1,5 @@
 """
-What comes back from an effect: ``Value``, ``Failure`` or ``Stop``; for a ``Gather`` one of them per member.
+The outcomes of effects: ``Value``, ``Failure`` or ``Stop``; for a ``Gather`` one of them per member.
 
 ``at`` is milliseconds since the root run was created, stamped by the innermost live performer and read back from the
 record on replay. ``inputs`` are messages that were sent to the run meanwhile.
@@ -21,21 +21,6 @@ from stepengine.data.state import ChildResult
 from stepengine.data.usage import Spending, Usage
 from stepengine.errors import RaceLost, StepEngineError
 
-__all__ = (
-    "Begun",
-    "BodyEnd",
-    "Failure",
-    "Gathered",
-    "Outcome",
-    "SetOutput",
-    "Single",
-    "Stop",
-    "StopKind",
-    "Value",
-    "first_of",
-    "was_given_up",
-)
-
 
 @frozen
 class SetOutput:
@@ -47,7 +32,7 @@ class SetOutput:
 @frozen(kw_only=True, weakref_slot=False)
 class BodyEnd:
     """
-    What the body of a tool that yields leaves to its caller beside the result.
+    The outcome of a yielding tool's body for its caller, apart from the result.
 
     Attributes:
         spending: What the body and the children that it started spent.
@@ -101,9 +86,9 @@ class Failure:
 
 
 @frozen
-class Begun:
+class PartialUsage:
     """
-    What a model call had used that was stopped before it was done.
+    The usage of a model call that was stopped before it was done.
 
     Attributes:
         usage: Tokens, always a lower bound: what the provider had said, else what was streamed.
@@ -135,24 +120,29 @@ class Stop:
     error: BaseException | None = None
     questions: tuple[Question, ...] = ()
     child: ChildResult | None = None
-    begun: Begun | None = None
+    begun: PartialUsage | None = None
     body: BodyEnd | None = attrs.field(default=None, metadata={"stored": False})
 
 
 Single: TypeAlias = Value | Failure | Stop
 
 
+def make_stop_below(stop: Stop) -> Stop:
+    """Return the stop of the runs below a stopped run: its limit, or the reason of its cancellation, is its own."""
+    return Stop("cancelled") if stop.kind in {"cancelled", "limit"} else stop
+
+
 def was_given_up(outcome: Single) -> bool:
-    """Return whether a member of a race did not come to its own end: it lost, or was stopped."""
+    """Return whether a member of a race lost or was stopped, instead of ending by itself."""
     if isinstance(outcome, Value):
         value = outcome.value
         return isinstance(value, ChildResult | ToolResult) and value.status == "cancelled"
     return isinstance(outcome, Stop) or isinstance(getattr(outcome, "error", None), RaceLost)
 
 
-def first_of(outcomes: Sequence[Single]) -> int:
+def find_race_winner(outcomes: Sequence[Single]) -> int:
     """
-    Return which of the outcomes of a race has won it: the first by recorded time, and of several at one time the first in order.
+    Return the index of the winner of a race: of the members that ended by themselves, the first by recorded time, then by order.
 
     Who was really first is not asked, so that a replay, in which all come at once, finds the same.
     """

@@ -1,5 +1,5 @@
 """
-What can be seen of a program that the body of a tool runs, for whoever steps through a run; programs themselves stand elsewhere.
+Access to the program that a tool body runs, for debuggers.
 """
 
 from __future__ import annotations
@@ -8,45 +8,43 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ("KeepsVariables", "RunsProgram", "runs_in_sandbox", "set_in_sandbox")
 
-
-class RunsProgram(ABC):
-    """What a body has among its variables while it runs a program."""
+class RunningProgram(ABC):
+    """The object among a body's variables that describes its running program."""
 
     @property
     @abstractmethod
     def code(self) -> str:
-        """Its text."""
+        """The program's text."""
 
     @property
     @abstractmethod
     def line(self) -> int:
-        """The line that waits, from 1; 0 where it does not."""
+        """The waiting line, from 1; 0 if it does not wait."""
 
     @property
     def file(self) -> str:
-        """The file whose text it is; ``""`` for a program of a model."""
+        """The program's file; ``""`` for a program of a model."""
         return ""
 
     @abstractmethod
     def printed(self) -> str | None:
-        """Return what it has printed so far; ``None`` where there is no sandbox that says so."""
+        """Return its output so far, or ``None`` without a sandbox that reports it."""
 
 
-class KeepsVariables(ABC):
-    """What is kept of programs for a run, from one to the next."""
+class ProgramVariables(ABC):
+    """The variables that programs keep for a run from one to the next."""
 
     @abstractmethod
     def variables(self) -> Mapping[str, str]:
-        """Return what programs have left, by name, each as a text of at most a few hundred characters; none while one waits."""
+        """Return the variables that programs have left, by name, as shortened texts; none while a program waits."""
 
 
-def set_in_sandbox(handler: Callable[..., Any]) -> None:
-    """Take note that a handler is run by workers that stay with this process."""
+def mark_as_sandboxed(handler: Callable[..., Any]) -> None:
+    """Mark a handler as run by sandbox workers of this process."""
     handler.__dict__["is_in_sandbox"] = True
 
 
-def runs_in_sandbox(handler: Callable[..., Any] | None) -> bool:
-    """Return whether a handler runs in the sandbox, so that no forked process can go on with it."""
+def is_sandboxed(handler: Callable[..., Any] | None) -> bool:
+    """Return whether a handler runs in the sandbox, so that a forked process cannot continue it."""
     return getattr(handler, "is_in_sandbox", False) is True

@@ -6,8 +6,6 @@ import re
 from datetime import timedelta
 from typing import Final
 
-__all__ = ("IDEMPOTENCY_KEY_SECONDS", "format_age", "parse_age", "parse_size")
-
 AGE: Final = re.compile(r"([0-9]{1,9})([smhdw])")
 AGE_UNITS: Final = {
     "s": timedelta(seconds=1),

@@ -10,25 +10,11 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.functions import takes_one_argument
+from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
-from stepengine.data.messages import strings
-from stepengine.errors import DefinitionError
-
-__all__ = (
-    "MAX_QUESTIONS",
-    "REFUSED",
-    "Answer",
-    "AnswerLike",
-    "Decision",
-    "Interactor",
-    "Question",
-    "answer_problem",
-    "answered",
-    "checked_interactor",
-    "covering_rule",
-    "number_in",
-)
+from stepengine.data.messages import to_string_tuple
+from stepengine.data.origins import describe_origins
+from stepengine.errors import AnswerRejected, DefinitionError
 
 REMEMBERED = "remembered"
 """The ``by`` of an answer that an earlier one with ``remember`` gave."""
@@ -52,16 +38,16 @@ A run asks at most so many questions at once: a person can still go through the 
 """
 
 
-def _object_or_none(value: object) -> JsonDict | None:
+def _freeze_object_or_none(value: object) -> JsonDict | None:
     return None if value is None else freeze_object(value)
 
 
-def _objects(value: Iterable[object]) -> tuple[JsonDict, ...]:
+def _freeze_objects(value: Iterable[object]) -> tuple[JsonDict, ...]:
     return tuple([freeze_object(one) for one in value])
 
 
-def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
-    return tuple([str(o["label"] if isinstance(o, Mapping) and "label" in o else o) for o in strings(value)])
+def _to_option_texts(value: str | Iterable[Any]) -> tuple[str, ...]:
+    return tuple([str(o["label"] if isinstance(o, Mapping) and "label" in o else o) for o in to_string_tuple(value)])
 
 
 @frozen
@@ -91,25 +77,33 @@ class Question:
         number: Which numbers above 0 are answers beside the options: ``"whole"`` ones or ``"any"``; ``None`` for none. A limit that
             asks for more (``Limits(ask=True)``) has one; ``"yes"`` and ``"no"`` answer it, too.
         descriptions: What each of the options means, in their order; empty when nothing is said of them.
+        provenance: For a permission question of a rule about untrusted data, where each argument that matters comes from, as
+            ``stepengine.data.origins`` describes; and ``origins`` says in words.
     """
 
     id: str
     text: str
-    options: tuple[str, ...] = attrs.field(default=(), converter=_options)
+    options: tuple[str, ...] = attrs.field(default=(), converter=_to_option_texts)
     multi_select: bool = False
     tool_name: str | None = None
     details: JsonValue = attrs.field(default=None, converter=freeze)
     path: str = ""
     allow_text: bool = attrs.field(default=False, kw_only=True)
-    preview: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
-    remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
-    wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_objects, eq=False, kw_only=True)
-    descriptions: tuple[str, ...] = attrs.field(default=(), converter=strings, eq=False, kw_only=True)
+    preview: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, eq=False, kw_only=True)
+    remember: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, eq=False, kw_only=True)
+    wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_freeze_objects, eq=False, kw_only=True)
+    descriptions: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple, eq=False, kw_only=True)
     number: Literal["whole", "any"] | None = attrs.field(default=None, kw_only=True)
+    provenance: tuple[JsonDict, ...] = attrs.field(default=(), converter=_freeze_objects, eq=False, kw_only=True)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """A sentence for each argument in ``provenance``, those of untrusted values first."""
+        return describe_origins(self.provenance)
 
     @property
     def problem(self) -> str:
-        """Why the tool will refuse the call by itself, so that nobody is asked; ``""`` when it will not."""
+        """The reason why the tool will refuse the call anyway, so that no one is asked; ``""`` otherwise."""
         return "" if self.preview is None else str(self.preview.get("problem", ""))
 
 
@@ -135,11 +129,11 @@ class Answer:
         covers: With *remember*, the id of the rule to add: one of ``Question.wider``, or by default ``Question.remember``.
     """
 
-    selected: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    selected: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
     text: str = ""
     declined: bool = False
     remember: Literal["session", "always"] | None = None
-    edited_input: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    edited_input: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
     result: Any = attrs.field(default=ABSENT, kw_only=True)
     by: str = attrs.field(default="", kw_only=True)
     reason: str = attrs.field(default="", kw_only=True)
@@ -152,7 +146,7 @@ class Answer:
 
     @property
     def agrees(self) -> bool:
-        """Whether this is a yes to a permission question."""
+        """Whether it approves a permission question."""
         if self.declined or not self.value:
             return not self.declined and (self.remember is not None or self.edited_input is not None)
         return self.value.strip().lower() in YES
@@ -161,9 +155,9 @@ class Answer:
 AnswerLike: TypeAlias = "str | bool | Answer"
 
 
-def answered(value: AnswerLike, question: Question) -> Answer:
+def to_answer(value: AnswerLike, question: Question) -> Answer:
     """
-    Turn what a caller gave into an ``Answer`` to *question*.
+    Return a caller's value as the ``Answer`` to *question*.
 
     A bool is yes or no; a string is a choice, several of them with commas where several can be chosen, or a text.
     """
@@ -177,8 +171,8 @@ def answered(value: AnswerLike, question: Question) -> Answer:
 
 
 def answer_problem(value: AnswerLike, question: Question) -> str | None:
-    """Return why *value* is not an answer to *question*; ``None`` when it is one."""
-    answer = answered(value, question)
+    """Return the reason why *value* is not an answer to *question*, or ``None``."""
+    answer = to_answer(value, question)
     said, is_permission = f"the answer to {question.id!r}", question.tool_name is not None
     if answer.edited_input is not None and not (is_permission and answer.agrees):
         what = "refuses the call" if is_permission else "is to a question that is about no tool call"
@@ -196,15 +190,27 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return _number_problem(answer, question, said)
     if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    return f"{said} is {_cut(answer.text)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
+    return f"{said} is {_shorten(answer.text)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
 
 
-def _cut(text: str) -> str:
+def check_answer(value: AnswerLike, question: Question) -> Answer:
+    """
+    Return a caller's value as the ``Answer`` to *question*.
+
+    Raises:
+        AnswerRejected: when it is not an answer to it.
+    """
+    if problem := answer_problem(value, question):
+        raise AnswerRejected(problem)
+    return to_answer(value, question)
+
+
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
-def number_in(answer: Answer) -> Decimal | None:
-    """Return an answer as a number, from a millionth to a million millions; ``None`` when it is not one."""
+def parse_number_answer(answer: Answer) -> Decimal | None:
+    """Return an answer as a number from a millionth to a million millions, or ``None``."""
     text = answer.value.strip()
     if len(text) > MAX_NUMBER_CHARS:
         return None
@@ -216,7 +222,7 @@ def number_in(answer: Answer) -> Decimal | None:
 
 
 def _number_problem(answer: Answer, question: Question, said: str) -> str | None:
-    number = number_in(answer)
+    number = parse_number_answer(answer)
     if number is None:
         is_fine = answer.value.strip().lower() in (*YES, *NO)
     else:
@@ -224,51 +230,55 @@ def _number_problem(answer: Answer, question: Question, said: str) -> str | None
     if is_fine:
         return None
     what = "a whole number from 1" if question.number == "whole" else "a number above 0"
-    return (
-        f"{said} is {_cut(answer.value)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
-    )
+    return f"{said} is {_shorten(answer.value)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
 
 
 def _covers_problem(answer: Answer, question: Question) -> str | None:
-    """Return what is wrong with the rule that an answer names; a question that was read from a record offers none to look at."""
+    """Return the problem with the rule named in an answer; a question from a record offers no rules to check."""
     if not answer.covers:
         return None
     if answer.remember is None or not answer.agrees:
         return f"covers {answer.covers!r}, but it makes no rule; that takes a yes with remember='session' or 'always'"
-    if question.remember is None or covering_rule(question, answer.covers) is not None:
+    if question.remember is None or find_offered_rule(question, answer.covers) is not None:
         return None
-    offered = [str(rule["id"]) for rule in (question.remember, *question.wider)]
+    offered = [str(rule["id"]) for rule in offered_rules(question)]
     return f"covers {answer.covers!r}, which is not offered; offered are {offered}"
 
 
-def covering_rule(question: Question, covers: str = "") -> JsonDict | None:
-    """Return the rule of that id which a question offers, by default the narrowest; ``None`` when it offers none."""
+def find_offered_rule(question: Question, covers: str = "") -> JsonDict | None:
+    """Return the rule with this id that a question offers, by default the narrowest, or ``None``."""
     if not covers or question.remember is None:
         return question.remember
-    return next((rule for rule in (question.remember, *question.wider) if rule["id"] == covers), None)
+    return next((rule for rule in offered_rules(question) if rule["id"] == covers), None)
+
+
+def offered_rules(question: Question) -> tuple[JsonDict, ...]:
+    """Return the rules that an approval can add, the narrowest first."""
+    return () if question.remember is None else (question.remember, *question.wider)
 
 
 class Interactor(Protocol):
     """
     Somebody who can answer in process: any object with a method ``ask``.
 
-    It is asked one question at a time, permissions included. A plain ``ask`` runs in a thread of the engine's and may
-    block; an ``async def`` runs on the event loop. An answer is a string, a bool or an ``Answer``.
+    A plain ``ask`` runs in a thread of the engine's and may block; an ``async def`` runs on the event loop. Questions of calls
+    or children that run at the same time are asked at the same time; who can show only one holds a lock. An answer is a
+    string, a bool or an ``Answer``.
     """
 
     def ask(self, question: Question, /) -> AnswerLike | Awaitable[AnswerLike | None] | None:
-        """Return the answer to *question*, now or later; with ``None``, or when this raises, it stays open."""
+        """Return the answer to *question*, now or later; it stays open after ``None`` or an exception."""
 
 
-def checked_interactor(given: Any, where: str) -> Interactor | None:
+def validate_interactor(given: Any, where: str) -> Interactor | None:
     """
-    Return *given*, which may be ``None``.
+    Return *given* if it is an interactor or ``None``; else raise.
 
     Raises:
         DefinitionError: when it is nobody who can be asked; the message names *where* it was given.
     """
     ask = getattr(given, "ask", None)
-    if given is None or (callable(ask) and takes_one_argument(ask) and not isinstance(given, type)):
+    if given is None or (callable(ask) and accepts_one_argument(ask) and not isinstance(given, type)):
         interactor: Interactor | None = given
         return interactor
     hint = "; pass an instance, not the class" if isinstance(given, type) and callable(ask) else ""
@@ -293,14 +303,16 @@ class Decision:
         options: For an ask, the choices; ``yes`` and ``no`` by default.
         remember: For an ask, the rule that keeps such calls from being asked about again; see ``Question.remember``.
         wider: For an ask, rules that allow more than that; see ``Question.wider``.
+        provenance: For an ask, where its arguments come from; see ``Question.provenance``.
     """
 
     kind: Literal["allow", "deny", "ask"]
     message: str = ""
     rule_id: str | None = None
-    options: tuple[str, ...] = attrs.field(default=("yes", "no"), converter=_options)
-    remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
-    wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_objects, kw_only=True)
+    options: tuple[str, ...] = attrs.field(default=("yes", "no"), converter=_to_option_texts)
+    remember: JsonDict | None = attrs.field(default=None, converter=_freeze_object_or_none, kw_only=True)
+    wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_freeze_objects, kw_only=True)
+    provenance: tuple[JsonDict, ...] = attrs.field(default=(), converter=_freeze_objects, kw_only=True)
 
     @classmethod
     def allow(cls, *, rule_id: str | None = None) -> Decision:

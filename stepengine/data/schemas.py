@@ -12,8 +12,6 @@ from typing import Any
 
 from stepengine.errors import DataError
 
-__all__ = ("DEFINITIONS", "NAMED_SCHEMAS", "SCHEMAS", "check_references", "nest_schema", "schemas_below")
-
 ESCAPED_BYTE = re.compile(rb"%([0-9A-Fa-f]{2})")
 DEFINITIONS = ("$defs", "definitions")
 """Keywords below which a schema keeps the schemas that references name."""
@@ -29,7 +27,7 @@ SCHEMAS = frozenset(
 """Keywords of JSON Schema whose value is a schema, or a list of schemas. The value of any other keyword is data."""
 
 
-def schemas_below(word: str, value: object, at: str) -> Iterator[tuple[object, str]]:
+def find_subschemas(word: str, value: object, at: str) -> Iterator[tuple[object, str]]:
     """Yield each schema directly below the keyword *word* of the schema at pointer *at*, with its own pointer."""
     if word in NAMED_SCHEMAS and isinstance(value, Mapping):
         for name, one in value.items():
@@ -50,28 +48,32 @@ def nest_schema(schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], d
         The schema of the property, and the definitions that belong at the top of the object schema. References keep
         their targets.
     """
-    inner: dict[str, Any] = _rebase(schema, f"#/properties/{name}")
+    inner: dict[str, Any] = _rebase_references(schema, f"#/properties/{name}")
     return inner, {word: inner.pop(word) for word in DEFINITIONS if word in inner}
 
 
-def _rebase(schema: Any, prefix: str) -> Any:
+def _rebase_references(schema: Any, prefix: str) -> Any:
     """Return *schema* with *prefix* before each reference that is a pointer, except those to definitions."""
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = {}
     for word, value in schema.items():
         if word == "$ref" and isinstance(value, str):
-            made[word] = prefix + value[1:] if _moves(value) else value
+            made[word] = prefix + value[1:] if _needs_rebase(value) else value
         elif word in NAMED_SCHEMAS and isinstance(value, Mapping):
-            made[word] = {name: _rebase(one, prefix) for name, one in value.items()}
+            made[word] = {name: _rebase_references(one, prefix) for name, one in value.items()}
         elif word in SCHEMAS:
-            made[word] = [_rebase(one, prefix) for one in value] if isinstance(value, list) else _rebase(value, prefix)
+            made[word] = (
+                [_rebase_references(one, prefix) for one in value]
+                if isinstance(value, list)
+                else _rebase_references(value, prefix)
+            )
         else:
             made[word] = value
     return made
 
 
-def _moves(reference: str) -> bool:
+def _needs_rebase(reference: str) -> bool:
     is_pointer = reference == "#" or reference.startswith("#/")
     return is_pointer and not reference.startswith(tuple([f"#/{word}/" for word in DEFINITIONS]))
 
@@ -95,15 +97,15 @@ def check_references(where: str, schema: Mapping[str, Any]) -> None:
             one, at = left.pop()
             if isinstance(one, Mapping) and id(one) not in seen:
                 seen.add(id(one))
-                _note_names(one, at, anchors, references)
+                _collect_references(one, at, anchors, references)
                 for word, value in one.items():
-                    left.extend(schemas_below(word, value, at))
+                    left.extend(find_subschemas(word, value, at))
         new = [reference for reference in references if reference not in found and reference not in anchors]
         if not new:
             return
         # A target may be below a keyword that is no keyword of JSON Schema, where nothing was looked at yet.
         for reference in new:
-            target = _target_of(schema, reference)
+            target = _find_target(schema, reference)
             if target is None:
                 msg = (
                     f"{where} at {references[reference]}: the reference {reference!r} does not exist; "
@@ -114,7 +116,7 @@ def check_references(where: str, schema: Mapping[str, Any]) -> None:
             left.append((target, reference))
 
 
-def _note_names(schema: Mapping[str, Any], at: str, anchors: set[str], references: dict[str, str]) -> None:
+def _collect_references(schema: Mapping[str, Any], at: str, anchors: set[str], references: dict[str, str]) -> None:
     if isinstance(schema.get("$ref"), str):
         references.setdefault(schema["$ref"], f"{at}/$ref")
     if isinstance(schema.get("$anchor"), str):
@@ -122,12 +124,12 @@ def _note_names(schema: Mapping[str, Any], at: str, anchors: set[str], reference
 
 
 def _decode_percents(reference: str) -> str:
-    """Return *reference* with its percent-encoded bytes decoded; the package may not import urllib."""
+    """Return *reference* with percent-encoded bytes decoded; the package may not import urllib."""
     return ESCAPED_BYTE.sub(lambda found: bytes([int(found[1], 16)]), reference.encode()).decode(errors="replace")
 
 
-def _target_of(schema: Mapping[str, Any], reference: str) -> object:
-    """Return the schema at a pointer; ``None`` when there is none."""
+def _find_target(schema: Mapping[str, Any], reference: str) -> object:
+    """Return the schema at a pointer, or ``None``."""
     for pointer in (reference, _decode_percents(reference)):
         if pointer != "#" and not pointer.startswith("#/"):
             continue

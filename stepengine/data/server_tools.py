@@ -12,35 +12,33 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.data.checks import COUNT, Fine, fine, or_none
+from stepengine.data.checks import COUNT, FieldCheck, allow_none, make_validator
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import strings
+from stepengine.data.messages import to_string_tuple
 from stepengine.errors import DefinitionError
-
-__all__ = ("CodeExecution", "FileSearch", "Programs", "ServerTool", "UrlContext", "WebSearch")
 
 PLACE = ("city", "country", "region", "timezone")
 
 
-def _texts(value: str | Sequence[str]) -> Any:
-    return strings(value) if isinstance(value, str | list | tuple) else value
+def _to_texts(value: str | Sequence[str]) -> Any:
+    return to_string_tuple(value) if isinstance(value, str | list | tuple) else value
 
 
-def _place(value: Mapping[str, object] | None) -> JsonDict | None:
+def _freeze_location(value: Mapping[str, object] | None) -> JsonDict | None:
     return None if value is None else freeze_object(value, "location")
 
 
-def _is_texts(value: object) -> bool:
+def _is_text_tuple(value: object) -> bool:
     return isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)
 
 
-def _is_place(value: Any) -> bool:
+def _is_location(value: Any) -> bool:
     return all(name in PLACE and isinstance(text, str) for name, text in value.items())
 
 
-TEXTS = Fine(_is_texts, "a text or a list of texts")
-SOME = Fine(lambda value: _is_texts(value) and bool(value), "a text or a list of texts, at least one")
-LOCATION = Fine(_is_place, "texts under 'city', 'country', 'region' and 'timezone'")
+TEXTS = FieldCheck(_is_text_tuple, "a text or a list of texts")
+SOME = FieldCheck(lambda value: _is_text_tuple(value) and bool(value), "a text or a list of texts, at least one")
+LOCATION = FieldCheck(_is_location, "texts under 'city', 'country', 'region' and 'timezone'")
 
 
 @frozen(kw_only=True)
@@ -58,10 +56,12 @@ class WebSearch:
         DefinitionError: for a value of another kind.
     """
 
-    max_uses: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)))
-    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
-    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
-    location: JsonDict | None = attrs.field(default=None, converter=_place, validator=fine(or_none(LOCATION)))
+    max_uses: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)))
+    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
+    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
+    location: JsonDict | None = attrs.field(
+        default=None, converter=_freeze_location, validator=make_validator(allow_none(LOCATION))
+    )
 
 
 @frozen(kw_only=True)
@@ -78,9 +78,9 @@ class UrlContext:
         DefinitionError: for a value of another kind.
     """
 
-    max_uses: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)))
-    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
-    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
+    max_uses: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)))
+    allowed_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
+    blocked_domains: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
 
 
 @frozen(kw_only=True)
@@ -95,7 +95,7 @@ class CodeExecution:
         DefinitionError: for a value of another kind.
     """
 
-    files: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS))
+    files: tuple[str, ...] = attrs.field(default=(), converter=_to_texts, validator=make_validator(TEXTS))
 
 
 @frozen
@@ -111,8 +111,8 @@ class FileSearch:
         DefinitionError: for a value of another kind.
     """
 
-    stores: tuple[str, ...] = attrs.field(converter=_texts, validator=fine(SOME))
-    max_results: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)), kw_only=True)
+    stores: tuple[str, ...] = attrs.field(converter=_to_texts, validator=make_validator(SOME))
+    max_results: int | None = attrs.field(default=None, validator=make_validator(allow_none(COUNT)), kw_only=True)
 
 
 @frozen
@@ -130,8 +130,10 @@ class Programs:
         DefinitionError: for a value of another kind, and for a name in *direct* that is not in *tools*.
     """
 
-    tools: tuple[str, ...] = attrs.field(converter=_texts, validator=fine(SOME))
-    direct: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS), kw_only=True)
+    tools: tuple[str, ...] = attrs.field(converter=_to_texts, validator=make_validator(SOME))
+    direct: tuple[str, ...] = attrs.field(
+        default=(), converter=_to_texts, validator=make_validator(TEXTS), kw_only=True
+    )
 
     def __attrs_post_init__(self) -> None:
         if strange := [name for name in self.direct if name not in self.tools]:

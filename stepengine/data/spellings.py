@@ -1,5 +1,5 @@
 """
-How a text is spelled in whatever encodes it: regular expressions that find a known text in addresses, JSON, HTML and source.
+Regular expressions that find a known text in addresses, JSON, HTML and source, however it is encoded.
 
 Encoders agree on letters and digits and differ in the signs that they escape. So a text is not encoded in all ways that are
 known, which would be a list without an end: each sign is matched in every spelling that it can have. A slash is written
@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, cached_property
 
 from attrs import frozen
-
-__all__ = ("Spelling", "cut_off", "spellings_of")
 
 RUNS = re.compile(r"\\+|'+|\"+|[\s\S]")
 FIXED_RUN = re.compile(r"[A-Za-z0-9]+")
@@ -72,32 +70,36 @@ class Spelling:
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
-        """One expression for each sign, in order."""
+        """A regular expression for each sign, in order."""
         runs = RUNS.findall(self.text)
         inside = range(1, len(runs) - 1)
-        return tuple([_sign(run, is_base64=self.is_base64, is_inside=at in inside) for at, run in enumerate(runs)])
+        return tuple(
+            [_make_sign_pattern(run, is_base64=self.is_base64, is_inside=at in inside) for at, run in enumerate(runs)]
+        )
 
     @cached_property
     def pattern(self) -> str:
-        """The expression for all of it."""
+        """The regular expression for the whole text."""
         return "".join(self.parts)
 
     @cached_property
     def unfinished(self) -> re.Pattern[str]:
-        """The expression for a beginning of it at the end of a text; the last sign may be cut, too."""
+        """The regular expression for a start of the text at the end of another; its last sign may be cut, too."""
         rest = len(self.parts) - HEAD_SIGNS
         return re.compile(
-            cut_off(self.parts[:HEAD_SIGNS], rf"[\s\S]{{0,{rest * MAX_SIGN_CHARS}}}\Z" if rest > 0 else r"\Z")
+            make_truncated_pattern(
+                self.parts[:HEAD_SIGNS], rf"[\s\S]{{0,{rest * MAX_SIGN_CHARS}}}\Z" if rest > 0 else r"\Z"
+            )
         )
 
     @property
     def longest(self) -> int:
-        """How many characters it has at most."""
+        """The maximum number of characters of a match."""
         return len(self.text) * MAX_SIGN_CHARS
 
 
 def spellings_of(value: str, name: str) -> Iterator[Spelling]:
-    """Return what to look for to find *value* as it is, in base64, and inside of something longer in base64."""
+    """Yield the spellings of *value*: as it is, in base64, and inside of longer base64."""
     data = value.encode(errors="replace")
     yield Spelling(value, name)
     yield Spelling(base64.b64encode(data).decode(), name, is_base64=True)
@@ -107,8 +109,8 @@ def spellings_of(value: str, name: str) -> Iterator[Spelling]:
         yield Spelling(inside.decode(), name, is_base64=True)
 
 
-def cut_off(parts: Sequence[str], end: str) -> str:
-    """Return the expression for *parts* and *end* that also matches where the end of the text cuts them."""
+def make_truncated_pattern(parts: Sequence[str], end: str) -> str:
+    """Return an expression for *parts* and *end* that also matches where the text's end cuts them off."""
     made = end
     for number, part in reversed([*enumerate(parts)]):
         after = rf"(?:{made}|\Z)" if number < len(parts) - 1 or end else ""
@@ -117,9 +119,9 @@ def cut_off(parts: Sequence[str], end: str) -> str:
 
 
 @cache
-def _sign(run: str, *, is_base64: bool, is_inside: bool) -> str:
+def _make_sign_pattern(run: str, *, is_base64: bool, is_inside: bool) -> str:
     """
-    Return the expression for one sign, or for a run of backslashes or quotes, in every spelling.
+    Return the expression for one sign, or a run of backslashes or quotes, in every spelling.
 
     Only *is_inside* of a text do more quotes stand for one: those at an end may be quotes around it.
     """
@@ -139,31 +141,36 @@ def _sign(run: str, *, is_base64: bool, is_inside: bool) -> str:
     coded = [rf"(?:{CODED_BACKSLASH}{{1,3}}{re.escape(sign)}){{{count}}}"]
     if sign == "\\":
         coded = [rf"{CODED_BACKSLASH}{{{count},{count * 8}}}"]
-    ways = [*(f"(?:{way}){{{count}}}" if count > 1 else way for way in _escapes(sign)), plain, *coded, *other]
+    ways = [
+        *(f"(?:{way}){{{count}}}" if count > 1 else way for way in _make_escaped_patterns(sign)),
+        plain,
+        *coded,
+        *other,
+    ]
     return f"(?:{'|'.join(ways)})"
 
 
-def _escapes(sign: str) -> Iterable[str]:
+def _make_escaped_patterns(sign: str) -> Iterable[str]:
     data = sign.encode(errors="surrogatepass")
     # Backslashes before a backslash could be shared out in very many ways, and a search would try them all.
     slashes = rf"\\{{1,{MAX_BACKSLASHES}}}" if sign == "\\" else SLASHES
     before = "" if sign == "\\" else f"{SLASHES}?"
-    yield before + "".join([f"%(?:25){NESTED}{_hex(byte, 2)}" for byte in data])
+    yield before + "".join([f"%(?:25){NESTED}{_hex_pattern(byte, 2)}" for byte in data])
     code = ord(sign)
     units = sign.encode("utf-16-be", errors="surrogatepass")
-    yield "".join([f"{slashes}u{_hex(units[at] << 8 | units[at + 1], 4)}" for at in range(0, len(units), 2)])
-    yield rf"{slashes}(?:U{_hex(code, 8)}|u\{{0{{0,4}}{_hex(code, 1)}\}})"
+    yield "".join([f"{slashes}u{_hex_pattern(units[at] << 8 | units[at + 1], 4)}" for at in range(0, len(units), 2)])
+    yield rf"{slashes}(?:U{_hex_pattern(code, 8)}|u\{{0{{0,4}}{_hex_pattern(code, 1)}\}})"
     if code < 256:  # noqa: PLR2004 - a byte
-        yield f"{slashes}x{_hex(code, 2)}"
+        yield f"{slashes}x{_hex_pattern(code, 2)}"
     yield "".join([f"{slashes}{byte:03o}" for byte in data])
     if len(data) > 1:
-        yield "".join([f"{slashes}x{_hex(byte, 2)}" for byte in data])
+        yield "".join([f"{slashes}x{_hex_pattern(byte, 2)}" for byte in data])
         if code < 256:  # noqa: PLR2004 - a byte
-            yield f"%{_hex(code, 2)}"  # of an address in Latin-1
+            yield f"%{_hex_pattern(code, 2)}"  # of an address in Latin-1
     if sign in ESCAPED_BY_LETTER:
         yield slashes + ESCAPED_BY_LETTER[sign]
-    names = "".join([f"|{name.removesuffix(';')}" for name in _html_names().get(sign, ())])
-    number = f"{HASH}(?:0{{0,7}}{code}|[xX]0{{0,7}}{_hex(code, 1)})"
+    names = "".join([f"|{name.removesuffix(';')}" for name in _html_entity_names().get(sign, ())])
+    number = f"{HASH}(?:0{{0,7}}{code}|[xX]0{{0,7}}{_hex_pattern(code, 1)})"
     yield f"{before}{AMPERSAND}(?:amp{SEMICOLON}){NESTED}(?:{number}{names}){SEMICOLON}"
     if sign == "'":
         yield QUOTE_OF_SHELL
@@ -171,12 +178,12 @@ def _escapes(sign: str) -> Iterable[str]:
         yield r"\+"
 
 
-def _hex(number: int, digits: int) -> str:
+def _hex_pattern(number: int, digits: int) -> str:
     return "".join([d if d.isdigit() else f"[{d}{d.upper()}]" for d in f"{number:0{digits}x}"])
 
 
 @cache
-def _html_names() -> dict[str, list[str]]:
+def _html_entity_names() -> dict[str, list[str]]:
     from html.entities import html5  # noqa: PLC0415 - only a known secret needs it
 
     names: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""``AgentState``: everything that a run is, as one value; and what a run ends with."""
+"""``AgentState``: the whole state of a run as one value; and the results of runs."""
 
 from __future__ import annotations
 
@@ -17,48 +17,33 @@ from typing_extensions import TypeVar
 
 from stepengine.data.estimate import Measured, estimate_tokens, tool_tokens, transcript_tokens
 from stepengine.data.json import JsonDict, freeze, freeze_object
-from stepengine.data.messages import AssistantMessage, Message, ToolCallLog, ToolMessage, UserMessage, tuple_of
+from stepengine.data.messages import AssistantMessage, Message, ToolCallLog, ToolMessage, UserMessage, to_tuple
 from stepengine.data.models import StopReason
 from stepengine.data.object_codec import ObjectCodec, StoredType
+from stepengine.data.provenance import Trust
 from stepengine.data.questions import Question
 from stepengine.data.stored_values import VALUE_TYPES
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage
-from stepengine.data.waiting import ChildRef, Waits
+from stepengine.data.waits import ChildRef, Waits
 from stepengine.data.wire import read_history
 from stepengine.errors import AgentError, ChildError, DataError, StepEngineError
-
-__all__ = (
-    "STATE_TYPES",
-    "AgentState",
-    "Bill",
-    "ChildResult",
-    "Ended",
-    "RunInfo",
-    "RunPhase",
-    "RunResult",
-    "RunStatus",
-    "Waited",
-    "no_longer_waiting",
-    "prompt_tokens",
-    "suspended_at",
-)
 
 OWN_CALL_ID = re.compile(r"c([0-9]{1,9})")
 
 
-def _specs(value: Mapping[str, ToolSpec]) -> JsonDict:
+def _freeze_specs(value: Mapping[str, ToolSpec]) -> JsonDict:
     return value if isinstance(value, JsonDict) else JsonDict(value)
 
 
-def _record(self: Any) -> Transcript:
+def _default_view(self: Any) -> Transcript:
     record: Transcript = self.message_history
     return record
 
 
-def _output(value: Any) -> Any:
-    """Return an output as a state holds it: JSON, or the pydantic model of the agent's ``output_schema``."""
+def _freeze_output(value: Any) -> Any:
+    """Return an output as a state holds it: frozen JSON, or the pydantic model of the agent's ``output_schema``."""
     return value if hasattr(type(value), "model_dump") else freeze(value)
 
 
@@ -98,23 +83,23 @@ class AgentState:
     run_id: str = ""
     agent_id: str = ""
     parent_id: str | None = None
-    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
-    child_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
+    child_run_ids: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
     message_history: Transcript = attrs.field(factory=Transcript)
-    view: Transcript = attrs.field(default=attrs.Factory(_record, takes_self=True))
+    view: Transcript = attrs.field(default=attrs.Factory(_default_view, takes_self=True))
     system_prompt: str = ""
-    tool_definitions: Mapping[str, ToolSpec] = attrs.field(factory=JsonDict, converter=_specs)
-    output: Any = attrs.field(default=None, converter=_output)
+    tool_definitions: Mapping[str, ToolSpec] = attrs.field(default=JsonDict(), converter=_freeze_specs)
+    output: Any = attrs.field(default=None, converter=_freeze_output)
     steps_remaining: int = 0
     step_index: int = 0
     usage: Usage = Usage()
     cost: Decimal | None = Decimal(0)
     credits_used: float = 0
-    context: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
-    pending: tuple[Question, ...] = attrs.field(default=(), converter=tuple_of)
+    context: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
+    pending: tuple[Question, ...] = attrs.field(default=(), converter=to_tuple)
     next_call: int = 1
     id_prefix: str = "c"
-    left_out: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
+    left_out: tuple[Message, ...] = attrs.field(default=(), converter=to_tuple)
     handed_to: str | None = None
 
     @property
@@ -126,7 +111,7 @@ class AgentState:
     @classmethod
     def from_messages(cls, messages: Iterable[Message], **fields: Any) -> AgentState:
         """
-        Return a state that holds a history, to be passed as ``previous=``.
+        Return a state with a history, for ``previous=``.
 
         Raises:
             TranscriptError: when calls and results do not pair.
@@ -139,7 +124,7 @@ class AgentState:
     @classmethod
     def from_dicts(cls, messages: Iterable[object], **fields: object) -> AgentState:
         """
-        Return a state that holds a history in the ``{"role", "content"}`` form; system messages become its system prompt.
+        Return a state with a history in the ``{"role", "content"}`` form; system messages become its system prompt.
 
         Raises:
             DataError: when a message cannot be read.
@@ -150,7 +135,7 @@ class AgentState:
 
     def to_json(self) -> dict[str, Any]:
         """
-        Return this state as a JSON object, fit for ``json.dumps``; ``from_json`` reads it again.
+        Return this state as a JSON object for ``json.dumps``; ``from_json`` reads it.
 
         The whole conversation is in it as it was said, secrets included: keep it where the conversation may be kept.
 
@@ -162,7 +147,7 @@ class AgentState:
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> AgentState:
         """
-        Return the state that ``to_json`` made *data* of, to be passed as ``previous=``.
+        Return the state in *data*, as stored by ``to_json``, for ``previous=``.
 
         Raises:
             DataError: for what is no such object, or was made by a newer version; it names the place.
@@ -192,9 +177,9 @@ def _state_codec() -> ObjectCodec:
     return ObjectCodec((*VALUE_TYPES, *STATE_TYPES))
 
 
-def suspended_at(record: Sequence[Message]) -> int | None:
+def find_suspended_reply(record: Sequence[Message]) -> int | None:
     """
-    Return where the reply stands whose calls wait for an answer; ``None`` when the last step of *record* is finished.
+    Return the index of the reply whose calls wait for an answer, or ``None`` if the last step of *record* is finished.
 
     Only people may have said something after it.
     """
@@ -210,7 +195,7 @@ def suspended_at(record: Sequence[Message]) -> int | None:
 
 def prompt_tokens(state: AgentState, measured: Measured | None) -> int:
     """
-    Return how large the next prompt of a run is in tokens.
+    Return the size of a run's next prompt in tokens.
 
     What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt was
     rewritten since, all of it is estimated.
@@ -234,7 +219,7 @@ class RunStatus(StrEnum):
 
 
 class RunPhase(StrEnum):
-    """What a run is doing."""
+    """The current activity of a run."""
 
     IDLE = "idle"
     CALLING_MODEL = "calling_model"
@@ -261,10 +246,10 @@ class RunInfo:
 
     session_id: str | None = None
     user_id: str | None = None
-    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    metadata: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
 
 
-class Bill:
+class SpendingMixin:
     """What a run spent, under the same names for its caller and for its parent."""
 
     __slots__ = ()
@@ -307,7 +292,7 @@ class Bill:
 
 
 @frozen(kw_only=True)
-class ChildResult(Bill, Generic[Out]):
+class ChildResult(SpendingMixin, Generic[Out]):
     """
     How a child run ended, as its parent sees it.
 
@@ -322,6 +307,7 @@ class ChildResult(Bill, Generic[Out]):
         spending: What it and its own children spent; ``usage``, ``cost`` and the others are those of ``RunResult``.
         questions: Its open questions when it is suspended.
         left: Of an inline child, the state that it leaves to its parent; never stored.
+        trust: ``"trusted"`` where the output can hold no text of third parties, in a run whose policy follows data.
     """
 
     agent_id: str
@@ -331,8 +317,9 @@ class ChildResult(Bill, Generic[Out]):
     text: str = ""
     error: StepEngineError | None = None
     spending: Spending = Spending()
-    questions: tuple[Question, ...] = attrs.field(default=(), converter=tuple_of)
+    questions: tuple[Question, ...] = attrs.field(default=(), converter=to_tuple)
     left: AgentState | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
+    trust: Trust = attrs.field(default="untrusted", kw_only=True)
 
     @property
     def is_error(self) -> bool:
@@ -341,7 +328,7 @@ class ChildResult(Bill, Generic[Out]):
 
     @property
     def why(self) -> str:
-        """Why it did not complete, when more is known of that than its status; else ``""``."""
+        """The reason why it did not complete, if more is known than its status; else ``""``."""
         if self.error is not None:
             return self.error.message
         return "its last reply was cut off at the output limit" if self.status is RunStatus.TRUNCATED else ""
@@ -374,7 +361,7 @@ class Waited(Generic[Out]):
     open: tuple[ChildRef[Out], ...] = ()
 
     def __getitem__(self, ref: ChildRef[Out]) -> ChildResult[Out]:
-        """Return how the child of *ref* ended; raises ``AgentError`` for one that is not among them."""
+        """Return the result of the child of *ref*; raises ``AgentError`` if it is not among them."""
         for child in self.done:
             if child.run_id == ref.id:
                 return child
@@ -386,15 +373,15 @@ class Waited(Generic[Out]):
         return isinstance(ref, ChildRef) and any(child.run_id == ref.id for child in self.done)
 
 
-def no_longer_waiting(child: ChildResult[Out]) -> ChildResult[Out]:
-    """Return how a child ended with which nobody goes on any more: one that was suspended is cancelled, and asks nothing."""
+def cancel_suspended(child: ChildResult[Out]) -> ChildResult[Out]:
+    """Return a child's result with a suspension turned into a cancellation without questions."""
     if child.status is not RunStatus.SUSPENDED:
         return child
     return attrs.evolve(child, status=RunStatus.CANCELLED, questions=())
 
 
 @frozen(kw_only=True, weakref_slot=False)
-class Ended(Bill, Generic[Out]):
+class EndedRun(SpendingMixin, Generic[Out]):
     """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
 
     status: RunStatus
@@ -411,7 +398,7 @@ class Ended(Bill, Generic[Out]):
 
 
 @frozen(kw_only=True)
-class RunResult(Ended[Out]):
+class RunResult(EndedRun[Out]):
     """
     How a run ended, for the caller.
 
@@ -449,14 +436,14 @@ class RunResult(Ended[Out]):
     session_saved: bool | None = None
 
     def __repr__(self) -> str:
-        """Return one line: ``asyncio`` formats what a task returned, however long a history is."""
+        """Return one line, since ``asyncio`` formats the results of tasks, however long the history is."""
         error = "" if self.error is None else f", error {type(self.error).__name__}: {reprlib.repr(str(self.error))}"
         what = f"{self.status.value}, output {reprlib.repr(self.output)}{error}"
         return f"<RunResult of {self.state.agent_id!r}: {what}, {len(self.state.message_history)} messages>"
 
     @property
     def wakes_at(self) -> datetime | None:
-        """When a suspended run goes on by itself, if ``resume`` is called then: the first of the times that it waits for."""
+        """The earliest wake time of a suspended run, at which ``resume`` continues it; ``None`` without one."""
         return min([one.wakes_at for one in self.waits_for if one.wakes_at is not None], default=None)
 
     def unwrap(self) -> Out:

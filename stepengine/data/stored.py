@@ -25,12 +25,10 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.object_codec import StoredType
-from stepengine.data.outcomes import Begun, Failure, Gathered, Stop, Value
+from stepengine.data.outcomes import Failure, Gathered, PartialUsage, Stop, Value
 from stepengine.data.state import STATE_TYPES, ChildResult
 from stepengine.data.stored_values import VALUE_TYPES
-from stepengine.data.waiting import Awaited, ChildRef, Received
-
-__all__ = ("STORED_TYPES",)
+from stepengine.data.waits import Awaited, ChildRef, Received
 
 STORED_TYPES: tuple[StoredType, ...] = (
     *VALUE_TYPES,
@@ -53,19 +51,19 @@ STORED_TYPES: tuple[StoredType, ...] = (
     ),
     StoredType("reply_done", ReplyDone, "reply"),
     StoredType("text_chunk", TextChunk, "text"),
-    StoredType("thinking_settings", Thinking, "mode budget_tokens effort show", make=Thinking.of_stored),
+    StoredType("thinking_settings", Thinking, "mode budget_tokens effort show", make=Thinking.from_stored),
     StoredType("thinking_chunk", ThinkingChunk, "text"),
     StoredType("tool_call_chunk", ToolCallChunk, "index text"),
     StoredType("tool_call_ended", ToolCallEnded, "index"),
     StoredType("tool_call_started", ToolCallStarted, "index tool_name"),
     # outcomes
-    StoredType("partial_usage", Begun, "usage cost"),
+    StoredType("partial_usage", PartialUsage, "usage cost"),
     StoredType("failure", Failure, "error at inputs"),
     StoredType("gathered", Gathered, "outcomes"),
     StoredType("stop", Stop, "kind at error questions child begun"),
     StoredType("value", Value, "value at inputs"),
     # state
-    StoredType("child_result", ChildResult, "agent_id run_id status output text error spending questions"),
+    StoredType("child_result", ChildResult, "agent_id run_id status output text error spending questions trust"),
     # waiting
     StoredType("wait_result", Awaited, "done open"),
     StoredType("child_ref", ChildRef, "id agent_id path"),

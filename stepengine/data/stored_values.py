@@ -6,7 +6,7 @@ These classes refer to no transcript and to no state. So a transcript and a stat
 
 from __future__ import annotations
 
-from stepengine.data.limits import Limits
+from stepengine.data.limits import NAMES, Limits
 from stepengine.data.messages import (
     AssistantMessage,
     CitationPart,
@@ -72,17 +72,9 @@ from stepengine.errors import (
     WorkspaceLost,
 )
 
-__all__ = ("VALUE_TYPES",)
-
 VALUE_TYPES: tuple[StoredType, ...] = (
     # limits
-    StoredType(
-        "limits",
-        Limits,
-        "max_steps max_actions max_tokens max_cost_usd allow_unpriced max_seconds max_depth max_total_children "
-        "max_children max_concurrent_children max_concurrent_tools max_identical_calls max_denials ask on_max_steps "
-        "max_wait_seconds",
-    ),
+    StoredType("limits", Limits, " ".join(NAMES)),
     # messages
     StoredType("assistant_message", AssistantMessage, "content tags ttl"),
     StoredType("citation", CitationPart, "url title quote said source"),
@@ -96,21 +88,22 @@ VALUE_TYPES: tuple[StoredType, ...] = (
     StoredType("thinking", ThinkingPart, "text provider_data"),
     StoredType("tool_call_log", ToolCallLog, "tool_name input result step duration_ms tool_call_id source"),
     StoredType("tool_call", ToolCallPart, "tool_call_id tool_name input raw_input input_error provider_data"),
-    StoredType("tool_message", ToolMessage, "tool_call_id tool_name content status"),
+    StoredType("tool_message", ToolMessage, "tool_call_id tool_name content status trust"),
     StoredType("tool_reference", ToolReferencePart, "tool_name"),
     StoredType(
         "tool_result",
         ToolResult,
-        "content status tool_name tool_call_id credits_used side_effects change structured usage cost",
+        "content status tool_name tool_call_id credits_used side_effects change structured usage cost trust",
     ),
     StoredType("user_message", UserMessage, "content tags ttl"),
     # questions
     StoredType("answer", Answer, "selected text declined remember edited_input result by reason covers"),
-    StoredType("decision", Decision, "kind message rule_id options remember wider"),
+    StoredType("decision", Decision, "kind message rule_id options remember wider provenance"),
     StoredType(
         "question",
         Question,
-        "id text options multi_select tool_name details path allow_text preview remember wider descriptions number",
+        "id text options multi_select tool_name details path allow_text preview remember wider descriptions number "
+        "provenance",
     ),
     # server_tools
     StoredType("code_execution", CodeExecution, "files"),
@@ -124,7 +117,7 @@ VALUE_TYPES: tuple[StoredType, ...] = (
         "tool_spec",
         ToolSpec,
         "name description input_schema category annotations parallel_safe ends_turn forces_next_step "
-        "requires_permission ephemeral timeout retries strict defer_loading about",
+        "requires_permission ephemeral timeout retries strict defer_loading about results destinations texts",
     ),
     # usage
     StoredType("spending", Spending, "usage cost credits_used by_agent by_model agent_costs model_costs"),

@@ -1,8 +1,8 @@
 """
-What of a reply's text is thought and what is said.
+Separating the thoughts in a reply's text from the text for the reader.
 
 Some servers never use thinking parts: their models write thoughts into the text, between tags. The record keeps the text;
-whatever shows or returns what a model said asks ``parted``, so that nobody else has to know about tags.
+whatever shows or returns what a model said asks ``split_thoughts``, so that nobody else has to know about tags.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ("TAGS", "Parted", "parted")
-
 TAGS = ("think", "thinking", "thought", "reasoning")
 OPENING = tuple([f"<{tag}>" for tag in TAGS])
 CLOSING = tuple([f"</{tag}>" for tag in TAGS])
@@ -20,38 +18,38 @@ BLANKS = " \t"
 FENCES = ("```", "~~~")
 
 
-class Parted(NamedTuple):
-    """The two parts of a text: thoughts in order, none of them blank, and what is said."""
+class SplitText(NamedTuple):
+    """The two parts of a text: its non-blank thoughts in order, and the text for the reader."""
 
     thoughts: tuple[str, ...]
     said: str
 
 
-def parted(text: str) -> Parted:
+def split_thoughts(text: str) -> SplitText:
     """
-    Tell what is thought from what is said; a text without thoughts is said as it is.
+    Split a text into thoughts and the text for the reader.
 
     Thoughts begin with an opening tag that is the first text of the reply, blanks aside, and end with their closing tag,
     or never. Some servers swallow the opening tag: then they end with the first closing tag that has no opening one, if it
     stands on a line of its own or directly before a line break, and not in code.
     """
     if "<" not in text:
-        return Parted((), text)
+        return SplitText((), text)
     if "</" not in text and not text.lstrip().startswith(OPENING):
-        return Parted((), text)
+        return SplitText((), text)
     thoughts: list[str] = []
-    at = _take_leading_thoughts(text, thoughts)
-    closing = _find_unopened_end(text, at)
+    at = _collect_leading_thoughts(text, thoughts)
+    closing = _find_unopened_closing_tag(text, at)
     if closing is not None:
         thoughts.append(text[at : closing[0]])
         at = closing[1]
     elif not thoughts:
-        return Parted((), text)
-    return Parted(tuple([t.strip() for t in thoughts if t.strip()]), text[at:].strip())
+        return SplitText((), text)
+    return SplitText(tuple([t.strip() for t in thoughts if t.strip()]), text[at:].strip())
 
 
-def _take_leading_thoughts(text: str, thoughts: list[str]) -> int:
-    """Add the thoughts with which *text* begins to *thoughts*; return where they end."""
+def _collect_leading_thoughts(text: str, thoughts: list[str]) -> int:
+    """Append the thoughts at the start of *text* to *thoughts*; return the position after them."""
     at = 0
     while True:
         begin = _skip_blank(text, at)
@@ -76,14 +74,14 @@ def _skip_blank(text: str, at: int) -> int:
     return at
 
 
-def _find_unopened_end(text: str, at: int) -> tuple[int, int] | None:
-    """Return where the closing tag begins and ends with which thoughts end that no opening tag began."""
+def _find_unopened_closing_tag(text: str, at: int) -> tuple[int, int] | None:
+    """Return start and end of the closing tag of thoughts that have no opening tag."""
     if not any(text.find(tag, at) >= 0 for tag in CLOSING):
         return None
-    code = _code(text, at)
+    code = _find_code_ranges(text, at)
     starts = [begin for begin, _ in code]
     opened = dict.fromkeys(TAGS, 0)
-    for begin, tag in _tags(text, at):
+    for begin, tag in _find_tags(text, at):
         inside = bisect_right(starts, begin) - 1
         if inside >= 0 and begin < code[inside][1]:
             continue
@@ -92,20 +90,20 @@ def _find_unopened_end(text: str, at: int) -> tuple[int, int] | None:
             opened[name] += 1
         elif opened[name]:
             opened[name] -= 1
-        elif _ends_a_line(text, begin, end):
+        elif _is_at_line_end(text, begin, end):
             return begin, end
     return None
 
 
-def _tags(text: str, at: int) -> Iterator[tuple[int, str]]:
+def _find_tags(text: str, at: int) -> Iterator[tuple[int, str]]:
     while (at := text.find("<", at)) >= 0:
         if text.startswith((*OPENING, *CLOSING), at):
             yield at, text[at : text.index(">", at) + 1]
         at += 1
 
 
-def _ends_a_line(text: str, begin: int, end: int) -> bool:
-    """Return whether a tag stands directly before a line break or on a line of its own."""
+def _is_at_line_end(text: str, begin: int, end: int) -> bool:
+    """Return whether a tag is directly before a line break or on a line of its own."""
     if text.startswith(("\n", "\r\n"), end):
         return True
     while begin > 0 and text[begin - 1] in BLANKS:
@@ -115,30 +113,30 @@ def _ends_a_line(text: str, begin: int, end: int) -> bool:
     return (begin == 0 or text[begin - 1] == "\n") and (end == len(text) or text.startswith(("\n", "\r\n"), end))
 
 
-def _code(text: str, at: int) -> list[tuple[int, int]]:
-    """Return where code begins and ends: fenced blocks, which may stay open, and what stands in backticks."""
+def _find_code_ranges(text: str, at: int) -> list[tuple[int, int]]:
+    """Return the ranges of code: fenced blocks, which may stay open, and inline code in backticks."""
     found: list[tuple[int, int]] = []
     # Code in backticks ends at an empty line, as in Markdown: one stray backtick would else pair with another one pages
     # later, and a tag between them would be no tag.
     fence, fenced, paragraph = "", at, at
-    for begin, line in _lines(text, at):
+    for begin, line in _split_lines(text, at):
         bare = line.strip()
-        mark = _fence(bare)
+        mark = _fence_mark(bare)
         if fence:
             if mark.startswith(fence) and mark == bare:
                 found.append((fenced, begin + len(line)))
                 fence, paragraph = "", begin + len(line)
         elif mark:
-            found += _in_backticks(text, paragraph, begin)
+            found += _find_inline_code_ranges(text, paragraph, begin)
             fence, fenced = mark, begin
         elif not bare:
-            found += _in_backticks(text, paragraph, begin)
+            found += _find_inline_code_ranges(text, paragraph, begin)
             paragraph = begin
-    found += [(fenced, len(text))] if fence else _in_backticks(text, paragraph, len(text))
+    found += [(fenced, len(text))] if fence else _find_inline_code_ranges(text, paragraph, len(text))
     return found
 
 
-def _lines(text: str, at: int) -> Iterator[tuple[int, str]]:
+def _split_lines(text: str, at: int) -> Iterator[tuple[int, str]]:
     while at < len(text):
         end = text.find("\n", at)
         end = len(text) if end < 0 else end + 1
@@ -146,13 +144,13 @@ def _lines(text: str, at: int) -> Iterator[tuple[int, str]]:
         at = end
 
 
-def _fence(line: str) -> str:
-    """Return the run of backticks or tildes that a line begins with, when it is long enough to be a fence."""
+def _fence_mark(line: str) -> str:
+    """Return the fence of backticks or tildes that a line begins with, or ``""``."""
     return line[: len(line) - len(line.lstrip(line[0]))] if line.startswith(FENCES) else ""
 
 
-def _in_backticks(text: str, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return what stands between two equally long runs of backticks of one paragraph; a run without a partner is text."""
+def _find_inline_code_ranges(text: str, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the ranges between equally long runs of backticks; a run without a partner is text."""
     runs: list[tuple[int, int]] = []
     at = text.find("`", begin, end)
     while at >= 0:

@@ -1,5 +1,5 @@
 """
-What floors say to each other about tools.
+The descriptions of tools that the packages share.
 
 ``ToolSpec`` is what a model is shown and the flags. ``stepengine.Tool`` is what an author holds; the floors below it know
 it as ``ToolLike``. ``ToolBinding`` is what the machine is given: the specification, the check of an input, and how a call
@@ -18,35 +18,12 @@ import attrs
 from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar
 
-from stepengine.data.checks import FLAG, fine
+from stepengine.data.checks import FLAG, make_validator
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
-from stepengine.data.messages import ToolResult, strings
+from stepengine.data.messages import ToolResult, to_string_tuple
+from stepengine.data.provenance import Trust
 from stepengine.data.questions import Answer, Interactor, Question
 from stepengine.errors import StepEngineError
-
-__all__ = (
-    "FIND_TOOLS",
-    "RECALL_HISTORY",
-    "Action",
-    "Asking",
-    "ChildRequest",
-    "Control",
-    "Driving",
-    "How",
-    "Ordinary",
-    "Runs",
-    "Spawning",
-    "ToolAnnotations",
-    "ToolBinding",
-    "ToolChoice",
-    "ToolLike",
-    "ToolSpec",
-    "Validated",
-    "Yielding",
-    "has_timed_out",
-    "parameters_in",
-    "timed_out",
-)
 
 P = ParamSpec("P", default=...)
 R_co = TypeVar("R_co", covariant=True, default=Any)
@@ -67,10 +44,10 @@ class ToolAnnotations:
         open_world: It reaches beyond this machine.
     """
 
-    read_only: bool = attrs.field(default=False, validator=fine(FLAG))
-    destructive: bool = attrs.field(default=False, validator=fine(FLAG))
-    idempotent: bool = attrs.field(default=False, validator=fine(FLAG))
-    open_world: bool = attrs.field(default=False, validator=fine(FLAG))
+    read_only: bool = attrs.field(default=False, validator=make_validator(FLAG))
+    destructive: bool = attrs.field(default=False, validator=make_validator(FLAG))
+    idempotent: bool = attrs.field(default=False, validator=make_validator(FLAG))
+    open_world: bool = attrs.field(default=False, validator=make_validator(FLAG))
 
 
 FIND_TOOLS = "find_tools"
@@ -110,6 +87,10 @@ class ToolSpec:
             one, else by the tool ``find_tools``. It counts where ``find_tools`` is offered beside it, as in every step of a
             run that has such tools.
         about: The files and web addresses that a call is about, as ``ToolOptions`` tells; ``None`` where the tool does not say.
+        results: ``"trusted"`` where no result can hold text of third parties.
+        destinations: Dotted paths of the parameters that say where an effect goes, such as recipients, URLs and ids to delete;
+            ``()`` for a tool that has none, ``None`` where the tool does not say.
+        texts: Dotted paths of the parameters whose text leaves with the effect; addresses and URLs in it are destinations.
     """
 
     name: str
@@ -127,45 +108,63 @@ class ToolSpec:
     strict: bool = attrs.field(default=False, kw_only=True)
     defer_loading: bool = attrs.field(default=False, kw_only=True)
     about: tuple[str, ...] | None = attrs.field(
-        default=None, converter=attrs.converters.optional(strings), kw_only=True
+        default=None, converter=attrs.converters.optional(to_string_tuple), kw_only=True
     )
+    results: Trust = attrs.field(default="untrusted", kw_only=True)
+    destinations: tuple[str, ...] | None = attrs.field(
+        default=None, converter=attrs.converters.optional(to_string_tuple), kw_only=True
+    )
+    texts: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple, kw_only=True)
 
     @cached_property
     def chars(self) -> int:
-        """How many characters of a request it takes: name, description, and its schema as compact JSON; counted once."""
+        """The number of characters that it adds to a request: name, description and compact schema; counted once."""
         return len(self.name) + len(self.description) + len(compact(self.input_schema))
 
     def places(self, input: JsonDict) -> tuple[str, ...]:
-        """Return what ``about`` says that a call with *input* is about; paths and addresses alike, nothing resolved."""
-        found = [list(islice(_fill_place(place, input), MOST_PLACES + 1)) for place in self.about or ()]
+        """Return the paths and addresses that a call with *input* concerns, as ``about`` defines them, unresolved."""
+        found = [list(islice(_fill_template(place, input), MOST_PLACES + 1)) for place in self.about or ()]
         made = [place for places in found for place in places]
         return tuple(made) if len(made) <= MOST_PLACES else (ANYWHERE,)
 
 
-def parameters_in(place: str) -> list[str]:
-    """Return the names of the parameters for which a place of ``ToolSpec.about`` has room."""
+def find_values(input: JsonValue, path: str, place: str = "") -> Iterator[tuple[str, JsonValue]]:
+    """Yield the values at a dotted path of an input, each with its own place; lists on the way are gone through."""
+    if isinstance(input, list | tuple) and path:
+        for number, one in enumerate(input):
+            yield from find_values(one, path, f"{place}[{number}]")
+    elif not path:
+        yield place, input
+    elif isinstance(input, Mapping):
+        name, _, rest = path.partition(".")
+        if name in input:
+            yield from find_values(input[name], rest, f"{place}.{name}" if place else name)
+
+
+def template_parameters(place: str) -> list[str]:
+    """Return the names of the parameters in a template of ``ToolSpec.about``."""
     return PARAMETER.findall(place)
 
 
-def _fill_place(place: str, input: JsonDict) -> Iterator[str]:
-    """Give a place of ``ToolSpec.about`` with each combination of the texts that stand for its parameters."""
+def _fill_template(place: str, input: JsonDict) -> Iterator[str]:
+    """Yield a template of ``ToolSpec.about`` filled with each combination of its parameters' texts."""
     between = PARAMETER.split(place)
-    for texts in product(*[list(islice(_texts_in(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
+    for texts in product(*[list(islice(_find_texts(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
         yield "".join([between[0], *[part for pair in zip(texts, between[2::2], strict=True) for part in pair]])
 
 
-def _texts_in(value: JsonValue) -> Iterator[str]:
-    """Give the texts of a JSON value, those in lists and objects too, and whole numbers as they are written."""
+def _find_texts(value: JsonValue) -> Iterator[str]:
+    """Yield the texts in a JSON value, nested ones included, and whole numbers as text."""
     if isinstance(value, str):
         yield value
     elif type(value) is int:
         yield str(value)
     elif isinstance(value, Mapping):
         for member in value.values():
-            yield from _texts_in(member)
+            yield from _find_texts(member)
     elif isinstance(value, list | tuple):
         for member in value:
-            yield from _texts_in(member)
+            yield from _find_texts(member)
 
 
 @frozen(weakref_slot=False)
@@ -332,13 +331,13 @@ class Driving:
     preview: Callable[[JsonDict], Any] | None = attrs.field(default=None, eq=False)
 
 
-def timed_out(tool_name: str, seconds: float) -> str:
-    """Return what the result of a call says that took too long."""
+def timeout_text(tool_name: str, seconds: float) -> str:
+    """Return the text of the result of a call that exceeded its time limit."""
     return f"tool {tool_name!r} timed out after {seconds:g} s"
 
 
 def has_timed_out(result: ToolResult) -> bool:
-    """Return whether a call took too long; its result says so in words alone, as it always did."""
+    """Return whether a call exceeded its time limit, judged by the text of its result."""
     return result.is_error and result.text.startswith(f"tool {result.tool_name!r} timed out after ")
 
 
@@ -370,7 +369,7 @@ class ToolLike(Protocol[P, R_co]):
 
     @property
     def spec(self) -> ToolSpec:
-        """What is known of the tool without running it."""
+        """The tool's specification."""
 
     def binding(self) -> ToolBinding:
         """Return the tool as the machine knows it."""
@@ -379,4 +378,4 @@ class ToolLike(Protocol[P, R_co]):
         """Return Python arguments as the tool's JSON input."""
 
     def decode(self, result: ToolResult, /) -> R_co:
-        """Return a result as the type that the tool gives."""
+        """Return a result as the tool's return type."""

@@ -18,12 +18,10 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, overload
 
-from stepengine.data.functions import is_thrown_away
+from stepengine.data.functions import discards_result
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.wire import read_messages, to_dicts
 from stepengine.errors import TranscriptError
-
-__all__ = ("Transcript",)
 
 T = TypeVar("T")
 
@@ -59,7 +57,7 @@ class _Buffer:
         self.lineage = lineage
 
     def calls_below(self, length: int) -> dict[str, int]:
-        """Return a copy of the places of the calls, without those that only newer versions have: they came last."""
+        """Return a copy of the call positions below *length*; those of newer versions come last."""
         calls = self.calls.copy()
         while calls:
             call_id, index = calls.popitem()
@@ -69,7 +67,7 @@ class _Buffer:
         return calls
 
     def ancestry(self, length: int) -> tuple[tuple[object, int], ...]:
-        """Return the buffers that the first *length* messages came from, each with how many of them it holds."""
+        """Return the buffers of the first *length* messages, each with its number of messages."""
         return ((self.token, length), *[(token, min(n, length)) for token, n in self.lineage])
 
 
@@ -98,12 +96,12 @@ class _Prefix(Sequence[T]):
         return self._values[range(self._length)[index]]
 
 
-def _refuse_to_be_dropped(method: str) -> None:
-    """Raise where a handler drops what *method* returned: it takes the transcript for a list that changes in place."""
+def _check_result_is_used(method: str) -> None:
+    """Raise if a handler discards the result of *method*, as if the transcript were a mutable list."""
     # Whoever comes from lists writes `history.append(message)` and wonders why nothing happens. Looked at only in
     # generators, which handlers are, since elsewhere a dropped result may be meant.
     caller = sys._getframe(2)  # noqa: SLF001 - nothing else says what becomes of a result
-    if caller.f_code.co_flags & CO_GENERATOR and is_thrown_away(caller):
+    if caller.f_code.co_flags & CO_GENERATOR and discards_result(caller):
         msg = (
             f"{method} returns a longer transcript and changes nothing, and its result is thrown away here; keep it, or change "
             'the history of the run with `yield ToolCall("add_message", {"role": "user", "content": "..."})`'
@@ -130,12 +128,12 @@ class Transcript(Sequence[Message]):
             self._length: int = messages._length  # noqa: SLF001
             return
         items = list(messages)
-        _check(items, {}, 0)
+        _check_pairing(items, {}, 0)
         self._buffer = _Buffer(items)
         self._length = len(items)
 
     @classmethod
-    def _version(cls, buffer: _Buffer, length: int) -> Transcript:
+    def _make_version(cls, buffer: _Buffer, length: int) -> Transcript:
         version = _new(cls)
         version._buffer = buffer  # noqa: SLF001 - a constructor
         version._length = length  # noqa: SLF001
@@ -200,12 +198,12 @@ class Transcript(Sequence[Message]):
 
     def append(self, message: Message) -> Transcript:
         """
-        Return this transcript with one more message; one without tool calls (``extend`` takes a step at once).
+        Return this transcript with one more message, which has no tool calls (``extend`` adds a whole step).
 
         Raises:
             TypeError: when a handler throws the result away: nothing has changed then.
         """
-        _refuse_to_be_dropped("append")
+        _check_result_is_used("append")
         return self.with_messages((message,))
 
     def extend(self, messages: Sequence[Message]) -> Transcript:
@@ -215,22 +213,22 @@ class Transcript(Sequence[Message]):
         Raises:
             TypeError: when a handler throws the result away: nothing has changed then.
         """
-        _refuse_to_be_dropped("extend")
+        _check_result_is_used("extend")
         return self.with_messages(messages)
 
     def with_messages(self, messages: Sequence[Message]) -> Transcript:
-        """Return this transcript with *messages* added, without the check of ``extend`` that the caller uses the result."""
+        """Return this transcript with *messages* added; like ``extend``, but the result may be discarded."""
         added = messages if isinstance(messages, tuple) else tuple(messages)
         if not added:
             return self
         buffer, length = self._buffer, self._length
         # One call with its result is what nearly every step adds; to know that it pairs takes four comparisons, in
         # place of the walk that checks anything.
-        answered = _one_call(added, buffer.calls, length)
+        answered = _id_of_single_call(added, buffer.calls, length)
         if not answered:
-            _check(added, buffer.calls, length)
-        if not self._claim():
-            buffer = self._fork(self._items(), length)
+            _check_pairing(added, buffer.calls, length)
+        if not self._claim_next_slot():
+            buffer = self._fork_buffer(self._items(), length)
         if answered:
             buffer.calls[answered] = length + 1
         else:
@@ -240,13 +238,14 @@ class Transcript(Sequence[Message]):
         buffer.items.extend(added)
         longer = length + len(added)
         buffer.free.append(longer)
-        # As ``_version``, without a call.
+        # As ``_make_version``, without a call.
         made = _new(Transcript)
         made._buffer = buffer  # noqa: SLF001 - a constructor
         made._length = longer  # noqa: SLF001
         return made
 
-    def _claim(self) -> bool:
+    def _claim_next_slot(self) -> bool:
+        """Claim the buffer's next slot for this version; return False if another version has it or this one is empty."""
         # An empty one may be a constant of some module, and would keep the conversation that begins with it for good.
         if not self._length:
             return False
@@ -260,8 +259,8 @@ class Transcript(Sequence[Message]):
         free.append(slot)
         return False
 
-    def _fork(self, items: list[Message], kept: int) -> _Buffer:
-        """Return a claimed buffer of *items*: this version's messages, of which those after *kept* may be others."""
+    def _fork_buffer(self, items: list[Message], kept: int) -> _Buffer:
+        """Return a claimed buffer with *items*, of which the first *kept* are this version's messages."""
         # What was computed of the messages that stay (digests, sizes) comes along: a fork of a long conversation would
         # otherwise compute all of it again.
         old = self._buffer
@@ -291,11 +290,12 @@ class Transcript(Sequence[Message]):
                 msg = f"there is no call {call_id!r} in this transcript"
                 raise TranscriptError(msg)
             old = items[index]
-            items[index] = ToolMessage(call_id, old.tool_name, result.content, result.status)  # type: ignore[union-attr]
+            name: str = old.tool_name  # type: ignore[union-attr]
+            items[index] = ToolMessage(call_id, name, result.content, result.status, trust=result.trust)
             first = min(first, index)
-        buffer = self._fork(items, first)
+        buffer = self._fork_buffer(items, first)
         buffer.free.append(len(items))
-        return Transcript._version(buffer, len(items))
+        return Transcript._make_version(buffer, len(items))
 
     # Asked for at each step of a run with a journal; a property that is a function of Python would take three times as long.
     parts = property(
@@ -305,20 +305,20 @@ class Transcript(Sequence[Message]):
 
     @classmethod
     def of_parts(cls, shared: Any, length: int) -> Transcript:
-        """Return the transcript that had these ``parts``."""
-        return cls._version(shared, length)
+        """Return the transcript with these ``parts``."""
+        return cls._make_version(shared, length)
 
-    def since(self, length: int) -> Sequence[Message]:
-        """Return the messages after the first *length*."""
+    def messages_from(self, length: int) -> Sequence[Message]:
+        """Return the messages without the first *length*."""
         return self._buffer.items[length : self._length]
 
     def has_call(self, call_id: str) -> bool:
-        """Return whether a call with this id stands in the transcript, in O(1)."""
+        """Return whether the transcript has a call with this id, in O(1)."""
         return self._buffer.calls.get(call_id, self._length) < self._length
 
     def shared_prefix(self, other: Transcript) -> int:
         """
-        Return how many leading messages *other* is known to share with this one, in O(1).
+        Return the number of leading messages known to be shared with *other*, in O(1).
 
         Versions that grew from one another know it exactly; for strangers the answer is 0 though they may be equal.
         """
@@ -330,11 +330,11 @@ class Transcript(Sequence[Message]):
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
 
     def left_out_of(self, shorter: Transcript) -> tuple[Message, ...]:
-        """Return the messages that do not stand in *shorter* as they are, in order; one that stands here twice has to stand there twice."""
+        """Return the messages that are missing in *shorter*, in order; duplicates count separately."""
         shared = self.shared_prefix(shorter)
-        there = Counter(shorter.since(shared))
+        there = Counter(shorter.messages_from(shared))
         left: list[Message] = []
-        for message in self.since(shared):
+        for message in self.messages_from(shared):
             if there[message]:
                 there[message] -= 1
             else:
@@ -357,14 +357,14 @@ class Transcript(Sequence[Message]):
 
     def fold(self, key: object, fn: Callable[[T, Message], T], start: T) -> T:
         """
-        Return ``fn(... fn(fn(start, m0), m1) ..., mn)``, going on from where an earlier version stopped.
+        Return ``fn(... fn(fn(start, m0), m1) ..., mn)``, reusing the result of an earlier version.
 
         *fn* must be pure, and *start* the same for every use of *key*.
         """
         return self.fold_on(key, lambda value, messages: [value := fn(value, message) for message in messages], start)
 
     def fold_on(self, key: object, fn: Callable[[T, Sequence[Message]], list[T]], start: T) -> T:
-        """Return the same where *fn* is given all the messages that are new, and returns the value after each of them."""
+        """Return the same as ``fold``, where *fn* receives all new messages and returns the value after each."""
         buffer, length = self._buffer, self._length
         values = buffer.folds.setdefault(key, [])
         known = len(values)
@@ -386,8 +386,8 @@ def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
     return value
 
 
-def _one_call(added: Sequence[Message], known: Mapping[str, int], length: int) -> str:
-    """Return the id of the call when *added* is one new call and its result, the most frequent step by far; else ``""``."""
+def _id_of_single_call(added: Sequence[Message], known: Mapping[str, int], length: int) -> str:
+    """Return the call id if *added* is one new call and its result, the most frequent case; else ``""``."""
     if len(added) != 2:  # noqa: PLR2004 - a message and a result
         return ""
     message, result = added
@@ -400,22 +400,22 @@ def _one_call(added: Sequence[Message], known: Mapping[str, int], length: int) -
     return call_id if known.get(call_id, length) >= length else ""
 
 
-def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
-    """Raise unless *added* may follow a paired history in which the calls *known* below *length* were answered."""
+def _check_pairing(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
+    """Raise unless *added* continues a paired history that answered the calls *known* below *length*."""
     # Pairing is checked where a transcript is made, so no floor above has to ask again: a history that does not pair
-    # cannot exist (reliability:GN33).
+    # cannot exist (reliability:I1).
     waiting: list[ToolCallPart] = []  # the calls that have no result yet, the next one last
     fresh: set[str] = set()
     for message in added:
         kind = type(message)
         if kind is ToolMessage:
-            _check_result(message, waiting)
+            _check_next_result(message, waiting)
         elif waiting:
-            _raise_waiting(waiting)
+            _raise_unanswered(waiting)
         elif kind is AssistantMessage:
             waiting = [p for p in message.content if isinstance(p, ToolCallPart)]
             for call in waiting:
-                _check_id(call, known, length, fresh)
+                _check_call_id(call, known, length, fresh)
             waiting.reverse()
         elif kind is not UserMessage:
             hint = (
@@ -424,15 +424,15 @@ def _check(added: Sequence[Message], known: Mapping[str, int], length: int) -> N
             msg = f"a transcript holds user, assistant and tool messages, not a {kind.__name__}{hint}"
             raise TranscriptError(msg)
     if waiting:
-        _raise_waiting(waiting)
+        _raise_unanswered(waiting)
 
 
-def _raise_waiting(waiting: list[ToolCallPart]) -> NoReturn:
+def _raise_unanswered(waiting: list[ToolCallPart]) -> NoReturn:
     msg = f"the calls {[c.tool_call_id for c in reversed(waiting)]} have no result right after their message"
     raise TranscriptError(msg)
 
 
-def _check_result(message: Any, waiting: list[ToolCallPart]) -> None:
+def _check_next_result(message: Any, waiting: list[ToolCallPart]) -> None:
     if not waiting:
         msg = f"the result of {message.tool_call_id!r} ({message.tool_name}) stands beside no call"
         raise TranscriptError(msg)
@@ -442,7 +442,7 @@ def _check_result(message: Any, waiting: list[ToolCallPart]) -> None:
         raise TranscriptError(msg)
 
 
-def _check_id(call: ToolCallPart, known: Mapping[str, int], length: int, fresh: set[str]) -> None:
+def _check_call_id(call: ToolCallPart, known: Mapping[str, int], length: int, fresh: set[str]) -> None:
     call_id = call.tool_call_id
     if not call_id:
         msg = f"the call of {call.tool_name!r} has no id"

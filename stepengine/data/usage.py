@@ -1,4 +1,4 @@
-"""What model calls use and cost."""
+"""The usage and cost of model calls."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import JsonDict
-
-__all__ = ("Spending", "Usage", "add_cost", "known_costs")
 
 
 @frozen(weakref_slot=False)
@@ -39,17 +37,17 @@ class Usage:
 
     @property
     def prompt_tokens(self) -> int:
-        """Everything that was sent, cached or not."""
+        """All input tokens, cached or not."""
         return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
 
     @property
     def completion_tokens(self) -> int:
-        """Everything that was generated, thinking included."""
+        """All output tokens, thinking included."""
         return self.output_tokens + self.reasoning_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion tokens together."""
+        """The sum of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Usage) -> Usage:
@@ -67,11 +65,11 @@ class Usage:
 
 
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:
-    """Add two costs in US dollars; unknown plus anything is unknown, for ever after (reliability:I4)."""
+    """Return the sum of two costs in US dollars; unknown if either is (reliability:I4)."""
     return None if a is None or b is None else a + b
 
 
-def _mapping(value: Any) -> JsonDict:
+def _freeze_mapping(value: Any) -> JsonDict:
     return value if isinstance(value, JsonDict) else JsonDict(value)
 
 
@@ -93,27 +91,27 @@ class Spending:
     usage: Usage = Usage()
     cost: Decimal | None = Decimal(0)
     credits_used: float = 0
-    by_agent: Mapping[str, Usage] = attrs.field(factory=JsonDict, converter=_mapping)
-    by_model: Mapping[str, Usage] = attrs.field(factory=JsonDict, converter=_mapping)
+    by_agent: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
+    by_model: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
     # Only what is known is held: a cost that nobody knows adds nothing to what journals store.
-    agent_costs: Mapping[str, Decimal] = attrs.field(factory=JsonDict, converter=_mapping)
-    model_costs: Mapping[str, Decimal] = attrs.field(factory=JsonDict, converter=_mapping)
+    agent_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
+    model_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
 
     @property
     def cost_by_agent(self) -> Mapping[str, Decimal | None]:
         """US dollars per agent id of ``by_agent``; ``None`` where a part is unknown."""
-        return JsonDict(_costs(self.by_agent, self.agent_costs))
+        return JsonDict(_costs_by_key(self.by_agent, self.agent_costs))
 
     @property
     def cost_by_model(self) -> Mapping[str, Decimal | None]:
         """US dollars per model string of ``by_model``; ``None`` where a part is unknown."""
-        return JsonDict(_costs(self.by_model, self.model_costs))
+        return JsonDict(_costs_by_key(self.by_model, self.model_costs))
 
     def __add__(self, other: Spending) -> Spending:
         if not isinstance(other, Spending):
             return NotImplemented
-        by_agent, agent_costs = _sums(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
-        by_model, model_costs = _sums(self.by_model, self.model_costs, other.by_model, other.model_costs)
+        by_agent, agent_costs = _add_by_key(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
+        by_model, model_costs = _add_by_key(self.by_model, self.model_costs, other.by_model, other.model_costs)
         return Spending(
             self.usage + other.usage,
             add_cost(self.cost, other.cost),
@@ -125,10 +123,10 @@ class Spending:
         )
 
 
-def _sums(
+def _add_by_key(
     a: Mapping[str, Usage], a_costs: Mapping[str, Decimal], b: Mapping[str, Usage], b_costs: Mapping[str, Decimal]
 ) -> tuple[Mapping[str, Usage], Mapping[str, Decimal]]:
-    """Return the sums of usage and of known costs; a cost is unknown where a part that used something has none."""
+    """Return the sums of usage and of known costs per key; a used part without a cost makes the sum unknown."""
     if not (a and b):
         return (a, a_costs) if a else (b, b_costs)
     used = dict(a)
@@ -146,19 +144,20 @@ def _sums(
     return JsonDict(used), JsonDict(known)
 
 
-def _costs(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
-    """Return what each of *used* cost: what used nothing cost nothing."""
+def _costs_by_key(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
+    """Return the cost per key of *used*, ``None`` if unknown; zero usage costs zero."""
     return {key: known.get(key, None if usage != NOTHING_USED else Decimal(0)) for key, usage in used.items()}
 
 
 def known_costs(used: Mapping[str, Usage], costs: Mapping[str, Decimal | None]) -> JsonDict:
-    """Return the costs of what was *used*, without what is unknown, and without what used nothing."""
+    """Return the known costs of *used*, without keys of zero usage."""
     known = {}
     for key, usage in used.items():
         cost = costs.get(key, Decimal(0))
         if cost is not None and usage != NOTHING_USED:
             known[key] = cost
-    return JsonDict(known)
+    return JsonDict(known) if known else NO_COSTS
 
 
 NOTHING_USED = Usage()
+NO_COSTS = JsonDict()

@@ -10,8 +10,6 @@ import json
 import re
 import unicodedata
 
-__all__ = ("visible",)
-
 HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 """Unicode categories of what has no picture of its own: controls, formats, private use, surrogates, separators."""
 JOINERS = frozenset("\u200d\ufe0e\ufe0f")
@@ -23,7 +21,7 @@ SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 
 def visible(text: str, *, strict: bool = False) -> str:
     r"""
-    Return *text* with everything that has no picture as an escape such as ``\x1b`` or ``\u202e``.
+    Return *text* with invisible characters as escapes such as ``\x1b`` or ``\u202e``.
 
     Line ends and tabs stay. Runs of combining marks are cut after 8.
 
@@ -47,10 +45,25 @@ def _escape_character(character: str, *, strict: bool) -> str:
         return character
     if unicodedata.category(character) not in HIDDEN and not SELECTORS.match(character):
         return character
-    return json.dumps(character)[1:-1] if character in "\n\t\r" else _escape(ord(character))
+    return json.dumps(character)[1:-1] if character in "\n\t\r" else _format_escape(ord(character))
 
 
-def _escape(code: int) -> str:
+def _format_escape(code: int) -> str:
     if code <= 0xFF:  # noqa: PLR2004
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def truncate_text(text: str, width: int) -> str:
+    """Return *text*, cut with an ellipsis to at most *width* characters."""
+    return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
+
+
+def one_line(text: str, width: int = 100) -> str:
+    """Return *text* as one visible line of at most *width* characters."""
+    return truncate_text(visible(" ".join(text[: 4 * width].split()), strict=True), width)
+
+
+def to_ascii_json(value: object) -> str:
+    """Return *value* as indented JSON in ASCII, so that no byte of it can steer a terminal."""
+    return json.dumps(value, indent=2).replace("\x7f", "\\u007f")

@@ -1,5 +1,5 @@
 """
-What a handler may yield.
+The values that a handler may yield.
 
 One rule: ``yield x`` is sent a ``StepResult``; ``yield from x`` gives x's own typed value and raises on failure. Every
 yieldable is therefore iterable: iterating it yields the value itself once and unpacks the answer.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from copy import copy
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property
@@ -35,49 +36,24 @@ import attrs
 from attrs import frozen
 from typing_extensions import TypeVar
 
-from stepengine.data.checks import CHOICE, TEXT, Fine, an_instance, fine, named_fields, or_none
+from stepengine.data.checks import (
+    CHOICE,
+    TEXT,
+    FieldCheck,
+    allow_none,
+    instance_check,
+    make_validator,
+    with_keyword_hints,
+)
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, text_of
-from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, tuple_of
+from stepengine.data.json import JsonDict, JsonValue, check_text, freeze, freeze_object
+from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, to_tuple
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.state import AgentState, ChildResult, Waited
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.data.waiting import ChildRef
+from stepengine.data.waits import ChildRef
 from stepengine.errors import BadYield, PerformError, ToolError
-
-__all__ = (
-    "STEP",
-    "STEP_ALL",
-    "YIELDS",
-    "YIELD_FROM",
-    "AgentCall",
-    "Ask",
-    "Cancel",
-    "Complete",
-    "GenerateN",
-    "Member",
-    "Parallel",
-    "Params",
-    "Perform",
-    "Race",
-    "Receive",
-    "Send",
-    "Sentinel",
-    "Sleep",
-    "Start",
-    "StepResult",
-    "StepText",
-    "StepWith",
-    "Steps",
-    "ToolCall",
-    "Wait",
-    "YieldRow",
-    "Yieldable",
-    "a_topic",
-    "asked_by_program",
-    "tool_name_of",
-)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,7 +68,7 @@ E = TypeVar("E")
 
 class _Iterated:
     """
-    What ``yield from`` takes besides generators: each defines ``__iter__``, and Python asks for no more.
+    The protocol that ``yield from`` needs of a value other than a generator: ``__iter__``.
 
     Checkers that want a whole generator there, as pyrefly does, are told of the rest, which nobody calls.
     """
@@ -136,17 +112,17 @@ def tool_name_of(tool: str | ToolLike) -> str:
     return str(name)
 
 
-def _input(value: Mapping[str, object]) -> JsonDict:
+def _check_tool_input(value: Mapping[str, object]) -> JsonDict:
     if isinstance(value, (dict, Mapping)):
         return freeze_object(
-            {**value, "messages": _store_messages(value["messages"])} if "messages" in value else value
+            {**value, "messages": _to_stored_messages(value["messages"])} if "messages" in value else value
         )
     msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
     raise BadYield(msg)
 
 
-def _store_messages(messages: object) -> Any:
-    """Return a history in its stored form, so that a handler can pass on what it was given."""
+def _to_stored_messages(messages: object) -> Any:
+    """Return a history in its stored form, so that a handler can pass on the one that it was given."""
     from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
 
     if not isinstance(messages, list | tuple | Transcript):
@@ -154,25 +130,25 @@ def _store_messages(messages: object) -> Any:
     return [plain(m) if isinstance(m, UserMessage | AssistantMessage | ToolMessage) else m for m in messages]
 
 
-def _flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
+def _check_flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
     if value is True or value is False:
         return value
     msg = f"include_tool_call is True or False, not {value!r}"
     raise BadYield(msg)
 
 
-def _a_prompt(value: str) -> str:
+def _check_prompt(value: str) -> str:
     if isinstance(value, str):
-        return text_of(value)
+        return check_text(value)
     msg = f"a prompt or question is text, not {value!r}"
     raise BadYield(msg)
 
 
-def _prompt_or_none(value: str | None) -> str:
-    return "" if value is None else _a_prompt(value)
+def _check_optional_prompt(value: str | None) -> str:
+    return "" if value is None else _check_prompt(value)
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class ToolCall(Member[ToolResult]):
     """
@@ -194,8 +170,8 @@ class ToolCall(Member[ToolResult]):
     """
 
     tool: str = attrs.field(converter=tool_name_of)
-    input: JsonDict = attrs.field(factory=JsonDict, converter=_input)
-    include_tool_call: bool = attrs.field(default=True, converter=_flag)
+    input: JsonDict = attrs.field(factory=JsonDict, converter=_check_tool_input)
+    include_tool_call: bool = attrs.field(default=True, converter=_check_flag)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ToolResult]:
         result = (yield self).tool_result
@@ -206,7 +182,7 @@ class ToolCall(Member[ToolResult]):
         return result
 
 
-def _params(value: Params) -> JsonValue:
+def _freeze_params(value: Params) -> JsonValue:
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -218,7 +194,7 @@ def _params(value: Params) -> JsonValue:
     return freeze_object(dump(mode="json"))
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
@@ -237,8 +213,8 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
 
     agent: str | AgentDefinition[Out]
-    prompt: str = attrs.field(default="", converter=_prompt_or_none)
-    params: JsonValue = attrs.field(default=None, converter=_params)
+    prompt: str = attrs.field(default="", converter=_check_optional_prompt)
+    params: JsonValue = attrs.field(default=None, converter=_freeze_params)
 
     def __attrs_post_init__(self) -> None:
         agent: object = self.agent
@@ -248,7 +224,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
 
     @property
     def agent_id(self) -> str:
-        """The id of the agent that is called."""
+        """The id of the called agent."""
         return self.agent if isinstance(self.agent, str) else self.agent.id
 
     def __iter__(self) -> Generator[Yieldable, StepResult, Out]:
@@ -272,6 +248,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     is_idempotent: bool
+    is_trusted: bool
 
     @overload
     def __init__(self: Perform[T], fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
@@ -285,7 +262,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
                 f"Perform needs a function and its arguments, not {fn!r}; write Perform(f, 3) instead of Perform(f(3))"
             )
             raise BadYield(msg)
-        self.__attrs_init__(fn, args, JsonDict(kwargs), is_idempotent=False)
+        self.__attrs_init__(fn, args, JsonDict(kwargs), is_idempotent=False, is_trusted=False)
 
     @classmethod
     @overload
@@ -298,6 +275,12 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
         """Return a ``Perform`` that may be run again when a crash left its outcome unknown."""
         made: Perform[Any] = cls(fn, *args, **kwargs)
         object.__setattr__(made, "is_idempotent", True)
+        return made
+
+    def trusted(self) -> Perform[T_co]:
+        """Return this ``Perform`` with a result that can hold no text of third parties."""
+        made = copy(self)
+        object.__setattr__(made, "is_trusted", True)
         return made
 
     @property
@@ -316,7 +299,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
         return cast("T_co", value)
 
 
-def _options(value: Iterable[str]) -> tuple[str, ...]:
+def _check_options(value: Iterable[str]) -> tuple[str, ...]:
     options = () if isinstance(value, str) else tuple(value)
     if isinstance(value, str) or not all(isinstance(o, str) for o in options):
         msg = f"the options of an Ask are a list of strings, not {value!r}"
@@ -324,11 +307,11 @@ def _options(value: Iterable[str]) -> tuple[str, ...]:
     if len(options) == 1:
         msg = f"Ask needs no options or at least two, not only {options[0]!r}"
         raise BadYield(msg)
-    return tuple(map(text_of, options))
+    return tuple(map(check_text, options))
 
 
-def _key(value: str | None) -> str | None:
-    """Return a name for a question; one that looks like the ids which questions get by themselves would not be unique."""
+def _check_question_key(value: str | None) -> str | None:
+    """Return a question's name; raise if it has other signs or could collide with an automatic id."""
     if value is None:
         return None
     given: object = value
@@ -339,7 +322,7 @@ def _key(value: str | None) -> str | None:
     return value
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class Ask(Member[str]):
     """
@@ -358,20 +341,20 @@ class Ask(Member[str]):
             ``{"2:size": "42"}``) instead of a number that changes with the code. A run asks under one name only once.
     """
 
-    question: str = attrs.field(converter=_a_prompt)
-    options: tuple[str, ...] = attrs.field(default=(), converter=_options)
+    question: str = attrs.field(converter=_check_prompt)
+    options: tuple[str, ...] = attrs.field(default=(), converter=_check_options)
     multi_select: bool = attrs.field(default=False, kw_only=True)
     details: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
     allow_text: bool = attrs.field(default=False, kw_only=True)
-    key: str | None = attrs.field(default=None, converter=_key, kw_only=True)
+    key: str | None = attrs.field(default=None, converter=_check_question_key, kw_only=True)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, str]:
         value: str = (yield self).value
         return value
 
 
-def _no_member(value: object) -> str:
-    """Return how to tell what a ``Parallel`` cannot hold, and what was probably meant."""
+def _describe_non_member(value: object) -> str:
+    """Return the description of a value that ``Parallel`` cannot hold, with a hint at the correct one."""
     if isinstance(value, GeneratorType):
         if value.gi_code.co_name == "<genexpr>":
             return "a generator; write Parallel([...]) or Parallel(*...)"
@@ -384,7 +367,7 @@ def _no_member(value: object) -> str:
 MEMBERS = "ToolCall, AgentCall, Perform, Ask, Sleep, Receive, Wait and Race"
 
 
-def _width(value: int | None) -> int | None:
+def _check_concurrency(value: int | None) -> int | None:
     number: object = value
     if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
         return value
@@ -410,7 +393,7 @@ class Parallel(_Iterated, Generic[T_co]):
             of a race begin together. By default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
             ``max_concurrent_tools`` (all). A number stands in place of these defaults, never of a limit that was set.
             After a crash only members that had begun are in doubt.
-        program_lines: Where a program asks for them (``asked_by_program``): the line of each member; else none.
+        program_lines: Where a program asks for them (``parallel_from_program``): the line of each member; else none.
 
     Raises:
         BadYield: for anything else inside, such as ``STEP``, and for a *concurrency* below 1.
@@ -492,18 +475,18 @@ class Parallel(_Iterated, Generic[T_co]):
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
         for call in members:
             if not isinstance(call, Member):
-                msg = f"Parallel holds {MEMBERS}, not {_no_member(call)}"
+                msg = f"Parallel holds {MEMBERS}, not {_describe_non_member(call)}"
                 raise BadYield(msg)
-        self.__attrs_init__(members, fail_fast, _width(concurrency))
+        self.__attrs_init__(members, fail_fast, _check_concurrency(concurrency))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
         value: T_co = (yield self).value
         return value
 
 
-def asked_by_program(calls: Sequence[Member[Any]], lines: Sequence[int]) -> Parallel[tuple[Any, ...]]:
+def parallel_from_program(calls: Sequence[Member[Any]], lines: Sequence[int]) -> Parallel[tuple[Any, ...]]:
     """
-    Return the ``Parallel`` of what a program asks for at once, with the line of the program that asks for each, from 1.
+    Return the ``Parallel`` of a program's simultaneous calls, with the line of each, from 1.
 
     The lines are recorded, so that whoever looks at the run sees each call at its line; nothing else depends on them.
     """
@@ -526,8 +509,7 @@ data.
 TOPIC_SIGNS = frozenset("_-.:/")
 
 
-def _patience(value: Any, what: str) -> float:
-    """Return seconds as a number."""
+def _to_seconds(value: Any, what: str) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_PAUSE_SECONDS:
         return float(seconds)
@@ -535,15 +517,15 @@ def _patience(value: Any, what: str) -> float:
     raise BadYield(msg)
 
 
-def _timeout(value: float | timedelta | None) -> float | None:
-    return None if value is None else _patience(value, "a timeout")
+def _check_timeout(value: float | timedelta | None) -> float | None:
+    return None if value is None else _to_seconds(value, "a timeout")
 
 
-def _pause(value: float | timedelta | None) -> float | None:
-    return None if value is None else _patience(value, "how long to Sleep")
+def _check_pause(value: float | timedelta | None) -> float | None:
+    return None if value is None else _to_seconds(value, "how long to Sleep")
 
 
-def _date(value: datetime | None) -> datetime | None:
+def _check_date(value: datetime | None) -> datetime | None:
     given: object = value
     # What is near the end of the calendar cannot be told in another time zone, or a millisecond later.
     if value is None or (isinstance(given, datetime) and given.utcoffset() is not None and given.year <= LAST_YEAR):
@@ -555,8 +537,8 @@ def _date(value: datetime | None) -> datetime | None:
     raise BadYield(msg)
 
 
-def a_topic(value: str) -> str:
-    """Return the name of a topic; raises ``BadYield`` for anything else."""
+def check_topic(value: str) -> str:
+    """Return a valid topic name; raise ``BadYield`` for anything else."""
     given: object = value
     is_name = isinstance(given, str) and 0 < len(given) <= MAX_TOPIC_CHARS and given.isascii()
     if is_name and all(sign.isalnum() or sign in TOPIC_SIGNS for sign in value):
@@ -568,7 +550,7 @@ def a_topic(value: str) -> str:
     raise BadYield(msg)
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class Sleep(Member[datetime]):
     """
@@ -585,8 +567,8 @@ class Sleep(Member[datetime]):
         BadYield: for both or neither, a negative number, a date without a time zone.
     """
 
-    seconds: float | None = attrs.field(default=None, converter=_pause)
-    until: datetime | None = attrs.field(default=None, converter=_date, kw_only=True)
+    seconds: float | None = attrs.field(default=None, converter=_check_pause)
+    until: datetime | None = attrs.field(default=None, converter=_check_date, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if (self.seconds is None) == (self.until is None):
@@ -598,7 +580,7 @@ class Sleep(Member[datetime]):
         return woke
 
 
-def _schema(value: Any) -> Any:
+def _check_message_schema(value: Any) -> Any:
     if value is None or isinstance(value, Mapping):
         return None if value is None else freeze_object(value)
     if isinstance(value, type) and hasattr(value, "model_validate"):
@@ -625,9 +607,9 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         BadYield: for what is not a topic, timeout or schema.
     """
 
-    topic: str = attrs.field(converter=a_topic)
-    timeout: float | None = attrs.field(default=None, converter=_timeout)
-    schema: Any = attrs.field(default=None, converter=_schema)
+    topic: str = attrs.field(converter=check_topic)
+    timeout: float | None = attrs.field(default=None, converter=_check_timeout)
+    schema: Any = attrs.field(default=None, converter=_check_message_schema)
 
     # Without a model nothing says what a message is, and a checker would take every one for ``None``.
     @overload
@@ -650,7 +632,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         return cast("T_co", self.schema.model_validate(value))
 
 
-def _ref(value: Any) -> ChildRef[Any]:
+def _check_child_ref(value: Any) -> ChildRef[Any]:
     if isinstance(value, ChildRef):
         return value
     hint = f"; {YIELD_FROM}" if isinstance(value, StepResult) else ""
@@ -693,7 +675,9 @@ class Start(_Iterated, Generic[T_co]):
         wrong = next((call for call in given if not isinstance(call, AgentCall)), None)
         # One call gives a reference and several give a tuple, so no call at all would have no result of a known type.
         if wrong is not None or not calls:
-            msg = f"Start takes AgentCall(...), one or several, not {_no_member(wrong) if calls else 'nothing'}"
+            msg = (
+                f"Start takes AgentCall(...), one or several, not {_describe_non_member(wrong) if calls else 'nothing'}"
+            )
             raise BadYield(msg)
         if on_return not in ("cancel", "wait"):
             msg = f"on_return is 'cancel' or 'wait', not {on_return!r}"
@@ -735,12 +719,12 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
     ) -> None:
         given: Any = tuple(refs[0]) if len(refs) == 1 and isinstance(refs[0], (list, tuple)) else refs
         # None is allowed, as in `Parallel()`: a list of references may turn out to be empty, and then nothing has to end.
-        found = tuple(dict.fromkeys(map(_ref, given)))
+        found = tuple(dict.fromkeys(map(_check_child_ref, given)))
         count: Any = {"all": len(found), "any": min(1, len(found))}.get(need, need) if isinstance(need, str) else need
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(found):
             msg = f"need is 'all', 'any' or a number from 0 to {len(found)}, as many as are waited for, not {need!r}"
             raise BadYield(msg)
-        self.__attrs_init__(found, count, _timeout(timeout))
+        self.__attrs_init__(found, count, _check_timeout(timeout))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, Waited[Out]]:
         waited: Waited[Out] = (yield self).value
@@ -771,16 +755,16 @@ class Send(_Iterated):
 
     def __init__(self, ref: ChildRef[Any], value: Any, *, topic: str = "") -> None:
         if topic:
-            self.__attrs_init__(_ref(ref), freeze(value), a_topic(topic))
+            self.__attrs_init__(_check_child_ref(ref), freeze(value), check_topic(topic))
         else:
-            self.__attrs_init__(_ref(ref), _a_prompt(value), "")
+            self.__attrs_init__(_check_child_ref(ref), _check_prompt(value), "")
 
     def __iter__(self) -> Generator[Yieldable, StepResult, bool]:
         is_at_work: bool = (yield self).value
         return is_at_work
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class Cancel(_Iterated):
     """
@@ -793,8 +777,8 @@ class Cancel(_Iterated):
         reason: Why, for whoever looks at the run.
     """
 
-    ref: ChildRef[Any] = attrs.field(converter=_ref)
-    reason: str = attrs.field(default="", converter=_a_prompt)
+    ref: ChildRef[Any] = attrs.field(converter=_check_child_ref)
+    reason: str = attrs.field(default="", converter=_check_prompt)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ChildResult[Any]]:
         child: ChildResult[Any] = (yield self).value
@@ -829,7 +813,7 @@ class Race(Member["tuple[int, T_co]"], Generic[T_co]):
         given = tuple(members[0]) if len(members) == 1 and isinstance(members[0], list | tuple) else members
         for member in given:
             if not isinstance(member, Member):
-                msg = f"Race holds {MEMBERS}, not {_no_member(member)}"
+                msg = f"Race holds {MEMBERS}, not {_describe_non_member(member)}"
                 raise BadYield(msg)
         # A race of nothing has no first member, so it would never end.
         if not given:
@@ -845,12 +829,14 @@ class Race(Member["tuple[int, T_co]"], Generic[T_co]):
 Ret = TypeVar("Ret", default=None)
 SHOWN_CHARS = 40
 """A longer value is named by its type, so that an error message about a wrong yield stays on one line."""
-MODEL = fine(
-    or_none(Fine(lambda value: isinstance(value, str) and value.strip() != "", "a string such as 'openai/gpt-5'")),
+MODEL = make_validator(
+    allow_none(
+        FieldCheck(lambda value: isinstance(value, str) and value.strip() != "", "a string such as 'openai/gpt-5'")
+    ),
     BadYield,
 )
-SETTINGS = fine(or_none(an_instance(ModelSettings, "ModelSettings(temperature=0)")), BadYield)
-SPECS = Fine(
+SETTINGS = make_validator(allow_none(instance_check(ModelSettings, "ModelSettings(temperature=0)")), BadYield)
+SPECS = FieldCheck(
     lambda value: isinstance(value, tuple) and all(isinstance(spec, ToolSpec) for spec in value),
     "a list of ToolSpec objects such as state.tool_definitions.values()",
 )
@@ -895,22 +881,22 @@ class StepResult:
 
     @cached_property
     def agent_state(self) -> AgentState:
-        """The state after the yielded thing, with everything that it did."""
+        """The state after the yielded value was carried out, with all its changes."""
         return self._state if isinstance(self._state, AgentState) else self._state()
 
     @property
     def tool_result(self) -> ToolResult | None:
-        """The last tool result, or ``None`` when there is none."""
+        """The last tool result, or ``None``."""
         return self.tool_results[-1] if self.tool_results else None
 
     @property
     def text(self) -> str:
-        """What the newest assistant message says, without thoughts and outer blanks; ``""`` for calls alone or none."""
+        """The text of the newest assistant message, stripped and without thoughts; ``""`` for calls alone or no message."""
         history = reversed(self.agent_state.message_history)
         return next((m.said.strip() for m in history if isinstance(m, AssistantMessage)), "")
 
     def __repr__(self) -> str:
-        """Return one line: it stands in the message where somebody hands it on in place of what ``yield from`` gives."""
+        """Return one line, for error messages about a wrongly used result."""
         what = f"value {reprlib.repr(self.value)}" if self.value is not None else f"text {reprlib.repr(self.text)}"
         return f"<StepResult of {self.agent_state.agent_id!r}: {what}, {len(self.tool_results)} tool results>"
 
@@ -922,26 +908,26 @@ class StepResult:
 
         def __eq__(self, other: object) -> object:
             if isinstance(other, StepResult):
-                return self is other or _fields(self) == _fields(other)
+                return self is other or _result_fields(self) == _result_fields(other)
             if isinstance(other, ANSWERS):
-                msg = f"a StepResult is never equal to {_kind_of(other)}; {YIELD_FROM}"
+                msg = f"a StepResult is never equal to {_format_short_value(other)}; {YIELD_FROM}"
                 raise TypeError(msg)
             return NotImplemented
 
         def __hash__(self) -> int:
-            return hash(_fields(self))
+            return hash(_result_fields(self))
 
         def __getattr__(self, name: str) -> object:
             msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
             raise AttributeError(msg, name=name, obj=self)
 
 
-def _fields(result: StepResult) -> tuple[object, ...]:
+def _result_fields(result: StepResult) -> tuple[object, ...]:
     return (result.agent_state, result.tool_results, result.steps_complete, result.n_responses, result.value)
 
 
-def _kind_of(value: object) -> str:
-    """Return *value* where it is short and plain, else its type."""
+def _format_short_value(value: object) -> str:
+    """Return *value* if it is short and plain, else its type."""
     plain = isinstance(value, (str, bool, int, float)) and len(repr(value)) <= SHOWN_CHARS
     return repr(value) if plain else f"a {type(value).__name__}"
 
@@ -969,14 +955,14 @@ STEP_ALL = Sentinel.STEP_ALL
 """Steps until the turn ends, or the budget is spent."""
 
 
-def _names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
+def _check_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
     if isinstance(value, str):
         msg = f"the tools of a StepWith are a list of tools or names, not {value!r}"
         raise BadYield(msg)
     return None if value is None else tuple(map(tool_name_of, value))
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class StepWith(_Iterated):
     """
@@ -990,22 +976,22 @@ class StepWith(_Iterated):
     """
 
     model: str | None = attrs.field(default=None, validator=MODEL)
-    tools: tuple[str, ...] | None = attrs.field(default=None, converter=_names)
-    tool_choice: ToolChoice | None = attrs.field(default=None, validator=fine(or_none(CHOICE), BadYield))
+    tools: tuple[str, ...] | None = attrs.field(default=None, converter=_check_tool_names)
+    tool_choice: ToolChoice | None = attrs.field(default=None, validator=make_validator(allow_none(CHOICE), BadYield))
     settings: ModelSettings | None = attrs.field(default=None, validator=SETTINGS)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, StepResult]:
         return (yield self)
 
 
-def _text(value: str) -> str:
+def _check_step_text(value: str) -> str:
     if isinstance(value, str):
-        return text_of(value)
+        return check_text(value)
     msg = f"a StepText holds text, not {value!r}"
     raise BadYield(msg)
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class StepText(_Iterated):
     """
@@ -1016,7 +1002,7 @@ class StepText(_Iterated):
     ``yield from`` gives the results of its blocks.
     """
 
-    text: str = attrs.field(converter=_text)
+    text: str = attrs.field(converter=_check_step_text)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, tuple[ToolResult, ...]]:
         return (yield self).tool_results
@@ -1029,7 +1015,7 @@ at once.
 """
 
 
-def _count(value: int) -> int:
+def _check_candidate_count(value: int) -> int:
     number: object = value
     if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
         return value
@@ -1037,7 +1023,7 @@ def _count(value: int) -> int:
     raise BadYield(msg)
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class GenerateN(_Iterated):
     """
@@ -1046,13 +1032,13 @@ class GenerateN(_Iterated):
     ``yield from`` gives what they say, without thoughts, in candidate order; failed candidates are left out. *n* is 1 to 64; more is a spent limit.
     """
 
-    n: int = attrs.field(converter=_count)
+    n: int = attrs.field(converter=_check_candidate_count)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, tuple[str, ...]]:
         return (yield self).n_responses
 
 
-def _messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
+def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (UserMessage(value),)
     if not isinstance(value, Iterable):
@@ -1061,11 +1047,11 @@ def _messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     return tuple(Transcript(value))
 
 
-def _specs(value: object) -> object:
-    return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple_of(value)
+def _to_specs(value: object) -> object:
+    return value if isinstance(value, str) or not isinstance(value, Iterable) else to_tuple(value)
 
 
-@named_fields
+@with_keyword_hints
 @frozen
 class Complete(_Iterated):
     """
@@ -1085,12 +1071,14 @@ class Complete(_Iterated):
         TranscriptError: when *messages* do not pair.
     """
 
-    messages: tuple[Message, ...] = attrs.field(converter=_messages)
+    messages: tuple[Message, ...] = attrs.field(converter=_to_messages)
     model: str | None = attrs.field(default=None, validator=MODEL, kw_only=True)
-    system_prompt: str | None = attrs.field(default=None, validator=fine(or_none(TEXT), BadYield), kw_only=True)
+    system_prompt: str | None = attrs.field(
+        default=None, validator=make_validator(allow_none(TEXT), BadYield), kw_only=True
+    )
     settings: ModelSettings | None = attrs.field(default=None, validator=SETTINGS, kw_only=True)
     tools: tuple[ToolSpec, ...] = attrs.field(
-        default=(), converter=_specs, validator=fine(SPECS, BadYield), kw_only=True
+        default=(), converter=_to_specs, validator=make_validator(SPECS, BadYield), kw_only=True
     )
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ModelReply]:
@@ -1128,7 +1116,7 @@ YIELDABLES: tuple[type, ...] = tuple([get_origin(kind) or kind for kind in get_a
 
 class YieldRow(NamedTuple):
     """
-    What one yieldable means.
+    The properties of one yieldable.
 
     Attributes:
         name: As authors write it.
@@ -1168,10 +1156,10 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="ToolCall",
         kind=ToolCall,
-        asks="one call of a tool",
+        asks="a tool call",
         effects=("CallTool:handler",),
         sent="tool_results",
-        gives="the result of the call",
+        gives="its result",
         is_member=True,
         for_hooks=True,
         for_tools=True,
@@ -1183,7 +1171,7 @@ YIELDS: tuple[YieldRow, ...] = (
         asks="a child run",
         effects=("Spawn",),
         sent="value",
-        gives="the child's result",
+        gives="its result",
         is_member=True,
         # Not for hooks: the engine's hooks are called in children, too, so a hook that starts one would be called there again.
         for_tools=True,
@@ -1191,7 +1179,7 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="STEP",
         kind=Sentinel,
-        asks="one model call and the calls of its reply",
+        asks="one model call and its tool calls",
         effects=("CallModel:step",),
         sent="steps_complete",
         gives="whether the turn is complete",
@@ -1221,25 +1209,25 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="StepText",
         kind=StepText,
-        asks="text as if the model had said it, and the calls in it",
+        asks="text as the model's, and the calls in it",
         effects=("CallTool:model",),
         sent="tool_results",
-        gives="the results of its blocks",
+        gives="the results of the calls",
         actions=None,
     ),
     YieldRow(
         name="GenerateN",
         kind=GenerateN,
-        asks="several replies to the present history",
+        asks="several replies to the same history",
         effects=("Gather",),
         sent="n_responses",
-        gives="what they say",
+        gives="the texts",
         # No member: several model calls at once are children, each with a status, a failure and a cost of its own.
     ),
     YieldRow(
         name="Complete",
         kind=Complete,
-        asks="one model call beside the conversation",
+        asks="one model call outside the conversation",
         effects=("CallModel:complete",),
         sent="value",
         gives="the reply",
@@ -1251,20 +1239,20 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Parallel",
         kind=Parallel,
-        asks="its members at once",
+        asks="all members at once",
         effects=("Gather",),
         sent="value",
-        gives="what came of each, in order",
+        gives="the results, in order",
         # Not for hooks: it could hold only functions and waits, and one `Perform` may do several things at once.
         for_tools=True,
     ),
     YieldRow(
         name="Race",
         kind=Race,
-        asks="its members at once, until the first has ended",
+        asks="all members at once, until one ends",
         effects=("Gather",),
         sent="value",
-        gives="the number of the first, and what came of it",
+        gives="the number of the first to end, from 0, and its result",
         is_member=True,
         for_hooks=True,
         for_tools=True,
@@ -1273,10 +1261,10 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Perform",
         kind=Perform,
-        asks="one call of a function of the author's",
+        asks="a call of your function",
         effects=("CallFunction",),
         sent="value",
-        gives="what the function returned, as JSON",
+        gives="its return value, as JSON",
         is_member=True,
         for_hooks=True,
         for_tools=True,
@@ -1285,7 +1273,7 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Ask",
         kind=Ask,
-        asks="the answer of a person",
+        asks="an answer of a person",
         effects=("AskPerson:question",),
         sent="value",
         gives="the answer",
@@ -1296,10 +1284,10 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Sleep",
         kind=Sleep,
-        asks="a time to come",
+        asks="a wait until a time",
         effects=("AwaitTime",),
         sent="value",
-        gives="when it woke",
+        gives="the wake time",
         is_member=True,
         for_hooks=True,
         for_tools=True,
@@ -1311,7 +1299,7 @@ YIELDS: tuple[YieldRow, ...] = (
         asks="the next message on a topic",
         effects=("AwaitMessage",),
         sent="value",
-        gives="what the message says",
+        gives="the value of the message",
         is_member=True,
         for_hooks=True,
         for_tools=True,
@@ -1320,7 +1308,7 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Start",
         kind=Start,
-        asks="children in the background",
+        asks="background children",
         effects=("Gather",),
         sent="value",
         gives="a reference to each",
@@ -1331,10 +1319,10 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Wait",
         kind=Wait,
-        asks="children in the background to end",
+        asks="a wait for background children",
         effects=("AwaitRuns",),
         sent="value",
-        gives="those that have ended, and those that have not",
+        gives="the children that ended, and the others",
         is_member=True,
         for_hooks=True,
         for_tools=True,
@@ -1347,10 +1335,10 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Send",
         kind=Send,
-        asks="a child in the background to be told something",
+        asks="a message to a background child",
         effects=("SendToRun",),
         sent="value",
-        gives="whether it is still at work",
+        gives="whether the child is running",
         for_hooks=True,
         for_tools=True,
         script_may_be_empty=True,
@@ -1358,7 +1346,7 @@ YIELDS: tuple[YieldRow, ...] = (
     YieldRow(
         name="Cancel",
         kind=Cancel,
-        asks="a child in the background to be ended",
+        asks="the end of a background child",
         effects=("EndRuns",),
         sent="value",
         gives="how it ended",

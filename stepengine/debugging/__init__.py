@@ -2,13 +2,40 @@
 Debugging: walks a recorded run in both directions, and shows runs.
 
 The debugger goes to any step of a run by sending a new machine the recorded outcomes. ``edits`` walks the same run over edited code,
-in a process of its own; ``desk`` and ``jobs`` are what the studio asks. ``viewing`` renders a run as a page. Nothing here performs
-an effect.
+in a process of its own; ``desk`` and ``jobs`` are what the studio asks. ``viewer`` renders a run as a page, and
+``run_description`` as JSON and text. Nothing here performs an effect.
 
-Begin with ``debugger`` or ``viewing``.
+Begin with ``debugger`` or ``viewer``.
 """
 
-from stepengine.debugging.debugger import debug
-from stepengine.debugging.viewing.rendering import render_run
+from __future__ import annotations
 
-__all__ = ("debug", "render_run")
+from typing import TYPE_CHECKING
+
+from stepengine.data.late import make_lazy_exports
+
+if TYPE_CHECKING:
+    from stepengine.debugging.debugger import debug
+    from stepengine.debugging.run_description import (
+        describe_compactions,
+        describe_run,
+        render_compactions,
+        render_text,
+    )
+    from stepengine.debugging.viewer.rendering import render_run
+else:
+    __getattr__, __dir__ = make_lazy_exports(
+        __name__,
+        {
+            "stepengine.debugging.debugger": ("debug",),
+            "stepengine.debugging.run_description": (
+                "describe_compactions",
+                "describe_run",
+                "render_compactions",
+                "render_text",
+            ),
+            "stepengine.debugging.viewer.rendering": ("render_run",),
+        },
+    )
+
+__all__ = ("debug", "describe_compactions", "describe_run", "render_compactions", "render_run", "render_text")

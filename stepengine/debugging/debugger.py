@@ -33,18 +33,17 @@ from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
 from stepengine.debugging.texts import SafeTexts
-from stepengine.engine.stepping import Frame, Moment, Stepper
+from stepengine.engine.stepper import Frame, Moment, Stepper
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
-from stepengine.journal.questions import outcome_for
-from stepengine.journal.records import ROOT, Address, Result, shown_address
-from stepengine.journal.replayer import address_of
+from stepengine.journal.pending_items import open_questions
+from stepengine.journal.questions import make_outcome
+from stepengine.journal.recorded_part import parse_address
+from stepengine.journal.records import ROOT, Address, Result, format_address
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.options import AgentLike
-
-__all__ = ("AnyWalk", "Debugger", "ForkedWalk", "PausedWalk", "Rewound", "can_fork", "debug", "no_network", "waited")
 
 MAX_EXPRESSION = 10_000
 SECONDS = 2.0
@@ -76,13 +75,13 @@ HARMLESS = (
 
 
 class AnyWalk(Protocol):
-    """Brings a stepper to any position."""
+    """Moves a stepper to any position."""
 
     stepper: Stepper
 
-    def to(self, position: int, **kept: Any) -> None:
+    def move_to(self, position: int, **kept: Any) -> None:
         """
-        Let ``stepper`` stand at *position*, or as far as the run goes before it differs from its record.
+        Move ``stepper`` to *position*, or to the last position before the run differs from its record.
 
         Where another process goes on in this one's place, *kept* is told to it, and this does not return.
 
@@ -91,14 +90,14 @@ class AnyWalk(Protocol):
         """
 
     def anew(self) -> None:
-        """Stand at the same position with nothing that was done to the objects there."""
+        """Replay to the same position with new objects, which expressions have not changed."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Close all steppers or processes."""
 
 
-def can_fork() -> str:
-    """Return why this process cannot keep its places as forked processes; ``""`` where it can."""
+def explain_no_fork() -> str:
+    """Return the reason why this process cannot fork; ``""`` if it can."""
     if not hasattr(os, "fork"):
         return "this system has no fork"
     if not hasattr(signal, "sigtimedwait"):
@@ -110,7 +109,7 @@ def can_fork() -> str:
 
 class PausedWalk:
     """
-    Keeps steppers where they were left, the newest few of them.
+    Moves by replaying, and stores the last few steppers at their positions for later moves.
 
     Args:
         stepper: Where to begin.
@@ -120,8 +119,8 @@ class PausedWalk:
         self.stepper = stepper
         self._paused: list[Stepper] = []
 
-    def to(self, position: int, **kept: Any) -> None:
-        """Take the nearest stepper that stands before *position*, or a new one."""
+    def move_to(self, position: int, **kept: Any) -> None:
+        """Move to *position* with the nearest stored stepper before it, or with a new one."""
         if position < self.stepper.position or self.stepper.diverged is not None:
             self._leave()
             before = [each for each in self._paused if each.position <= position]
@@ -132,15 +131,15 @@ class PausedWalk:
         try:
             self.stepper.go(position)
         except ReplayDivergence as error:
-            self._retreat(error)
+            self._move_before_divergence(error)
             raise
 
-    def _retreat(self, error: ReplayDivergence) -> None:
-        """Stand at the last good position: where the run differs is not a place of the recorded one."""
+    def _move_before_divergence(self, error: ReplayDivergence) -> None:
+        """Move to the last position before the divergence."""
         good = self.stepper.position - 1
         if good >= 0:
             with contextlib.suppress(ReplayDivergence):
-                self.to(good)
+                self.move_to(good)
 
     def _leave(self) -> None:
         if self.stepper.diverged is not None:
@@ -151,7 +150,7 @@ class PausedWalk:
             self._paused.pop(0).close()
 
     def anew(self) -> None:
-        """Walk again from the start."""
+        """Replay to the same position with a new stepper."""
         position, old = self.stepper.position, self.stepper
         self.stepper = old.anew()
         old.close()
@@ -166,10 +165,10 @@ class PausedWalk:
 
 class Rewound(BaseException):
     """
-    This process goes on from an earlier place: what the one before it was doing is over.
+    Raised in a woken process: it continues from its earlier position in place of another process.
 
     Attributes:
-        message: What that one told.
+        message: The message of that process.
     """
 
     def __init__(self, message: Mapping[str, object]) -> None:
@@ -179,19 +178,19 @@ class Rewound(BaseException):
 
 class ForkedWalk:
     """
-    Keeps processes that sleep at spaced positions: each forked the one that went on.
+    Moves by forking a process every few positions; going back wakes the one that sleeps nearest before the target.
 
-    One of them is awake, and has the terminal. To go back, and to go far on where somebody was before, it leaves with a
-    message: the nearest process that stands early enough forks another one, and sleeps again. What they tell each other
-    stands in memory that all of them share, and only the one that is awake writes there; it wakes another with a signal.
-    There are no pipes whose ends anybody could inherit. One whose parent is gone leaves.
+    One process is active, and has the terminal. To go back, or far forward to where a process sleeps already, it exits with
+    a message: the process that sleeps nearest before the target forks another one, and sleeps again. Messages are in shared
+    memory that only the active process writes; a signal wakes the other process. There are no pipes that a process could
+    inherit. A process whose parent is gone exits.
 
     Args:
-        stepper: Where to begin; at position 0.
+        stepper: The first stepper, at position 0.
 
     Attributes:
-        keeps: Gives what is told to whoever goes on, whatever is told beside it.
-        stays: Whether this process hands on to nobody, because it is thrown away.
+        keeps: Returns the values that every message to the next process has.
+        stays: Whether this process never wakes another one, because it is discarded afterwards.
     """
 
     def __init__(self, stepper: Stepper) -> None:
@@ -204,9 +203,7 @@ class ForkedWalk:
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def begin(self) -> int | None:
-        """
-        Go on in another process: return ``None`` there, and in this one the exit code, when all is over.
-        """
+        """Fork the first process: return ``None`` in the child, and the exit code in the parent at the end."""
         self._write({"places": [], "active": 0})
         before, collects = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}), gc.get_threshold()
         # The mask is this thread's. One that a library started, such as one for numbers, lets the signal through, and
@@ -215,7 +212,7 @@ class ForkedWalk:
         if 0 < collects[0] < CALM:
             gc.set_threshold(CALM, *collects[1:])
         try:
-            return self._hold()
+            return self._fork_and_sleep_here()
         finally:
             if os.getpid() == self._first:
                 # Whoever sleeps above the process that ended wakes this one as well, which may be awake by then: what is still
@@ -229,8 +226,8 @@ class ForkedWalk:
 
     # --- sleeping -----------------------------------------------------------------------------------------------------
 
-    def _hold(self) -> int | None:
-        """Sleep here for as long as others go on from here; only they return, and the first one, with the exit code."""
+    def _fork_and_sleep_here(self) -> int | None:
+        """Fork a process that continues, and sleep at this position; return in the child, and in the first process at the end."""
         known = self._read()
         self._write({**known, "places": [*known["places"], [os.getpid(), self.stepper.position]]})
         sys.stdout.flush()
@@ -240,20 +237,20 @@ class ForkedWalk:
             gc.collect()
         gc.freeze()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._end_all)
+        signal.signal(signal.SIGTERM, self._end_on_signal)
         parent, message = os.getppid(), None
         while True:
-            if self._fork():
+            if self._fork_active_process():
                 if message is not None:
                     raise Rewound(message)
                 return None
-            told = self._sleep(parent)
+            told = self._sleep_until_message(parent)
             if "end" in told:
-                return self._over(told["end"])
+                return self._wait_for_forks(told["end"])
             message = told
 
-    def _fork(self) -> bool:
-        """Fork; return whether this is the new process, which is awake."""
+    def _fork_active_process(self) -> bool:
+        """Fork, and return True in the child, which becomes the active process."""
         if os.fork():
             return False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -261,8 +258,8 @@ class ForkedWalk:
         self._write({**self._read(), "active": os.getpid()})
         return True
 
-    def _sleep(self, parent: int) -> Mapping[str, Any]:
-        """Sleep until somebody has a message for this process, or nobody is left who could; return it."""
+    def _sleep_until_message(self, parent: int) -> Mapping[str, Any]:
+        """Sleep until this process receives a message or has to end, and return the message; exit if the parent process is gone."""
         while True:
             # Whether the signal came says nothing: another thread may have got it.
             signal.sigtimedwait({signal.SIGUSR1}, NAP)
@@ -276,18 +273,18 @@ class ForkedWalk:
                 return message
             if os.getppid() != parent:
                 os._exit(1)
-            self._reap(known)
+            self._collect_ended_children(known)
 
-    def _reap(self, known: Mapping[str, object]) -> None:
-        """Take note of processes that ended: the one that was awake would have said so."""
+    def _collect_ended_children(self, known: Mapping[str, object]) -> None:
+        """Collect child processes that ended; if the active one did, end all of them with its exit code."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == known["active"]:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._end(code if code >= 0 else 128 - code)
 
-    def _end_all(self, *_: object) -> None:
-        """End all of them: somebody wants the first one to end."""
+    def _end_on_signal(self, *_: object) -> None:
+        """Kill the active process and end all others; a signal handler."""
         known = self._read()
         with contextlib.suppress(ProcessLookupError):
             os.kill(known["active"], signal.SIGKILL)
@@ -299,8 +296,8 @@ class ForkedWalk:
             self._write({**known, "end": code})
         os.kill(self._first, signal.SIGUSR1)
 
-    def _over(self, code: int) -> int:
-        """Leave, those that were forked here first; the first one returns the exit code."""
+    def _wait_for_forks(self, code: int) -> int:
+        """Wait for the processes forked here, then exit; the first process returns the exit code instead."""
         if os.getpid() == self._first:
             for pid, _ in self._read()["places"]:
                 if pid != self._first:
@@ -337,12 +334,12 @@ class ForkedWalk:
         self._shared[:4] = len(text).to_bytes(4, "big")
 
     def _place(self, position: int) -> tuple[int, int]:
-        """Return the nearest place at or before a position: its process, and where it stands."""
+        """Return id and position of the sleeping process that is nearest at or before *position*."""
         pid, stands = max(self._read()["places"], key=lambda each: each[1] if each[1] <= position else -1)
         return pid, stands
 
-    def to(self, position: int, **kept: Any) -> None:
-        """Walk on, holding places on the way; to go elsewhere, leave with a message: whoever is woken raises ``Rewound``."""
+    def move_to(self, position: int, **kept: Any) -> None:
+        """Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit as ``leave`` does."""
         stepper = self.stepper
         if position < stepper.position or stepper.diverged is not None:
             self.leave(min(position, stepper.position), **kept)
@@ -351,8 +348,8 @@ class ForkedWalk:
                 self.leave(position, **kept)
         position = min(position, stepper.last)
         while stepper.position < position:
-            if not self.stays and self._is_due():
-                self._hold()
+            if not self.stays and self._should_fork_here():
+                self._fork_and_sleep_here()
             try:
                 stepper.go(min(position, stepper.position - stepper.position % SPACING + SPACING))
             except ReplayDivergence as error:
@@ -360,15 +357,15 @@ class ForkedWalk:
                     self.leave(stepper.position - 1, refused=error.message)
                 raise
 
-    def _is_due(self) -> bool:
-        """Return whether a process should sleep here: none does nearby."""
+    def _should_fork_here(self) -> bool:
+        """Return whether a process should sleep at this position, because none does nearby."""
         here = self.stepper.position
         if here % SPACING:
             return False
         return here - self._place(here)[1] >= self._spacing and len(self._read()["places"]) < MAX_SNAPSHOTS
 
     def leave(self, position: int, **kept: object) -> Never:
-        """Hand on to the nearest place at or before a position."""
+        """Wake the process that sleeps nearest at or before *position*, which raises ``Rewound`` with a message; exit this process."""
         pid, _ = self._place(position)
         message = {**self.keeps(), **kept, "position": position}
         self._write({**self._read(), "active": 0, "to": pid, "message": message})
@@ -376,32 +373,32 @@ class ForkedWalk:
         leave_process(0)
 
     def finish(self, code: int) -> Never:
-        """Let all of them end, with this exit code."""
+        """End all processes with the exit code *code*."""
         known = self._read()
         self._write({**known, "active": 0, "end": code})
         os.kill(self._first, signal.SIGUSR1)
         leave_process(0)
 
     def anew(self) -> None:
-        """Nothing is done to these objects: what may do something runs in a process of its own."""
+        """Do nothing: expressions with side effects run in a child process."""
 
     def close(self) -> None:
-        """Close the stepper of the process that was there first."""
+        """Close the stepper and the shared memory in the first process."""
         if os.getpid() == self._first:
             self.stepper.close()
             self._shared.close()
 
 
 def leave_process(code: int) -> Never:
-    """End a forked process at once: no ``finally`` of any handler runs there, and nothing of the parent's is given back."""
+    """Exit a forked process at once, without running ``finally`` blocks of handlers."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
 
 
-def waited(pid: int) -> int:
-    """Wait for a process that owns the terminal meanwhile; return its exit code. What ends this one, ends that one."""
+def wait_for_child(pid: int) -> int:
+    """Wait for a child process that has the terminal, and return its exit code. SIGTERM is passed on to the child."""
     interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     terminate = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
     try:
@@ -416,9 +413,9 @@ def waited(pid: int) -> int:
 # --- evaluating -----------------------------------------------------------------------------------------------------
 
 
-def compiled(expression: str) -> Any:
+def compile_expression(expression: str) -> Any:
     """
-    Return the code of an expression.
+    Return the code object of an expression.
 
     Raises:
         InputError: for a statement, and for what is not Python, or too long.
@@ -434,7 +431,7 @@ def compiled(expression: str) -> Any:
 
 
 def is_harmless(expression: str) -> bool:
-    """Return whether an expression only looks: names, attributes, subscripts, comparisons, and a few built-in functions."""
+    """Return whether an expression has no side effects: names, attributes, subscripts, comparisons, some built-ins."""
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -448,15 +445,11 @@ def is_harmless(expression: str) -> bool:
     return True
 
 
-def in_child(
-    act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False, most: int = MAX_TEXT
-) -> str | None:
+def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False) -> str | None:
     """
-    Return the text that *act* gives in a forked process, which is killed when it takes too long; ``None`` for one that was.
+    Call *act* in a forked process, and return its text, at most 64 KiB; ``None`` if it took too long and was killed.
 
-    Of the text the first *most* bytes are given.
-
-    Nothing that it does to objects stays, and it reaches no network; files are unprotected.
+    Its changes to objects are lost. It reaches no network unless *network* is set. Files are unprotected.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -464,11 +457,11 @@ def in_child(
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _say_in_child(act, writing, network=network, most=most)
+        _write_result_and_exit(act, writing, network=network)
     os.close(writing)
     said: bytes | None = None
     try:
-        said = _read_until(reading, time.monotonic() + seconds)
+        said = _read_until_deadline(reading, time.monotonic() + seconds)
     finally:
         os.close(reading)
         if said is None:
@@ -477,25 +470,25 @@ def in_child(
     return None if said is None else said.decode("utf-8", "replace")
 
 
-def _say_in_child(act: Callable[[], str], writing: int, *, network: bool, most: int) -> Never:
+def _write_result_and_exit(act: Callable[[], str], writing: int, *, network: bool) -> Never:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         for name in () if network else ("connect", "connect_ex", "sendto", "bind"):
-            setattr(socket.socket, name, no_network)
-        text = act().encode("utf-8", "replace")[:most]
+            setattr(socket.socket, name, refuse_network)
+        text = act().encode("utf-8", "replace")[:MAX_TEXT]
         while text:
             text = text[os.write(writing, text) :]
     finally:
         os._exit(0)
 
 
-def no_network(*_: object) -> Never:
-    """Stand in for what would reach the network."""
+def refuse_network(*_: object) -> Never:
+    """Raise an error; it replaces functions of ``socket`` in child processes."""
     msg = "there is no network while the debugger evaluates"
     raise OSError(msg)
 
 
-def _read_until(pipe: int, deadline: float) -> bytes | None:
+def _read_until_deadline(pipe: int, deadline: float) -> bytes | None:
     said = bytearray()
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
@@ -507,9 +500,9 @@ def _read_until(pipe: int, deadline: float) -> bytes | None:
         said += part
 
 
-class Evaluated(NamedTuple):
+class ExpressionResult(NamedTuple):
     """
-    What became of an expression.
+    The value or error of an expression, as safe text.
 
     Attributes:
         text: What it gave, or raised, as safe text.
@@ -519,43 +512,43 @@ class Evaluated(NamedTuple):
     text: str
     raised: bool = False
 
-    def packed(self) -> str:
-        """Return this as a text."""
+    def to_text(self) -> str:
+        """Return the object as a text for ``from_text``."""
         return f"{'!' if self.raised else '='}{self.text}"
 
     @classmethod
-    def unpacked(cls, text: str) -> Evaluated:
-        """Return what ``packed`` made a text of; an empty one is of a process that was ended."""
+    def from_text(cls, text: str) -> ExpressionResult:
+        """Parse a text of ``to_text``; an empty text comes from a process that took too long."""
         return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
 
 
-def evaluated(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> Evaluated:
-    """Return what an expression gives, or raises, as safe text; ``__repr__`` methods run."""
-    code, texts = compiled(expression), SafeTexts(runs_reprs=True)
+def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> ExpressionResult:
+    """Evaluate an expression and return its value or error as safe text; ``__repr__`` methods run."""
+    code, texts = compile_expression(expression), SafeTexts(runs_reprs=True)
     try:
         value = eval(code, {**names})  # noqa: S307 - the user's own expression
-        return Evaluated("\n".join(texts.lines(value)) if pretty else texts.value(value, limit=MAX_TEXT))
+        return ExpressionResult("\n".join(texts.lines(value)) if pretty else texts.value(value, limit=MAX_TEXT))
     except BaseException as error:  # noqa: BLE001 - whatever it raises is what is to be seen
-        return Evaluated(f"{type(error).__name__}: {texts.clean(_said_by(error), 2_000)}", raised=True)
+        return ExpressionResult(f"{type(error).__name__}: {texts.clean(_safe_error_text(error), 2_000)}", raised=True)
 
 
-def _said_by(error: BaseException) -> str:
+def _safe_error_text(error: BaseException) -> str:
     try:
         return str(error)
     except BaseException:  # noqa: BLE001
         return "<an error that cannot be shown>"
 
 
-def names_of(frame: Frame) -> dict[str, Any]:
-    """Return what an expression sees in a frame: one namespace, so that comprehensions see variables, too."""
+def merge_frame_names(frame: Frame) -> dict[str, Any]:
+    """Return the globals and locals of a frame in one dict, so that comprehensions see both."""
     return {"__builtins__": builtins, **frame.globals, **frame.locals}
 
 
 # --- telling --------------------------------------------------------------------------------------------------------
 
 
-def outcome_text(outcome: Any, texts: SafeTexts) -> str:
-    """Return what came of an effect, in a line."""
+def format_outcome(outcome: Any, texts: SafeTexts) -> str:
+    """Return the outcome of an effect as safe text of one line."""
     if isinstance(outcome, Failure):
         return f"{type(outcome.error).__name__}: {texts.clean(outcome.error.message, 200)}"
     value = outcome.value
@@ -567,8 +560,8 @@ def outcome_text(outcome: Any, texts: SafeTexts) -> str:
     return texts.clean(text, 200) if isinstance(text, str) and text else texts.value(value)
 
 
-def summary_of(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
-    """Return what ``diff`` compares of a moment."""
+def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
+    """Return the values of a moment that ``diff`` compares: messages, context, budgets, usage and locals."""
     state: AgentState = moment.state
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
     return {
@@ -581,8 +574,8 @@ def summary_of(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     }
 
 
-def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two summaries, a line each: ``+`` came, ``-`` went, ``~`` changed."""
+def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return the differences of two summaries, a line each: ``+`` added, ``-`` removed, ``~`` changed."""
     lines: list[str] = []
     if before["agent"] != after["agent"]:
         lines.append(f"~ agent {before['agent']} -> {after['agent']}")
@@ -610,7 +603,7 @@ def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]
 
 @frozen
 class _UntilCondition:
-    """What ``until`` looks for."""
+    """The condition of ``run_until``."""
 
     holds: Callable[[Stepper], bool]
     expression: str = ""
@@ -635,7 +628,7 @@ def debug(engine: Engine, journal: JournalLike, *, agent: AgentLike | None = Non
 
 class Debugger:
     """
-    Stands in a recorded run, and goes both ways; use it as a context manager, or close it.
+    Moves forwards and backwards in a recorded run. Use it as a context manager, or close it.
 
     Make one with ``debug``. What it gives are the real objects of the handler as it is walked through again: code
     between yields has run again, and nothing that is recorded was done again.
@@ -647,8 +640,8 @@ class Debugger:
 
     Attributes:
         texts: What makes safe texts.
-        problem: The first error that the expression of the last ``until`` raised, in a line; ``""`` for none.
-        looked_at: At how many positions the last ``until`` looked.
+        problem: The first error that the expression of the last ``run_until`` raised, in a line; ``""`` for none.
+        looked_at: At how many positions the last ``run_until`` looked.
     """
 
     def __init__(self, engine: Engine, walk: AnyWalk, agent: AgentLike | None = None) -> None:
@@ -669,24 +662,24 @@ class Debugger:
         self.close()
 
     def close(self) -> None:
-        """Close all handlers that wait."""
+        """Close all suspended handlers."""
         self._walk.close()
 
     # --- where --------------------------------------------------------------------------------------------------------
 
     @property
     def stepper(self) -> Stepper:
-        """What stands at the position."""
+        """The stepper at the current position."""
         return self._walk.stepper
 
     @property
     def journal(self) -> Journal:
-        """The journal that is looked at."""
+        """The journal of the run."""
         return self.stepper.journal
 
     @property
     def position(self) -> int:
-        """How many results were taken."""
+        """The current position: the number of results sent to handlers."""
         return self.stepper.position
 
     @property
@@ -695,17 +688,17 @@ class Debugger:
         return self.stepper.last
 
     @property
-    def inside(self) -> str | None:
-        """The path of the child whose positions alone count; ``None`` for all."""
+    def followed_path(self) -> str | None:
+        """The path of the child to which moves are restricted; ``None`` for all runs."""
         return self._inside
 
     def moment(self) -> Moment:
-        """Return where everybody stands."""
+        """Return the state of the run whose outcome comes next at the current position."""
         return self.stepper.moment()
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """
-        Return where everybody stands as JSON: nothing but safe texts of the author's values.
+        Return the current position as JSON, with safe texts of the author's values.
 
         Its keys are ``position``, ``step``, ``address``, ``agent_id``, ``asked``, ``outcome``, ``location``, ``at``, ``messages`` (how
         many the model is shown), ``frames`` (of handlers, hooks and programs, each with its ``locals``), ``hooks``, ``variables`` (of
@@ -719,7 +712,7 @@ class Debugger:
             "address": moment.address,
             "agent_id": moment.agent_id,
             "asked": texts.clean(moment.asked, 200),
-            "outcome": None if outcome is None else outcome_text(outcome, texts),
+            "outcome": None if outcome is None else format_outcome(outcome, texts),
             "location": moment.location,
             "at": moment.at,
             "messages": len(moment.view),
@@ -743,19 +736,19 @@ class Debugger:
         }
 
     def printed(self, frame: Frame) -> str | None:
-        """Return what the program of a frame has printed so far, as safe text; ``None`` where no sandbox is there to say so."""
+        """Return the output of a frame's program as safe text; ``None`` if its sandbox is not installed."""
         printed = frame.printed()
         return None if printed is None else self.texts.clean(printed, MAX_TEXT)
 
     def variables(self) -> dict[str, str]:
-        """Return what programs have left in the run that waits, by name and as safe texts; nothing while a program waits."""
+        """Return the variables that programs left, by name as safe texts; nothing while a program runs."""
         found, texts = self.stepper.variables(), self.texts
         is_secret = {name for name, text in found.items() if texts.named(name, text) == "<redacted>"}
         return {name: "<redacted>" if name in is_secret else texts.clean(text) for name, text in found.items()}
 
     def place(self, at: int | str) -> int:
         """
-        Return the position of a step of the root run, or of the run that is followed, or of an effect such as ``"3.2#1"``.
+        Return the position of a step such as ``3``, or of an effect such as ``"3.2#1"``; steps are those of the followed run, else of the root.
 
         Raises:
             JournalError: when there is no such place; it says what there is.
@@ -769,12 +762,12 @@ class Debugger:
                 msg = f"the run has {stepper.steps(path)} steps, so there is no step {at}"
                 raise JournalError(msg)
             return found
-        address = address_of(at)
+        address = parse_address(at)
         found = stepper.position_of(*address)
         if found is None:
             known = address in self.stepper.history.intents and address != ROOT
             why = "never finished" if known else f"is not in {self.journal.name}"
-            msg = f"effect {shown_address(*address)} {why}; there are {self.last} effects with a result"
+            msg = f"effect {format_address(*address)} {why}; there are {self.last} effects with a result"
             raise JournalError(msg)
         return found
 
@@ -782,38 +775,38 @@ class Debugger:
 
     def goto(self, at: int | str, **kept: object) -> Moment:
         """
-        Go to a step, by its number, or to an effect, as ``stepengine show`` names them: before its outcome is sent.
+        Move to a step or an effect, before its outcome is sent.
 
         Raises:
             JournalError: when there is no such place.
             ReplayDivergence: when the run differs from its record before it.
         """
-        self._walk.to(self.place(at), **kept)
+        self._walk.move_to(self.place(at), **kept)
         return self.moment()
 
-    def to(self, position: int, **kept: Any) -> Moment:
-        """Go to a position; beyond the last one is the last one. Raises as ``goto``."""
-        self._walk.to(max(0, min(position, self.last)), **kept)
+    def move_to(self, position: int, **kept: Any) -> Moment:
+        """Move to a position, at most to the last one. Raises the errors of ``goto``."""
+        self._walk.move_to(max(0, min(position, self.last)), **kept)
         return self.moment()
 
     def next(self, count: int = 1) -> Moment:
-        """Go *count* positions on; inside a child, *count* of its own."""
-        return self.to(self.position_after(count))
+        """Move forward by *count* positions; of a followed child, of its own."""
+        return self.move_to(self.position_after(count))
 
     def back(self, count: int = 1) -> Moment:
-        """Go *count* positions back; inside a child, *count* of its own."""
-        return self.to(self.position_after(-count))
+        """Move back by *count* positions; of a followed child, of its own."""
+        return self.move_to(self.position_after(-count))
 
     def position_after(self, count: int) -> int:
-        """Return the position that is *count* positions on, or back; only those of the child that is followed count."""
+        """Return the position *count* positions from here; if a child is followed, only its own positions count."""
         if self._inside is None:
             return max(0, min(self.position + count, self.last))
-        mine = [n for n in range(self.last + 1) if self._is_inside(n)]
+        mine = [n for n in range(self.last + 1) if self._is_of_followed_child(n)]
         ahead = [n for n in mine if n > self.position] if count > 0 else [n for n in mine[::-1] if n < self.position]
         return ahead[min(abs(count), len(ahead)) - 1] if ahead and count else self.position
 
     def position_of_step_after(self, count: int) -> int:
-        """Return the position of the step that is *count* steps on, or back, in the run that is followed, or the root."""
+        """Return the position of the step *count* steps from here, in the followed run or the root run."""
         stepper, path = self.stepper, self._inside or ""
         calls = [p for n in range(1, stepper.steps(path) + 1) if (p := stepper.position_of_step(n, path)) is not None]
         ahead = [p for p in calls if p > self.position] if count > 0 else [p for p in calls[::-1] if p < self.position]
@@ -821,13 +814,13 @@ class Debugger:
             return self.last if count > 0 else 0
         return ahead[count - 1] if 0 < count <= len(ahead) else ahead[min(abs(count), len(ahead)) - 1]
 
-    def _is_inside(self, position: int) -> bool:
+    def _is_of_followed_child(self, position: int) -> bool:
         address = self.stepper.address_at(position)
         return address is not None and address[0] == self._inside
 
-    def into(self, path: str) -> int:
+    def follow_child(self, path: str) -> int:
         """
-        Follow a child: only its own positions count from now on.
+        Follow a child, so that only its positions count; return its first position from here on, else its first.
 
         Returns:
             Where it waits: this position or the next one of its own; of a child that is over by now its first.
@@ -840,18 +833,18 @@ class Debugger:
             msg = f"there is no run at {path[:80]!r}; there are: {list_names(paths, path, none='none but the root')}"
             raise JournalError(msg)
         self._inside = path
-        mine = [n for n in range(self.last + 1) if self._is_inside(n)]
+        mine = [n for n in range(self.last + 1) if self._is_of_followed_child(n)]
         return next((n for n in mine if n >= self.position), mine[0] if mine else self.position)
 
-    def out(self) -> None:
+    def follow_all(self) -> None:
         """Follow all runs again."""
         self._inside = None
 
     # --- looking for something ----------------------------------------------------------------------------------------
 
-    def until(self, what: str, *, backwards: bool = False) -> bool:
+    def run_until(self, what: str, *, backwards: bool = False) -> bool:
         """
-        Go on to the next position that *what* holds for, or back to the one before; return whether there was one.
+        Move to the next position where the condition *what* holds, or the previous one; return whether there is one.
 
         Without one it goes to the end. Runs of children are stepped over unless one of them is followed.
 
@@ -864,17 +857,19 @@ class Debugger:
             InputError: when *what* is not an expression.
         """
         wanted, start = self._parse_condition(what), self.position
-        found = self._search(wanted, 0 if backwards else start + 1, start - 1 if backwards else self.last, backwards)
-        self._walk.to(found if found is not None else (0 if backwards else self.last))
+        found = self._find_position_where(
+            wanted, 0 if backwards else start + 1, start - 1 if backwards else self.last, backwards
+        )
+        self._walk.move_to(found if found is not None else (0 if backwards else self.last))
         return found is not None
 
-    def _search(self, wanted: _UntilCondition, first: int, last: int, backwards: bool) -> int | None:  # noqa: FBT001
+    def _find_position_where(self, wanted: _UntilCondition, first: int, last: int, backwards: bool) -> int | None:  # noqa: FBT001
         self.problem, self.looked_at = "", 0
         found: int | None = None
         for position in range(first, last + 1):
-            if not self._counts(position):
+            if not self._is_searchable(position):
                 continue
-            self._walk.to(position)
+            self._walk.move_to(position)
             self.looked_at += 1
             if self.holds(wanted):
                 found = position
@@ -885,34 +880,34 @@ class Debugger:
         return found
 
     def look(self, what: str, first: int, last: int, *, backwards: bool = False) -> dict[str, Any]:
-        """Return what looking from one position on to another found, as JSON; it stands somewhere there then."""
-        found = self._search(self._parse_condition(what), first, last, backwards)
+        """Find the first, *backwards* the last, position from *first* to *last* where *what* holds; return JSON."""
+        found = self._find_position_where(self._parse_condition(what), first, last, backwards)
         return {"found": found, "problem": self.problem, "looked_at": self.looked_at}
 
     def check(self, what: str) -> None:
-        """Raise ``InputError`` unless *what* is something that ``until`` can look for."""
+        """Raise ``InputError`` unless *what* is a valid condition for ``run_until``."""
         self._parse_condition(what)
 
     def with_engine(self, engine: Engine) -> Debugger:
-        """Return a debugger at the same place that forks with another engine."""
+        """Return a debugger at the same position whose forks run in another engine."""
         made = Debugger(engine, self._walk, self._agent)
         made._inside = self._inside
         return made
 
-    def _counts(self, position: int) -> bool:
+    def _is_searchable(self, position: int) -> bool:
         if self._inside is not None:
-            return self._is_inside(position)
+            return self._is_of_followed_child(position)
         address = self.stepper.address_at(position)
         return address is None or address[0] == ""
 
     def holds(self, wanted: _UntilCondition) -> bool:
-        """Return whether the position is one that is looked for."""
+        """Return whether a condition is true at the current position."""
         try:
             return bool(wanted.holds(self.stepper))
         except StepEngineError:
             raise
         except Exception as error:  # noqa: BLE001 - the expression is the user's own
-            self.problem = self.problem or f"{type(error).__name__}: {self.texts.clean(_said_by(error), 200)}"
+            self.problem = self.problem or f"{type(error).__name__}: {self.texts.clean(_safe_error_text(error), 200)}"
             return False
 
     def _parse_condition(self, what: str) -> _UntilCondition:
@@ -929,9 +924,9 @@ class Debugger:
         if what.startswith("@"):
             return _UntilCondition(lambda stepper: getattr(stepper.effect(), "tool_name", None) == what[1:])
         if what == "error":
-            return _UntilCondition(_is_error)
-        code = compiled(what)
-        return _UntilCondition(lambda stepper: eval(code, names_of(_handler(stepper))), what)  # noqa: S307 - the user's own
+            return _UntilCondition(_has_error_outcome)
+        code = compile_expression(what)
+        return _UntilCondition(lambda stepper: eval(code, merge_frame_names(_waiting_author_frame(stepper))), what)  # noqa: S307 - the user's own
 
     # --- looking at values --------------------------------------------------------------------------------------------
 
@@ -941,7 +936,7 @@ class Debugger:
 
     def evaluate(self, expression: str, frame: int = 0, *, pretty: bool = False) -> str:
         """
-        Return what an expression gives in a frame, as safe text.
+        Evaluate an expression in a frame, and return its value as safe text.
 
         It runs in a forked process, for at most two seconds, so that nothing it does stays. Where that is impossible it
         runs here, and unless it only looks, the handler is walked to its place again.
@@ -956,20 +951,20 @@ class Debugger:
         """
         return self.evaluate_in(self.frame(frame), expression, pretty=pretty).text
 
-    def evaluate_in(self, frame: Frame, expression: str, *, pretty: bool = False) -> Evaluated:
-        """Return what an expression gives in a frame that was looked up; see ``evaluate``."""
-        compiled(expression)
-        names = names_of(frame)
-        if not can_fork():
-            said = in_child(lambda: evaluated(expression, names, pretty=pretty).packed())
-            return Evaluated.unpacked(said or "")
-        made = evaluated(expression, names, pretty=pretty)
+    def evaluate_in(self, frame: Frame, expression: str, *, pretty: bool = False) -> ExpressionResult:
+        """Evaluate an expression in a given frame; see ``evaluate``."""
+        compile_expression(expression)
+        names = merge_frame_names(frame)
+        if not explain_no_fork():
+            said = call_in_fork(lambda: evaluate_expression(expression, names, pretty=pretty).to_text())
+            return ExpressionResult.from_text(said or "")
+        made = evaluate_expression(expression, names, pretty=pretty)
         if not is_harmless(expression):
             self._walk.anew()
         return made
 
     def frame(self, number: int) -> Frame:
-        """Return one of ``frames``; ``InputError`` when there is no such one."""
+        """Return one of ``frames`` by its number; raise ``InputError`` if there is none."""
         frames = self.frames()
         if not 0 <= number < len(frames):
             why = f"there are {len(frames)} frames" if frames else "nothing of the author's waits here"
@@ -982,37 +977,37 @@ class Debugger:
         return self.locals_of(self.frame(frame))
 
     def locals_of(self, frame: Frame) -> dict[str, str]:
-        """Return the variables of a frame that was looked up; see ``locals``."""
+        """Return the variables of a given frame; see ``locals``."""
         values = frame.locals
 
         def texts(made: SafeTexts) -> dict[str, str]:
             return {name: made.named(name, value) for name, value in values.items()}
 
-        if can_fork() or all("<" not in text for text in texts(self.texts).values()):
+        if explain_no_fork() or all("<" not in text for text in texts(self.texts).values()):
             return texts(self.texts)
-        said = in_child(lambda: json.dumps(texts(SafeTexts(runs_reprs=True))))
+        said = call_in_fork(lambda: json.dumps(texts(SafeTexts(runs_reprs=True))))
         with contextlib.suppress(ValueError, TypeError):
             found: dict[str, str] = json.loads(said or "")
             return found
         return texts(self.texts)
 
     def summary(self) -> dict[str, Any]:
-        """Return what ``diff`` compares of this position, as JSON."""
-        return summary_of(self.moment(), self.texts)
+        """Return the values at this position that ``diff`` compares, as JSON."""
+        return summarize_moment(self.moment(), self.texts)
 
     def diff(self, a: int | str, b: int | str) -> list[str]:
         """
-        Return what differs between two places, named as for ``goto``, a line each; it stands where it stood then.
+        Return the differences between two places, a line each; places are those of ``goto``. The debugger does not move.
 
         Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
         """
         stood, one, two = self.position, self.place(a), self.place(b)
         known: dict[int, dict[str, object]] = {}
         for position in sorted({one, two}):
-            self._walk.to(position)
+            self._walk.move_to(position)
             known[position] = self.summary()
-        self._walk.to(stood)
-        return difference(known[one], known[two])
+        self._walk.move_to(stood)
+        return diff_summaries(known[one], known[two])
 
     # --- going on from here -------------------------------------------------------------------------------------------
 
@@ -1027,7 +1022,7 @@ class Debugger:
         limits: object = None,
     ) -> RunResult:
         """
-        Go on from the effect that waits here, in a new journal, which the result names.
+        Run a copy of the recorded run from the waiting effect on, in a new journal that the result names.
 
         Args:
             edit: Another outcome for it, as for ``Engine.fork``; of a question that is open, its answer.
@@ -1052,7 +1047,7 @@ class Debugger:
             if address in self.stepper.history.results:
                 return await self._engine.fork(
                     self.journal,
-                    at=shown_address(*address),
+                    at=format_address(*address),
                     edit=edit,
                     into=into,
                     allow_repeat=allow_repeat,
@@ -1061,23 +1056,23 @@ class Debugger:
             return await self._answer_on_copy(address, edit, into, options)
 
     def _copy_with_edit(self, address: Address, edit: object) -> Journal:
-        """Return the whole journal with another outcome at one place."""
+        """Return a copy of the whole journal in which the effect at *address* has the outcome *edit*."""
         history = self.stepper.history
         known = history.results.get(address)
         if known is None or edit is None:
-            msg = f"what is served stands after another outcome: say which one effect {shown_address(*address)} has"
+            msg = f"what is served stands after another outcome: say which one effect {format_address(*address)} has"
             raise JournalError(msg)
-        made = outcome_for(history, history.intents[address], edit, known.at)
+        made = make_outcome(history, history.intents[address], edit, known.at)
         changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=history.outcome(known).inputs))
         copy = MemoryJournal(redact="off", link=self.journal.link).with_rules_of(self.journal)
         copy.replace([changed if record is known else record for record in history.records])
         return copy
 
     async def _answer_on_copy(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
-        """Go on from a question that is open, on a copy."""
-        questions = [q.id for where, q in self.stepper.history.open_questions().values() if where == address]
+        """Answer an open question in a copy of the journal, and resume the copy."""
+        questions = [q.id for where, q in open_questions(self.stepper.history).values() if where == address]
         if not questions or answer is None:
-            msg = f"effect {shown_address(*address)} has no result"
+            msg = f"effect {format_address(*address)} has no result"
             raise JournalError(f"{msg}; say what it is with an answer" if questions else f"{msg}: fork before it")
         given = answer if isinstance(answer, list | tuple) else [answer] * len(questions)
         target = MemoryJournal(redact="off") if into is None else as_journal(into)
@@ -1088,18 +1083,18 @@ class Debugger:
         return await self._engine.resume(target, answers=dict(zip(questions, given, strict=False)), **options)
 
 
-def _handler(stepper: Stepper) -> Frame:
-    """Return the frame that expressions are looked at in; one without variables where nothing of the author's waits."""
+def _waiting_author_frame(stepper: Stepper) -> Frame:
+    """Return the author's frame that waits, in which expressions are evaluated; an empty one if none waits."""
     return stepper.outermost() or Frame(function="")
 
 
-def _is_error(stepper: Stepper) -> bool:
+def _has_error_outcome(stepper: Stepper) -> bool:
     outcome = stepper.outcome()
     return isinstance(outcome, Failure) or bool(getattr(getattr(outcome, "value", None), "is_error", False))
 
 
-def frame_of(frame: FrameType) -> Frame:
-    """Return a running frame as one that waits: what ``breakpoint()`` stands in."""
+def make_frame(frame: FrameType) -> Frame:
+    """Return a running frame as a ``Frame``, for ``breakpoint()``."""
     code = frame.f_code
     return Frame(
         function=code.co_qualname,
@@ -1111,7 +1106,7 @@ def frame_of(frame: FrameType) -> Frame:
 
 
 def lines_around(frame: Frame, most: int = 5) -> Iterator[tuple[int, str]]:
-    """Give the lines around the one that waits, with their numbers; those of a file as they were when they were first read."""
+    """Yield up to *most* source lines around the current one, with their numbers, as first read."""
     import linecache
 
     line = frame.line

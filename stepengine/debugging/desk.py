@@ -25,10 +25,10 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.debugging.debugger import can_fork
-from stepengine.debugging.edits import MomentView, Watched
+from stepengine.debugging.debugger import explain_no_fork
+from stepengine.debugging.edits import MomentPreview, WatchedMoment
 from stepengine.engine import Engine
-from stepengine.engine.stepping import Tape
+from stepengine.engine.stepper import Tape
 from stepengine.errors import StepEngineError
 from stepengine.journal import FileJournal
 from stepengine.tools.decorator import tool
@@ -36,17 +36,15 @@ from stepengine.tools.decorator import tool
 if TYPE_CHECKING:
     from stepengine.engine.options import AgentLike
 
-__all__ = ("Maker", "lines_of", "talk")
-
 EVERY = 0.1
 """How often files are looked at, in seconds."""
 LINE = 1 << 20
 
 
 @frozen
-class Maker:
+class EngineSpec:
     """
-    How another process makes the engine of an application from the files as they are now.
+    The instructions for another process to create the engine of an application from its current files.
 
     Attributes:
         make: A function, ``"package.module:name"``; it returns an ``Engine``, or what has one as its ``embedded_engine``.
@@ -59,8 +57,8 @@ class Maker:
     files: tuple[str, ...] = ()
 
     @classmethod
-    def of_json(cls, told: Mapping[str, Any]) -> Maker:
-        """Return what ``attrs.asdict`` made JSON of."""
+    def from_json(cls, told: Mapping[str, Any]) -> EngineSpec:
+        """Return the spec in a JSON object, as ``attrs.asdict`` writes it."""
         return cls(told["make"], told["given"], tuple(told["files"]))
 
     def engine(self) -> Engine:
@@ -74,18 +72,18 @@ class Maker:
         return engine
 
     def load(self) -> tuple[Engine, AgentLike | None]:
-        """Return the engine, and no agent: the one that the journal names is meant."""
+        """Return a new engine of the author's code, and ``None`` for the agent, since the journal names it."""
         return self.engine(), None
 
     def watched(self) -> Iterator[str]:
-        """Give the author's files: of a folder those that are there now."""
+        """Yield the paths of the author's files; for a folder, those of its current Python files."""
         for one in self.files:
             path = Path(one)
             yield from map(str, sorted(path.glob("*.py"))) if path.is_dir() else [str(path.resolve())]
 
 
-def lines_of(descriptor: int) -> Callable[[float | None], list[Any] | None]:
-    """Return what gives the lines that came within so many seconds, as JSON; ``None`` once nobody writes any more."""
+def make_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | None]:
+    """Return a function that waits up to some seconds for JSON lines on a descriptor; it returns ``None`` at the end of the input."""
     rest = bytearray()
 
     def come(seconds: float | None) -> list[Any] | None:
@@ -103,8 +101,8 @@ def lines_of(descriptor: int) -> Callable[[float | None], list[Any] | None]:
     return come
 
 
-def talk() -> tuple[Callable[[float | None], list[Any] | None], Callable[[Mapping[str, Any]], None]]:
-    """Return what hears and what says lines of JSON, out of the reach of whatever the author's code prints or reads."""
+def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Callable[[Mapping[str, Any]], None]]:
+    """Move standard input and output to descriptors of their own; return functions that read and write lines of JSON on them."""
     reading, writing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -116,11 +114,11 @@ def talk() -> tuple[Callable[[float | None], list[Any] | None], Callable[[Mappin
         while line:
             line = line[os.write(writing, line) :]
 
-    return lines_of(reading), say
+    return make_line_reader(reading), say
 
 
-def _import_libraries() -> None:
-    """Import here what every look would import anew, which is most of its time: none of it is the author's."""
+def import_engine_libraries(**options: Any) -> None:
+    """Import the libraries that every look needs, by making an engine with *options*, so that child processes need not do it."""
 
     @tool
     def nothing(text: str) -> str:
@@ -132,12 +130,12 @@ def _import_libraries() -> None:
         """
         return text
 
-    Engine([AgentDefinition("nobody", tools=[nothing])]).close()
+    Engine([AgentDefinition("nobody", tools=[nothing])], **options).close()
 
 
-class _Desk:
+class _RunInspector:
     """
-    What is done at a desk.
+    Answers a page's requests about one run under the author's current code.
 
     Args:
         say: Tells the page something.
@@ -146,21 +144,21 @@ class _Desk:
         at: Where to begin.
     """
 
-    def __init__(self, say: Callable[[Mapping[str, Any]], None], maker: Maker, file: str, at: str) -> None:
+    def __init__(self, say: Callable[[Mapping[str, Any]], None], maker: EngineSpec, file: str, at: str) -> None:
         self._say = say
         self._file = file
         self._at = at
-        self._watched = Watched(maker.load, Tape(FileJournal(file)), at, files=maker.watched)
+        self._watched = WatchedMoment(maker.load, Tape(FileJournal(file)), at, files=maker.watched)
 
-    def sit(self, hear: Callable[[float | None], list[Any] | None]) -> None:
-        """Look whenever somebody asks or a file is saved, until nobody can ask any more."""
+    def serve_requests(self, hear: Callable[[float | None], list[Any] | None]) -> None:
+        """Answer requests, and send a new preview when a file is saved, until the input ends."""
         self._look([])
         if self._watched.good is None and self._watched.at != self._at:
             # There is no such place: that was said, and the beginning is a place of every run.
             self._look([])
         while (asked := hear(EVERY)) is not None:
             for one in asked:
-                self._do(one)
+                self._answer_request(one)
             saved = self._watched.saved()
             if saved:
                 self._look(saved)
@@ -173,53 +171,61 @@ class _Desk:
         try:
             found, changes = self._watched.look(whole=True)
         except StepEngineError as error:
-            self._say({"event": "problem", "problem": self._clean(error.message), "saved": saved})
+            self._say({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
             return
         seconds = round(self._watched.seconds, 3)
         told = {"event": "look", "at": self._watched.at, "saved": saved, "seconds": seconds, "difference": changes}
         self._say(
-            {**told, "now": self._shown(found), "before": self._shown(self._beside(found, before) if saved else None)}
+            {
+                **told,
+                "now": self._preview_as_json(found),
+                "before": self._preview_as_json(self._preview_before_save(found, before) if saved else None),
+            }
         )
 
-    def _beside(self, found: MomentView, before: MomentView | None) -> MomentView | None:
-        """Return what was where a look stands, under the code before it: what was elsewhere would be no change."""
+    def _preview_before_save(self, found: MomentPreview, before: MomentPreview | None) -> MomentPreview | None:
+        """Return the preview of the same place under the code before the last save."""
         if found.place is None or before is None or before.place is None:
             return None
         return (
             before if found.place["address"] == before.place["address"] else self._watched.old(found.place["address"])
         )
 
-    def _do(self, asked: Mapping[str, Any]) -> None:
-        act: Callable[[], Mapping[str, Any]] = partial(self._goes, str(asked.get("at", "")))
+    def _answer_request(self, asked: Mapping[str, Any]) -> None:
+        act: Callable[[], Mapping[str, Any]] = partial(self._preview_other_place, str(asked.get("at", "")))
         if asked["do"] == "next":
             act = self._next
         try:
             told = act()
         except StepEngineError as error:
-            told = {"refused": self._clean(error.message)}
+            told = {"refused": self._hide_journal_path(error.message)}
         self._say({"id": asked["id"], **told})
 
-    def _goes(self, at: str) -> dict[str, Any]:
+    def _preview_other_place(self, at: str) -> dict[str, Any]:
         found, old = self._watched.go(at, whole=True)
-        return {"now": self._shown(found), "before": self._shown(old)}
+        return {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
 
     def _next(self) -> dict[str, Any]:
         return attrs.asdict(self._watched.next())
 
-    def _shown(self, found: MomentView | None) -> dict[str, Any] | None:
+    def _preview_as_json(self, found: MomentPreview | None) -> dict[str, Any] | None:
         if found is None:
             return None
         told = attrs.asdict(found, recurse=False, filter=lambda one, _: one.name != "summary")
-        return {**told, "problem": self._clean(found.problem), "differs": self._clean(found.differs)}
+        return {
+            **told,
+            "problem": self._hide_journal_path(found.problem),
+            "differs": self._hide_journal_path(found.differs),
+        }
 
-    def _clean(self, said: str) -> str:
-        """Leave out where the record lies meanwhile, which tells nobody anything."""
+    def _hide_journal_path(self, said: str) -> str:
+        """Replace the temporary path of the journal in a text by the name of the run."""
         return said.replace(self._file, Path(self._file).stem)
 
 
 def main() -> None:
-    """Do what the first line says."""
-    hear, say = talk()
+    """Read the first message and serve its requests."""
+    hear, say = open_json_channel()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked: list[Any] | None = []
     while not asked:
@@ -227,24 +233,24 @@ def main() -> None:
         if asked is None:
             return
     first, *_ = asked
-    why = can_fork()
+    why = explain_no_fork()
     if why:
         say({"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"})
         return
-    _import_libraries()
+    import_engine_libraries()
     try:
-        desk = _Desk(say, Maker.of_json(first["maker"]), first["file"], first["at"])
+        inspector = _RunInspector(say, EngineSpec.from_json(first["maker"]), first["file"], first["at"])
     except (StepEngineError, OSError) as error:
         say({"event": "ended", "problem": f"the record cannot be read: {error}"})
         return
     try:
-        desk.sit(hear)
+        inspector.serve_requests(hear)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
         pass
     finally:
-        desk.close()
+        inspector.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-``Walker``: a recorded run under the code as it stands in its files now; ``Watched``: one place of it, again at every save.
+``Walker``: a recorded run under the code as it stands in its files now; ``WatchedMoment``: one place of it, again at every save.
 
 Whoever edits a handler wants to see what an edit does to a run that there is. So at every save the run is walked again: in a process
 that is forked for it from one which holds the record and has never imported any of the author's code. That process compiles the
@@ -40,39 +40,33 @@ from stepengine.data.messages import JsonPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
-from stepengine.debugging.debugger import Debugger, PausedWalk, difference, lines_around, no_network, summary_of
+from stepengine.debugging.debugger import (
+    Debugger,
+    PausedWalk,
+    diff_summaries,
+    lines_around,
+    refuse_network,
+    summarize_moment,
+)
 from stepengine.debugging.texts import SafeTexts
-from stepengine.engine.loading import BrokenFile
-from stepengine.engine.stepping import Tape
+from stepengine.engine.loader import BrokenFile
+from stepengine.engine.stepper import Tape
 from stepengine.errors import AgentError, JournalError, ModelError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, Purse
+from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.journal.records import ROOT
-from stepengine.journal.replayer import Leeway
 from stepengine.models import ModelDelta, Provider
 from stepengine.redaction import without_secret_variables
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.options import AgentLike
-    from stepengine.engine.stepping import Moment
-
-__all__ = (
-    "LOOK_SECONDS",
-    "Load",
-    "MomentView",
-    "Next",
-    "Walker",
-    "Watched",
-    "error_text",
-    "files_since",
-    "look",
-    "modules_since",
-    "next_of",
-    "places_of",
-    "see_sources_alone",
-)
+    from stepengine.engine.stepper import Moment
 
 LOOK_SECONDS = 5.0
+"""Seconds of CPU time, since on a busy machine the same replay takes several times as long by the clock."""
+WAITING_SECONDS = 20.0
+"""Seconds by the clock until code that does not answer counts as waiting; a busy machine takes several for one of CPU time."""
 MOST = 4 * 1024 * 1024
 """The most bytes that a look may tell: variables are cut, but there may be many."""
 SETTLED = 0.02
@@ -91,13 +85,13 @@ LIBRARIES = tuple(
 
 
 @frozen(kw_only=True)
-class MomentView:
+class MomentPreview:
     """
-    What a run looks like at a place under the present code.
+    The state of a run at one place under the current code.
 
     Attributes:
-        place: Where it stands, as ``Debugger.told`` tells it; ``None`` where the code could not be loaded or walked at all.
-        summary: What ``difference`` compares of it.
+        place: Where it stands, as ``Debugger.to_dict`` returns it; ``None`` where the code could not be loaded or walked at all.
+        summary: What ``diff_summaries`` compares of it.
         lines: The source around the line that waits: numbers and texts.
         problem: Why there is no place: what loading raised, or what ended the process.
         differs: How the code goes another way than is recorded, there or later; ``""`` where it goes the recorded one to its end.
@@ -106,7 +100,7 @@ class MomentView:
         is_before: Whether that is before the place that was asked for, so that this is the last one before it.
         changed: Where a model would be asked something else, and was taken to say what is recorded.
         files: The author's files that the code came from.
-        whole: What else there is at that place, where it was asked for; see ``_whole``.
+        whole: What else there is at that place, where it was asked for; see ``_full_details``.
     """
 
     place: Mapping[str, Any] | None = None
@@ -123,13 +117,13 @@ class MomentView:
 
 
 @frozen(kw_only=True)
-class Next:
+class NextRequest:
     """
-    What a model would be asked next that nobody has asked, under the present code.
+    The first model request under the current code that the record does not answer.
 
     Attributes:
         address: The effect that is the first of them; ``""`` where there is none.
-        request: The request, as ``Look.whole`` tells one.
+        request: The request, in the form of ``MomentPreview.whole``.
         price: US dollars that reading it costs at most; ``None`` where that is unknown.
         served: How many calls after the first difference the record answered on the way there.
         why: Why there is none: nothing else is asked, or the way there is not recorded.
@@ -145,9 +139,9 @@ class Next:
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
-def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS, prints: bool = False) -> MomentView:
+def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS, prints: bool = False) -> MomentPreview:
     """
-    Walk a recorded run to a place, and on to its end, in a process of its own; see ``Walker``.
+    Replay a recorded run in a new process, and return a preview of a place; see ``Walker``.
 
     Raises:
         JournalError: when the run has no such place.
@@ -159,7 +153,7 @@ def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS,
 
 class Walker:
     """
-    A process that has the author's code as it stands in its files when it is made, and goes to any place of a recorded run.
+    A process that imports the author's current code and replays a recorded run, to any place of it.
 
     Args:
         load: Loads the author's code, and returns an engine and the agent of the run. It is called in that process alone.
@@ -184,7 +178,7 @@ class Walker:
         self._pid = os.fork()
         if self._pid == 0:
             self._own.close()
-            _Walking(load, tape, known, prints=prints).serve(theirs)
+            _WalkerProcess(load, tape, known, prints=prints).serve(theirs)
         theirs.close()
         self.is_alive = True
 
@@ -195,66 +189,68 @@ class Walker:
         self.close()
         gc.unfreeze()
 
-    def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentView:
+    def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentPreview:
         """
-        Return what the run looks like at a place; the first look of a process goes on to the end of the run, too.
+        Return a preview of a place; the first look of a process also replays the run to its end.
 
         Args:
             at: The place, as for ``Debugger.goto``; ``""`` is the beginning.
-            seconds: How long it may take.
-            whole: Whether ``Look.whole`` is told.
+            seconds: The CPU time that it may take, in seconds.
+            whole: Whether the preview has ``MomentPreview.whole``.
 
         Raises:
             JournalError: when the run has no such place.
         """
         told = self._asked({"do": "look", "at": at, "whole": whole}, seconds)
         if isinstance(told, str):
-            return MomentView(problem=told)
+            return MomentPreview(problem=told)
         lines = tuple(map(tuple, told["lines"]))
-        return MomentView(
+        return MomentPreview(
             **{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines}
         )
 
-    def next(self, *, seconds: float = LOOK_SECONDS) -> Next:
-        """Return what a model would be asked next. The process has done another run then, and goes nowhere any more."""
-        told = self._asked({"do": "next"}, seconds)
+    def next(self) -> NextRequest:
+        """Return the first model request that the record does not answer. The process cannot be used afterwards."""
+        told = self._asked({"do": "next"}, LOOK_SECONDS)
         self.close()
-        return Next(why=told) if isinstance(told, str) else Next(**told)
+        return NextRequest(why=told) if isinstance(told, str) else NextRequest(**told)
 
     def _asked(self, what: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
-        """Ask for something, and return what it tells; a text says why that is nothing."""
+        """Send the process a request, and return its reply, or a text that explains why there is none."""
         if not self.is_alive:
             return "its code ended the process"
         try:
             self._own.sendall(json.dumps({**what, "seconds": seconds}).encode() + b"\n")
-            said = _line_until(self._own, time.monotonic() + seconds)
+            said = _read_line_until(self._own, time.monotonic() + WAITING_SECONDS)
         except OSError:
             said = b""
         if not said:
-            self.close()
-            return (
-                "its code ended the process"
-                if said is not None
-                else f"it was ended after {seconds:g} s: an endless loop?"
-            )
+            ended_by = self.close()
+            if said is None:
+                return f"it was ended after {WAITING_SECONDS:g} s: does it wait for something?"
+            if ended_by == signal.SIGPROF:
+                return f"it was ended after {seconds:g} s of CPU time: an endless loop?"
+            return "its code ended the process"
         told: dict[str, Any] = json.loads(said)
         if "no_place" in told:
             raise JournalError(told["no_place"])
         return told
 
-    def close(self) -> None:
-        """End the process, and those that its code began; may be called twice."""
-        if self.is_alive:
-            self.is_alive = False
-            for end in (os.killpg, os.kill):
-                with contextlib.suppress(OSError):
-                    end(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._own.close()
+    def close(self) -> int:
+        """End the process and its children, and return the signal that ended it; 0 if none did. May be called twice."""
+        if not self.is_alive:
+            return 0
+        self.is_alive = False
+        for end in (os.killpg, os.kill):
+            with contextlib.suppress(OSError):
+                end(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        self._own.close()
+        return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _line_until(end: socket.socket, deadline: float) -> bytes | None:
-    """Return a line; what came of it where the other end is gone before it was whole, ``None`` where it takes too long."""
+def _read_line_until(end: socket.socket, deadline: float) -> bytes | None:
+    """Return a line from a socket: ``b""`` if the socket closes first or the line is too long, ``None`` after the deadline."""
     said = bytearray()
     while not said.endswith(b"\n"):
         ready, _, _ = select.select([end], [], [], max(0.0, deadline - time.monotonic()))
@@ -267,8 +263,8 @@ def _line_until(end: socket.socket, deadline: float) -> bytes | None:
     return bytes(said)
 
 
-class _Walking:
-    """What the process of a ``Walker`` does: it loads the code at the first thing that it is asked, and tells in lines of JSON."""
+class _WalkerProcess:
+    """The main loop of a ``Walker`` process. It loads the code at the first request."""
 
     def __init__(self, load: Load, tape: Tape, known: frozenset[str], *, prints: bool) -> None:
         self._load = load
@@ -280,105 +276,109 @@ class _Walking:
     def serve(self, end: socket.socket) -> Never:
         try:
             os.setpgid(0, 0)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF):
                 signal.signal(number, signal.SIG_DFL)
-            see_sources_alone()
-            _forget_keys()
+            disable_bytecode()
+            _remove_keys()
             for name in ("connect", "connect_ex", "sendto", "bind"):
-                setattr(socket.socket, name, no_network)
+                setattr(socket.socket, name, refuse_network)
             with end.makefile("rb") as asked, contextlib.redirect_stdout(sys.stderr if self._prints else io.StringIO()):
                 for line in asked:
                     what = json.loads(line)
-                    # Whoever asked may be gone, and nobody ends an endless loop then.
-                    signal.setitimer(signal.ITIMER_REAL, what["seconds"] + 1)
-                    said = json.dumps(self._told(what)).encode()
+                    # The parent process may have ended: then only these timers end an endless loop.
+                    signal.setitimer(signal.ITIMER_PROF, what["seconds"])
+                    signal.setitimer(signal.ITIMER_REAL, WAITING_SECONDS + 1)
+                    said = json.dumps(self._reply(what)).encode()
+                    signal.setitimer(signal.ITIMER_PROF, 0)
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     if len(said) >= MOST:
                         said = json.dumps(
-                            _form(MomentView(problem=f"what is there has more than {MOST:,} bytes"))
+                            _preview_to_dict(MomentPreview(problem=f"what is there has more than {MOST:,} bytes"))
                         ).encode()
                     end.sendall(said + b"\n")
         finally:
             os._exit(0)
 
-    def _told(self, what: Mapping[str, Any]) -> dict[str, Any]:
+    def _reply(self, what: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if what["do"] == "next":
-                with naming_broken_files():
+                with report_broken_files():
                     return attrs.asdict(asyncio.run(self._next()))
-            go = self._first if self._debugger is None else self._again
-            with naming_broken_files():
+            go = self._load_and_preview if self._debugger is None else self._preview_loaded
+            with report_broken_files():
                 found = go(what["at"], whole=what["whole"])
-        except _NoPlace as error:
+        except _MissingPlace as error:
             return {"no_place": str(error)}
         except BaseException as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
             said = SafeTexts().clean(error_text(error), CHARS)
             if what["do"] == "next":
-                return attrs.asdict(Next(why=said))
-            found = MomentView(problem=said, files=tuple(_files_of(error)))
-        return _form(attrs.evolve(found, files=tuple(sorted({*found.files, *files_since(self._known)}))))
+                return attrs.asdict(NextRequest(why=said))
+            found = MomentPreview(problem=said, files=tuple(_files_in_traceback(error)))
+        return _preview_to_dict(
+            attrs.evolve(found, files=tuple(sorted({*found.files, *files_imported_since(self._known)})))
+        )
 
-    async def _next(self) -> Next:
+    async def _next(self) -> NextRequest:
         engine, agent = self._load()
         async with engine:
-            return await next_of(engine, self._tape.journal, agent)
+            return await find_next_request(engine, self._tape.journal, agent)
 
-    def _first(self, at: str, *, whole: bool) -> MomentView:
-        """Go to a place, and on to the end, so that it is known how the run goes under this code."""
+    def _load_and_preview(self, at: str, *, whole: bool) -> MomentPreview:
+        """Load the code, preview a place, and replay the run to its end."""
         engine, agent = self._load()
         try:
-            stepper = engine.stepper(self._tape, agent=agent, leeway=Leeway(keeps_replies=True))
+            stepper = engine.stepper(self._tape, agent=agent, leeway=AllowedDifferences(keeps_replies=True))
         except ReplayDivergence as error:  # it begins in another way, so that there is no place to stand at
-            return _with_course(MomentView(is_before=True), error)
+            return _add_divergence(MomentPreview(is_before=True), error)
         debugger = Debugger(engine, PausedWalk(stepper), agent)
-        position = _position(debugger, at)
-        found: MomentView | None = None
+        position = _find_position(debugger, at)
+        found: MomentPreview | None = None
         differs: ReplayDivergence | None = None
         try:
             stepper.go(position)
-            found = _look(debugger, is_before=False, whole=whole)
+            found = _make_preview(debugger, is_before=False, whole=whole)
             stepper.go(stepper.last)
         except ReplayDivergence as error:
             differs = error
         # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.
         changed = tuple(dict.fromkeys(stepper.kept))
-        ends = _ends(debugger) if differs is None else ()
+        ends = _compare_ends(debugger) if differs is None else ()
         if found is None:
-            debugger.to(stepper.position - 1)
-            found = _look(debugger, is_before=True, whole=whole)
+            debugger.move_to(stepper.position - 1)
+            found = _make_preview(debugger, is_before=True, whole=whole)
         self._debugger, self._course = debugger, (differs, changed, ends)
-        return self._with_all(found)
+        return self._add_run_facts(found)
 
-    def _again(self, at: str, *, whole: bool) -> MomentView:
-        """Go to another place."""
+    def _preview_loaded(self, at: str, *, whole: bool) -> MomentPreview:
+        """Move to another place, and return its preview."""
         debugger = self._debugger
         assert debugger is not None  # noqa: S101 - a first look was made
         is_before = False
         try:
-            debugger.to(_position(debugger, at))
+            debugger.move_to(_find_position(debugger, at))
         except ReplayDivergence:
             is_before = True
-        return self._with_all(_look(debugger, is_before=is_before, whole=whole))
+        return self._add_run_facts(_make_preview(debugger, is_before=is_before, whole=whole))
 
-    def _with_all(self, found: MomentView) -> MomentView:
+    def _add_run_facts(self, found: MomentPreview) -> MomentPreview:
         differs, changed, ends = self._course
-        return attrs.evolve(_with_course(found, differs), changed=changed, ends=ends)
+        return attrs.evolve(_add_divergence(found, differs), changed=changed, ends=ends)
 
 
-def _form(found: MomentView) -> dict[str, Any]:
+def _preview_to_dict(found: MomentPreview) -> dict[str, Any]:
     return attrs.asdict(found, recurse=False)
 
 
-def _position(debugger: Debugger, at: str) -> int:
+def _find_position(debugger: Debugger, at: str) -> int:
     try:
         return debugger.place(at) if at else 0
     except JournalError as error:
-        raise _NoPlace(error.message) from None
+        raise _MissingPlace(error.message) from None
 
 
-def see_sources_alone() -> None:
+def disable_bytecode() -> None:
     """
-    Let nothing but sources count: bytecode is found by the second in which a file was written, and by its size.
+    Stop Python from reading and writing bytecode, which it matches by second and size only.
 
     Two saves within a second that leave the size alone would show the old code.
     """
@@ -386,17 +386,17 @@ def see_sources_alone() -> None:
     sys.pycache_prefix = tempfile.gettempdir() + "/none-" + os.urandom(8).hex()
 
 
-def _forget_keys() -> None:
-    """Keys are not for code that is only walked."""
+def _remove_keys() -> None:
+    """Remove API keys from the environment of this process, since replayed code needs none."""
     for name in os.environ.keys() - without_secret_variables(os.environ).keys():
         del os.environ[name]
 
 
-class _NoPlace(Exception):
+class _MissingPlace(Exception):
     """The run has no such place."""
 
 
-def _with_course(found: MomentView, differs: ReplayDivergence | None) -> MomentView:
+def _add_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> MomentPreview:
     if differs is None:
         return found
     # What follows tells how a run is brought to its end, which nobody wants who is in the middle of an edit.
@@ -404,8 +404,8 @@ def _with_course(found: MomentView, differs: ReplayDivergence | None) -> MomentV
     return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
-def _ends(debugger: Debugger) -> tuple[str, ...]:
-    """Return how the run ended, and ends now; nothing where that is the same."""
+def _compare_ends(debugger: Debugger) -> tuple[str, ...]:
+    """Return how the run ended in its record and how it ends now; an empty tuple if both are equal."""
     stepper, texts = debugger.stepper, debugger.texts
     known = stepper.history.results.get(ROOT)
     if known is None or stepper.finished is None:
@@ -420,33 +420,33 @@ def _ends(debugger: Debugger) -> tuple[str, ...]:
     return tuple(told) if len(set(told)) > 1 else ()
 
 
-def _look(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentView:
-    place, moment = debugger.told(), debugger.moment()
+def _make_preview(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentPreview:
+    place, moment = debugger.to_dict(), debugger.moment()
     frame = next((frame for frame in moment.frames if frame.kind != "package"), None)
     lines = () if frame is None else lines_around(frame, AROUND)
-    return MomentView(
+    return MomentPreview(
         place=place,
-        summary=summary_of(moment, debugger.texts),
+        summary=summarize_moment(moment, debugger.texts),
         lines=tuple([(number, debugger.texts.clean(text)) for number, text in lines]),
         is_before=is_before,
-        whole=_whole(debugger) if whole else None,
+        whole=_full_details(debugger) if whole else None,
     )
 
 
 def error_text(error: BaseException) -> str:
-    """Return what loading or walking raised, with its place in the author's files; without commands for a terminal."""
+    """Return the message of an error of loading or replaying, with file and line in the author's code, without advice."""
     if isinstance(error, ReplayDivergence):
         return error.message.partition("\n  to go on")[0]
     if isinstance(error, StepEngineError):
         return error.message
-    last = next((f"{name}:{line}: " for name, line in reversed(list(places_of(error)))), "")
+    last = next((f"{name}:{line}: " for name, line in reversed(list(places_in_traceback(error)))), "")
     return f"{last}{type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager
-def naming_broken_files() -> Iterator[None]:
+def report_broken_files() -> Iterator[None]:
     """
-    Load code and look up its agents in this context, so that a missing agent is explained by the files that cannot be loaded.
+    Inside the block, a missing agent raises an error that also names the agent files that could not be loaded.
 
     Raises:
         AgentError: in place of one that only says that there is no such agent, where a file of the agents was left out.
@@ -463,38 +463,38 @@ def naming_broken_files() -> Iterator[None]:
             raise AgentError(msg) from error
 
 
-def _files_of(error: BaseException) -> Iterator[str]:
-    """Give the author's files that an error came through."""
-    return (file for file, _ in places_of(error))
+def _files_in_traceback(error: BaseException) -> Iterator[str]:
+    """Yield the author's files in the traceback of an error."""
+    return (file for file, _ in places_in_traceback(error))
 
 
-def places_of(error: BaseException | None) -> Iterator[tuple[str, int]]:
-    """Give the places in the author's files, file and line, that an error came through; the innermost last."""
+def places_in_traceback(error: BaseException | None) -> Iterator[tuple[str, int]]:
+    """Yield file and line of the author's frames in the traceback of an error, the innermost last."""
     while error is not None:
         for frame, line in traceback.walk_tb(error.__traceback__):
-            if is_own(frame.f_code.co_filename):
+            if is_editable_source(frame.f_code.co_filename):
                 yield frame.f_code.co_filename, line
-        if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        if isinstance(error, SyntaxError) and error.filename and is_editable_source(error.filename):
             yield error.filename, error.lineno or 0
         error = error.__cause__ or error.__context__
 
 
-def files_since(known: Iterable[str]) -> Iterator[str]:
-    """Give the author's files among the modules that were imported here."""
-    return (file for _, file in modules_since(known))
+def files_imported_since(known: Iterable[str]) -> Iterator[str]:
+    """Yield the author's files that were imported after the modules *known*."""
+    return (file for _, file in modules_imported_since(known))
 
 
-def modules_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Give the names and files of the author's modules among those that were imported here since *known* were."""
+def modules_imported_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield name and file of the author's modules that were imported after the modules *known*."""
     before = frozenset(known)
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name not in before and isinstance(file, str) and is_own(file):
+        if name not in before and isinstance(file, str) and is_editable_source(file):
             yield name, file
 
 
-def is_own(file: str) -> bool:
-    """Return whether a file is one that an author edits: a source, and of no library."""
+def is_editable_source(file: str) -> bool:
+    """Return whether a file is a Python source that the author can edit, and not part of a library."""
     if not file.endswith(".py"):
         return False
     path = Path(file).resolve()
@@ -504,33 +504,33 @@ def is_own(file: str) -> bool:
 # --- the whole of a place -------------------------------------------------------------------------------------------
 
 
-def _whole(debugger: Debugger) -> dict[str, Any]:
+def _full_details(debugger: Debugger) -> dict[str, Any]:
     """
-    Return what a person looks at who stands at a place: the state, what the model was shown, and what came back.
+    Return the state, messages, model request and outcome at the debugger's position, as JSON.
 
     Messages are the last 60, texts are cut after 4,000 characters, and of what could be edited the value stands whole or not at all.
     """
     moment, texts = debugger.moment(), debugger.texts
     return {
         "state": {
-            "messages": _messages(moment.state.message_history, texts),
+            "messages": _messages_to_json(moment.state.message_history, texts),
             "left_out": max(0, len(moment.state.message_history) - MESSAGES),
             "context": {key: texts.named(key, value) for key, value in moment.state.context.items()},
             "output": texts.value(moment.state.output),
             "steps_remaining": moment.state.steps_remaining,
         },
-        "request": None if moment.request is None else _request(moment.request, texts),
-        "outcome": _outcome(moment, texts),
-        **_editable(moment, debugger),
+        "request": None if moment.request is None else _request_to_json(moment.request, texts),
+        "outcome": _outcome_lines(moment, texts),
+        **_replaceable_outcome(moment, debugger),
     }
 
 
-def _messages(messages: Any, texts: SafeTexts) -> list[dict[str, str]]:
+def _messages_to_json(messages: Any, texts: SafeTexts) -> list[dict[str, str]]:
     last = list(messages)[-MESSAGES:]
-    return [{"role": str(one.role), "text": texts.clean(_text_of(one), CHARS)} for one in last]
+    return [{"role": str(one.role), "text": texts.clean(_message_text(one), CHARS)} for one in last]
 
 
-def _text_of(message: Any) -> str:
+def _message_text(message: Any) -> str:
     called = [
         f"{call.tool_name} {json.dumps(plain(call.input), ensure_ascii=False)}"
         for call in getattr(message, "tool_calls", ())
@@ -538,19 +538,19 @@ def _text_of(message: Any) -> str:
     return "\n".join([part for part in (message.text, *called) if part])
 
 
-def _request(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
+def _request_to_json(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
     messages = [*request.messages, *request.tail]
     return {
         "model": texts.clean(request.model, CHARS),
         "system": texts.clean(request.system_prompt, 4 * CHARS),
         "tools": [{"name": spec.name, "description": texts.clean(spec.description, CHARS)} for spec in request.tools],
         "settings": texts.value(request.settings),
-        "messages": _messages(messages, texts),
+        "messages": _messages_to_json(messages, texts),
         "left_out": max(0, len(messages) - MESSAGES),
     }
 
 
-def _outcome(moment: Moment, texts: SafeTexts) -> list[str]:
+def _outcome_lines(moment: Moment, texts: SafeTexts) -> list[str]:
     if moment.outcome is None:
         return []
     if isinstance(moment.outcome, Failure):
@@ -558,16 +558,18 @@ def _outcome(moment: Moment, texts: SafeTexts) -> list[str]:
     value = moment.outcome.value
     text = getattr(value, "text", None)
     return (
-        [texts.clean(text, 4 * CHARS)] if isinstance(text, str) and text and not _calls(value) else texts.lines(value)
+        [texts.clean(text, 4 * CHARS)]
+        if isinstance(text, str) and text and not _has_tool_calls(value)
+        else texts.lines(value)
     )
 
 
-def _calls(value: object) -> bool:
+def _has_tool_calls(value: object) -> bool:
     return bool(getattr(value, "tool_calls", ()))
 
 
-def _editable(moment: Moment, debugger: Debugger) -> dict[str, Any]:
-    """Return what of this place a fork may change: its kind, and the value in a form that a fork takes back; ``None`` for neither."""
+def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
+    """Return the kind and value of the outcome that a fork may replace here; ``None`` for both if there is none."""
     address = debugger.stepper.address_at(moment.position)
     intent = None if address is None else debugger.stepper.history.intents.get(address)
     kind = (
@@ -577,15 +579,15 @@ def _editable(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     )
     if kind is None or moment.outcome is None:
         return {"kind": None, "value": None}
-    value = None if isinstance(moment.outcome, Failure) else _taken(moment.outcome.value)
+    value = None if isinstance(moment.outcome, Failure) else _outcome_for_edit(moment.outcome.value)
     text = json.dumps(value, ensure_ascii=False)
     cleaned = debugger.texts.clean(text)
     # A mark in place of a secret, or an escape in place of a character, would go on as if it had been there.
     return {"kind": kind, "value": value if len(text) <= EDITABLE and cleaned == text else None}
 
 
-def _taken(value: object) -> Any:
-    """Return an outcome in the form in which a fork takes it."""
+def _outcome_for_edit(value: object) -> Any:
+    """Return an outcome in the form that the ``edit`` of a fork accepts."""
     if isinstance(value, ModelReply):
         if not value.tool_calls:
             return value.text
@@ -602,8 +604,8 @@ def _taken(value: object) -> Any:
 # --- what comes next ------------------------------------------------------------------------------------------------
 
 
-class _Overheard(Provider):
-    """A model that answers nobody, and remembers what it was asked first."""
+class _FirstRequestModel(Provider):
+    """A model that stores the first request and answers every request with an error."""
 
     name = "overheard"
     default_model = "overheard/default"
@@ -624,8 +626,8 @@ class _Overheard(Provider):
         yield  # type: ignore[misc]  # never reached; it makes this a stream
 
 
-class _Room(Purse):
-    """A purse without a bottom that remembers what the first call would cost at most."""
+class _FirstCostPurse(Purse):
+    """An unlimited purse that stores the highest possible cost of the first call."""
 
     def __init__(self) -> None:
         super().__init__(10**9)
@@ -637,22 +639,22 @@ class _Room(Purse):
             self._was_asked, self.first = True, cost
 
 
-async def next_of(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> Next:
-    """Let a run go on from its first difference with the record alone, up to the first thing that a model would be asked."""
-    overheard, room = _Overheard(), _Room()
-    with engine.override(models=overheard):
-        made = await engine.fork(journal, tools="recorded", agent=agent, budget=room)
-    if overheard.first is None:
-        return Next(why=_why_not(made), served=made.served)
-    return Next(
+async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> NextRequest:
+    """Fork a run under the current code, and return the first model request that its record does not answer."""
+    model, purse = _FirstRequestModel(), _FirstCostPurse()
+    with engine.override(models=model):
+        made = await engine.fork(journal, tools="recorded", agent=agent, budget=purse)
+    if model.first is None:
+        return NextRequest(why=_explain_no_request(made), served=made.served)
+    return NextRequest(
         address=made.broke_at,
-        request=_request(overheard.first, SafeTexts()),
-        price=None if room.first is None else str(room.first),
+        request=_request_to_json(model.first, SafeTexts()),
+        price=None if purse.first is None else str(purse.first),
         served=made.served,
     )
 
 
-def _why_not(made: Any) -> str:
+def _explain_no_request(made: Any) -> str:
     if made.refused is not None:
         return f"the way there is not recorded: at {made.refused.address} it calls {SafeTexts().clean(made.refused.name, 100)} as nobody did"
     if not made.broke_at:
@@ -663,9 +665,9 @@ def _why_not(made: Any) -> str:
 # --- a place that is watched ----------------------------------------------------------------------------------------
 
 
-class Watched:
+class WatchedMoment:
     """
-    A place of a run that is looked at again whenever a file of its code was saved, with the last code that could be walked beside it.
+    A place of a run that is previewed again after each save of a file, next to its preview under the previous code.
 
     Args:
         load: As for ``Walker``.
@@ -685,7 +687,7 @@ class Watched:
         self, load: Load, tape: Tape, at: str = "", *, files: Callable[[], Iterable[str]] = tuple, prints: bool = False
     ) -> None:
         self.at = at
-        self.good: MomentView | None = None
+        self.good: MomentPreview | None = None
         self.seconds = 0.0
         self._seen_at = ""
         self._load = load
@@ -697,17 +699,17 @@ class Watched:
         self._before: Walker | None = None
 
     def saved(self) -> list[str]:
-        """Return the files that were saved since the last look."""
-        stamps = _stamps({*self._files, *self._beside()})
+        """Return the files that were saved since the last preview."""
+        stamps = _file_stamps({*self._files, *self._beside()})
         changed = [file for file, stamp in stamps.items() if stamp != self._files.get(file)]
         if changed:
             time.sleep(SETTLED)
         # The code names its files whole, and who watches beside it as they were typed.
         return list(dict.fromkeys(map(os.path.realpath, changed)))
 
-    def look(self, *, whole: bool = False) -> tuple[MomentView, list[str] | None]:
+    def look(self, *, whole: bool = False) -> tuple[MomentPreview, list[str] | None]:
         """
-        Look at the place under the code as it is now.
+        Load the current code; return a preview of the place, and its differences to the last one.
 
         Returns:
             The look, and what differs from the last good one, a line each; ``None`` where that was of another place, or none.
@@ -716,7 +718,7 @@ class Watched:
             JournalError: when the run has no such place; the place is the last one that it had.
         """
         began = time.monotonic()
-        before = _stamps({*self._files, *self._beside()})
+        before = _file_stamps({*self._files, *self._beside()})
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
             found = walker.look(self.at, whole=whole)
@@ -725,9 +727,9 @@ class Watched:
             self.at = self._seen_at
             raise
         # A file that is saved while it is looked at is seen at the next look.
-        self._files = {**_stamps({*self._files, *found.files}), **before}
+        self._files = {**_file_stamps({*self._files, *found.files}), **before}
         self.seconds = time.monotonic() - began
-        said = self._differences(found)
+        said = self._diff_with_last(found)
         if found.place is None:
             walker.close()
         else:
@@ -735,9 +737,9 @@ class Watched:
             self.good, self._seen_at = found, self.at
         return found, said
 
-    def go(self, at: str, *, whole: bool = False) -> tuple[MomentView, MomentView | None]:
+    def go(self, at: str, *, whole: bool = False) -> tuple[MomentPreview, MomentPreview | None]:
         """
-        Go to another place under the code that was walked last.
+        Move to another place under the last loaded code; return its preview, now and under the code before.
 
         Returns:
             What is there, and what was there under the code before that; ``None`` where there is no such code.
@@ -755,12 +757,12 @@ class Watched:
             self.good = found
         return found, old
 
-    def old(self, at: str) -> MomentView | None:
-        """Return what was at a place under the code before that which was walked last; ``None`` where there is no such code."""
+    def old(self, at: str) -> MomentPreview | None:
+        """Return a preview of a place under the code before the last save; ``None`` if there is no such code."""
         return None if self._before is None else self._before.look(at)
 
-    def next(self) -> Next:
-        """Return what a model would be asked next under the code as it is now."""
+    def next(self) -> NextRequest:
+        """Return the first model request that the record does not answer, under the current code."""
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
             return walker.next()
@@ -779,17 +781,17 @@ class Watched:
             self._before.close()
         self._before, self._now = self._now, walker
 
-    def _differences(self, found: MomentView) -> list[str] | None:
+    def _diff_with_last(self, found: MomentPreview) -> list[str] | None:
         good = self.good
         if good is None or good.summary is None or found.summary is None:
             return None
         if self.at != self._seen_at or good.is_before != found.is_before:
             return None  # of another place most would be different, and tell nothing
-        return difference(good.summary, found.summary)
+        return diff_summaries(good.summary, found.summary)
 
 
-def _stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return by what a save of each file is known."""
+def _file_stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Return modification time, size and inode of each file, by which a save is detected."""
     found: dict[str, tuple[int, int, int]] = {}
     for file in files:
         try:

@@ -22,28 +22,26 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
-from stepengine.debugging.desk import Maker, talk
-from stepengine.debugging.edits import error_text, naming_broken_files, next_of
+from stepengine.debugging.desk import EngineSpec, open_json_channel
+from stepengine.debugging.edits import error_text, find_next_request, report_broken_files
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
 from stepengine.evaluation.blame import blame, expected_calls
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.impact import expected_of, first_difference, impact
-from stepengine.evaluation.origins import origin_of
-from stepengine.evaluation.pinning import pin, seen_from
+from stepengine.evaluation.impact import estimate_calls, first_difference, impact
+from stepengine.evaluation.origins import find_origin
+from stepengine.evaluation.pinned_tests import relative_to_test, write_pinned_test
 from stepengine.journal import FileJournal, Purse
-from stepengine.journal.replayer import address_of
-from stepengine.redaction import redactor_for
-
-__all__ = ("KINDS",)
+from stepengine.journal.recorded_part import parse_address
+from stepengine.redaction import make_redactor
 
 Say = Callable[[Mapping[str, Any]], None]
 Agreed = Callable[[int, Decimal | None, Decimal | None], Awaitable[Purse]]
 SHOWN = 20_000
 
 
-class _Till(Purse):
-    """A purse that says whenever a call was paid from it; with *most* it has room for so many calls alone."""
+class _JobPurse(Purse):
+    """A purse that reports each paid call, and refuses more than *most* calls."""
 
     def __init__(self, budget: str | None, expected: int, say: Say, most: int | None = None) -> None:
         super().__init__(budget)
@@ -53,7 +51,7 @@ class _Till(Purse):
         self._begun = self._calls = 0
 
     def reserve(self, cost: Decimal | None) -> LimitExceeded | None:
-        """Refuse the call that is one too many, or that there is no money for."""
+        """Return a limit error for a call over the number of calls or the budget."""
         if self._most is not None and self._begun >= self._most:
             msg = f"{self._most} calls were asked for"
             return LimitExceeded(msg, kind="cost", limit=float(self._most))
@@ -61,7 +59,7 @@ class _Till(Purse):
         return super().reserve(cost)
 
     def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Count a call, and say so."""
+        """Count a call, and report the progress."""
         super().settle(reserved, cost)
         self._calls += 1
         spent = None if self.known is None else str(self.known)
@@ -69,9 +67,9 @@ class _Till(Purse):
 
 
 @frozen(kw_only=True)
-class _Job:
+class _JobRequest:
     """
-    What is asked for.
+    A requested job: its engine, journals and options.
 
     Attributes:
         engine: The engine, of the code as it is now.
@@ -89,51 +87,51 @@ class _Job:
 
     @property
     def journal(self) -> FileJournal:
-        """The only journal."""
+        """The journal of a job that has exactly one."""
         return FileJournal(next(iter(self.files.values())))
 
 
-async def _impact(job: _Job) -> dict[str, Any]:
+async def _run_impact(job: _JobRequest) -> dict[str, Any]:
     found = []
     for number, (run, file) in enumerate(job.files.items()):
         found.append(await first_difference(job.engine, run, FileJournal(file)))
         job.say({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
     n = job.asked["samples"]
-    expected = expected_of(found, n)
+    expected = estimate_calls(found, n)
     purse = await job.agreed(expected.calls, expected.low, expected.high)
     made = await impact(job.engine, found, n=n, purse=purse)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
-async def _blame(job: _Job) -> dict[str, Any]:
+async def _run_blame(job: _JobRequest) -> dict[str, Any]:
     check, journal, k = Check.of_text(job.asked["check"]), job.journal, job.asked["samples"]
     calls, cost = expected_calls(journal, k)
-    if check.of(await job.engine.replay(journal)).passed:
+    if check.apply(await job.engine.replay(journal)).passed:
         calls, cost = 0, Decimal(0)
     purse = await job.agreed(calls, cost, None if cost is None else 2 * cost)
     made = await blame(job.engine, journal, check, k=k, purse=purse)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
-async def _pin(job: _Job) -> dict[str, Any]:
+async def _run_pin(job: _JobRequest) -> dict[str, Any]:
     await job.agreed(0, Decimal(0), Decimal(0))
-    asked, clean = job.asked, redactor_for("all", os.environ)
+    asked = job.asked
     agent = job.engine.agent(str(job.journal.history().root["agent_id"]))
     family = [
         agent,
-        *[one for one in job.engine.agents if one.id != agent.id and one.id in _below(job.engine, agent.id)],
+        *[one for one in job.engine.agents if one.id != agent.id and one.id in _descendants(job.engine, agent.id)],
     ]
-    files = {one.id: origin_of(one) for one in family}
+    files = {one.id: find_origin(one) for one in family}
     lost = [name for name, file in files.items() if file is None]
     if lost:
         msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"
         raise DataError(msg)
 
     def places(file: Path) -> list[str]:
-        return [f"{seen_from(where.file, file)}#{name}" for name, where in files.items() if where is not None]
+        return [f"{relative_to_test(where.file, file)}#{name}" for name, where in files.items() if where is not None]
 
     made = await asyncio.to_thread(
-        pin,
+        write_pinned_test,
         job.engine,
         job.journal,
         Check.of_text(asked["check"]),
@@ -142,7 +140,6 @@ async def _pin(job: _Job) -> dict[str, Any]:
         folder=Path(asked["folder"]),
         family=family,
         places=places,
-        clean=lambda text: str(clean.value(text)),
     )
     if isinstance(made, str):
         raise DataError(made)
@@ -153,8 +150,8 @@ async def _pin(job: _Job) -> dict[str, Any]:
     }
 
 
-def _below(engine: Engine, agent_id: str) -> set[str]:
-    """Return the ids of the agents that an agent may start, and those below them."""
+def _descendants(engine: Engine, agent_id: str) -> set[str]:
+    """Return the ids of the agents that an agent may start, directly or through others."""
     found: set[str] = set()
     left = [agent_id]
     while left:
@@ -165,14 +162,14 @@ def _below(engine: Engine, agent_id: str) -> set[str]:
     return found
 
 
-async def _ask(job: _Job) -> dict[str, Any]:
-    """Ask a model the first thing that nobody has asked, and nothing else."""
-    coming = await next_of(job.engine, job.journal)
+async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
+    """Send the first model request that the record does not answer, and return its reply as JSON."""
+    coming = await find_next_request(job.engine, job.journal)
     if coming.request is None:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
     purse = await job.agreed(1, None if coming.price is None else Decimal(coming.price), None)
     made = await job.engine.fork(job.journal, tools="recorded", budget=purse)
-    reply = _reply_in(made)
+    reply = _find_live_reply(made)
     cost = None if made.cost is None else str(made.cost)
     if reply is None:
         return {
@@ -186,9 +183,9 @@ async def _ask(job: _Job) -> dict[str, Any]:
     return {"address": made.broke_at, "text": reply.text[:SHOWN], "calls": calls, "why": "", "cost": cost}
 
 
-def _reply_in(made: Any) -> ModelReply | None:
+def _find_live_reply(made: Any) -> ModelReply | None:
     history = made.journal.history()
-    at = address_of(made.broke_at)
+    at = parse_address(made.broke_at)
     later = [
         address for address, intent in history.intents.items() if intent.type == "model_call" and address[1] >= at[1]
     ]
@@ -197,22 +194,22 @@ def _reply_in(made: Any) -> ModelReply | None:
     return next((value for value in values if isinstance(value, ModelReply)), None)
 
 
-KINDS: Mapping[str, Callable[[_Job], Awaitable[dict[str, Any]]]] = {
-    "impact": _impact,
-    "blame": _blame,
-    "pin": _pin,
-    "ask": _ask,
+KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
+    "impact": _run_impact,
+    "blame": _run_blame,
+    "pin": _run_pin,
+    "ask": _send_next_request,
 }
 
 
-async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Sequence[Any] | None], say: Say) -> None:
-    clean = redactor_for("all", os.environ)
-    maker = Maker.of_json(first["maker"])
+async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequence[Any] | None], say: Say) -> None:
+    clean = make_redactor("all", os.environ)
+    maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
     async def agreed(calls: int, low: Decimal | None, high: Decimal | None) -> Purse:
         if not calls:
-            return _Till(None, 0, say)
+            return _JobPurse(None, 0, say)
         say(
             {
                 "price": {
@@ -227,12 +224,12 @@ async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Seque
             heard = await asyncio.to_thread(hear, None)
             if heard is None:
                 raise asyncio.CancelledError
-        return _Till(heard[0].get("budget"), calls, say, most)
+        return _JobPurse(heard[0].get("budget"), calls, say, most)
 
-    with naming_broken_files():
+    with report_broken_files():
         engine = maker.engine()
         async with engine:
-            job = _Job(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
+            job = _JobRequest(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
             done = await KINDS[first["kind"]](job)
     # Where the records lie meanwhile tells nobody anything.
     told = json.dumps(done)
@@ -242,22 +239,22 @@ async def _worked(first: Mapping[str, Any], hear: Callable[[float | None], Seque
 
 
 def main() -> None:
-    """Do what the first line says."""
-    hear, say = talk()
+    """Read the first message and run its job."""
+    hear, say = open_json_channel()
     asked: list[Any] | None = []
     while not asked:
         asked = hear(None)
         if asked is None:
             return
     try:
-        asyncio.run(_worked(asked[0], hear, say))
+        asyncio.run(_run_job(asked[0], hear, say))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
         told = error_text(error)
         for run, file in asked[0]["files"].items():
             told = told.replace(file, f"run {run}")
-        say({"failed": redactor_for("all", os.environ).text(told)})
+        say({"failed": make_redactor("all", os.environ).text(told)})
 
 
 if __name__ == "__main__":

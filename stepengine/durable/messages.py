@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
-from stepengine.data.waiting import Received
+from stepengine.data.waits import Received
 from stepengine.durable.database import DatabaseAway
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
@@ -24,8 +24,6 @@ from stepengine.runtime.mail import Message
 if TYPE_CHECKING:
     from stepengine.durable.wire import Order
     from stepengine.runtime.tree import RunTree
-
-__all__ = ("TOPIC", "HeardMessages", "form_of", "keep_delivering", "posted_to", "posted_topic", "problem_of")
 
 TOPIC = "said"
 """Where messages to a run wait."""
@@ -51,8 +49,8 @@ RECORDED = """
 """
 
 
-def problem_of(text: str) -> str:
-    """Return what makes a message none that can be recorded; ``""`` for nothing."""
+def find_text_problem(text: str) -> str:
+    """Return why a message cannot be recorded; ``""`` if it can."""
     if "\0" in text:
         return "a NUL, which the database does not store"
     try:
@@ -62,15 +60,15 @@ def problem_of(text: str) -> str:
     return ""
 
 
-class DatabaseAccess(Protocol):
-    """What is needed of an ``Operator``."""
+class RowReader(Protocol):
+    """The read access of an ``Operator`` to the database."""
 
     async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return what a statement selects."""
 
 
-class HeardMessages:
-    """Which messages one execution of a run has heard, and which of them wait in its inbox."""
+class MessageDelivery:
+    """The messages that one execution of a run has received, and those in its inbox."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -80,11 +78,11 @@ class HeardMessages:
 
     @property
     def known(self) -> Collection[str]:
-        """The messages that were heard."""
+        """The keys of the received messages."""
         return self._known
 
     def note(self, key: str) -> None:
-        """Take note that a message was heard, and is recorded."""
+        """Record that a message was received and is stored."""
         self._known.add(key)
 
     def deliver(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
@@ -95,17 +93,17 @@ class HeardMessages:
         tree.inboxes.add(path, message)
 
     def hand_over(self, tree: RunTree, key: str, message: Message) -> None:
-        """Let a run have what was posted on one of its topics."""
+        """Deliver a posted message to the run that receives on its topic."""
         self._known.add(key)
         self._posted[message.id] = key
         tree.mail.arrive(message)
 
     def taken_by(self, outcome: Single) -> dict[str, Any]:
-        """Return what the record of an outcome says of the messages that it took along, and of those that did not fit."""
+        """Return once the keys of the messages that an outcome consumed or refused, for its record."""
         inputs = () if isinstance(outcome, Stop) else outcome.inputs
         keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
         if isinstance(outcome, Value) and isinstance(outcome.value, Received):
-            keys += self._key_for_record(outcome.value.id)
+            keys += self._pop_key(outcome.value.id)
         keys += self._refused
         self._refused = []
         return {"heard": keys} if keys else {}
@@ -117,11 +115,11 @@ class HeardMessages:
         return ()
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return nothing: what a run was told and did not hear is in the database."""
+        """Return nothing: unread messages are in the database."""
         return ()
 
     def has(self, message_id: str) -> bool:
-        """Return that nobody here knows: whoever reads the database hands each message over once."""
+        """Return ``False``: messages are read from the database, once each."""
         return False
 
     async def fetch(self) -> Sequence[Message]:
@@ -129,28 +127,28 @@ class HeardMessages:
         return ()
 
     def keep(self, message: Message) -> bool:
-        """Keep nothing: it is in the database."""
+        """Store nothing: the message is in the database."""
         return True
 
     def refuse(self, message: Message, why: str) -> None:
-        """Take note that a message fits nothing that was waited for; the next outcome records that."""
-        self._refused += self._key_for_record(message.id)
+        """Record that a message fits no receiver; the next outcome stores that."""
+        self._refused += self._pop_key(message.id)
 
-    def _key_for_record(self, message_id: str) -> list[str]:
-        """Return the key of a message, for the record; nothing if it was returned before, to somebody who then lost a race."""
+    def _pop_key(self, message_id: str) -> list[str]:
+        """Return the key of a message once, for the record of the outcome that consumed it."""
         key = self._posted.pop(message_id, None)
         return [] if key is None else [key]
 
     def post(self, message: Message) -> bool:
-        """Refuse: a message of a durable run is in the database before anybody here knows of it."""
+        """Refuse: messages to a durable run are sent through the database."""
         msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.post, and not by its tree"
         raise StepEngineError(msg)
 
 
-class Listening(Protocol):
+class RunExecution(Protocol):
     """An execution of a run."""
 
-    heard: HeardMessages
+    heard: MessageDelivery
     order: Order
     tree: RunTree | None
     is_live: bool
@@ -161,8 +159,8 @@ class Listening(Protocol):
         """The run's id if it is a root, since only roots are spoken to."""
 
 
-async def keep_delivering(database: DatabaseAccess, runs: Callable[[], Collection[Listening]]) -> None:
-    """Put messages into the inboxes of the runs that this process executes, until this is cancelled."""
+async def deliver_messages(database: RowReader, runs: Callable[[], Collection[RunExecution]]) -> None:
+    """Deliver messages to the runs of this process until cancelled."""
     while True:
         await asyncio.sleep(DELIVERY_SECONDS)
         # One that still repeats what is recorded may be about to meet the record of having heard it.
@@ -170,15 +168,15 @@ async def keep_delivering(database: DatabaseAccess, runs: Callable[[], Collectio
         found = {run.root: run for run in live if run.root is not None}
         if live:
             try:
-                await _deliver(database, found)
-                await _hand_over(database, live)
+                await _deliver_user_input(database, found)
+                await _deliver_topic_messages(database, live)
             except DatabaseAway:
                 continue
             except Exception as error:  # noqa: BLE001  (whatever a row holds, later messages are delivered)
                 LOGGER.warning("messages to runs could not be delivered: %s", error)
 
 
-async def _deliver(database: DatabaseAccess, found: Mapping[str, Listening]) -> None:
+async def _deliver_user_input(database: RowReader, found: Mapping[str, RunExecution]) -> None:
     # They stay in the database: what was heard is not read again at every look.
     heard = [key for listening in found.values() for key in listening.heard.known]
     for run, key, said in await database.rows(WAITING, list(found), TOPIC, heard):
@@ -186,7 +184,7 @@ async def _deliver(database: DatabaseAccess, found: Mapping[str, Listening]) -> 
         if listening.was_replayed and await database.rows(RECORDED, run, key):
             listening.heard.note(key)
             continue
-        text = _text_of(said)
+        text = _parse_text(said)
         if text is None:
             listening.heard.note(key)
             LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
@@ -194,15 +192,15 @@ async def _deliver(database: DatabaseAccess, found: Mapping[str, Listening]) -> 
             listening.heard.deliver(listening.tree, key, text)
 
 
-async def _hand_over(database: DatabaseAccess, live: Sequence[Listening]) -> None:
-    """Give every run what was posted on its topics: that waits beside the root of its tree."""
-    runs: dict[str, list[Listening]] = {}
+async def _deliver_topic_messages(database: RowReader, live: Sequence[RunExecution]) -> None:
+    """Deliver the messages that were posted on topics of runs; they are stored for the root of each tree."""
+    runs: dict[str, list[RunExecution]] = {}
     for listening in live:
         runs.setdefault(listening.order.root, []).append(listening)
     heard = [set(listening.heard.known) for listening in live]
     for root, key, topic, said in await database.rows(POSTED, list(runs), list(set.intersection(*heard))):
-        path, name = posted_to(topic)
-        form = form_of(said)
+        path, name = parse_database_topic(topic)
+        form = parse_message_form(said)
         for listening in runs[root]:
             own = listening.order.path
             # The body of a tool may be part of the run of its caller, which alone knows of it.
@@ -222,19 +220,19 @@ async def _hand_over(database: DatabaseAccess, live: Sequence[Listening]) -> Non
                 listening.heard.deliver(listening.tree, key, str(form["value"]), path)
 
 
-def posted_topic(path: str, topic: str) -> str:
-    """Return where a message waits beside the root that is for the run at *path*; *topic* is ``""`` for its inbox."""
+def make_database_topic(path: str, topic: str) -> str:
+    """Return the database topic for a message to the run at *path*; *topic* is ``""`` for its inbox."""
     return f"{POST}{path}:{topic}"
 
 
-def posted_to(topic: str) -> tuple[str, str]:
-    """Return which path and topic a message is for."""
+def parse_database_topic(topic: str) -> tuple[str, str]:
+    """Return the path and the topic of a message."""
     path, _, name = topic.removeprefix(POST).partition(":")
     return path, name
 
 
-def form_of(said: str) -> Mapping[str, object]:
-    """Return what a message contains; nothing where some other client wrote something else."""
+def parse_message_form(said: str) -> Mapping[str, object]:
+    """Parse a message; empty if another client wrote something else."""
     try:
         form = json.loads(said)
     except (ValueError, RecursionError):
@@ -242,7 +240,7 @@ def form_of(said: str) -> Mapping[str, object]:
     return form if isinstance(form, dict) else {}
 
 
-def _text_of(said: str) -> str | None:
-    """Return what a message says; ``None`` where that is not text."""
-    text = form_of(said).get("text")
-    return text if isinstance(text, str) and not problem_of(text) else None
+def _parse_text(said: str) -> str | None:
+    """Return the text of a message; ``None`` if it has none."""
+    text = parse_message_form(said).get("text")
+    return text if isinstance(text, str) and not find_text_problem(text) else None

@@ -21,31 +21,29 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.json import canonical, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.questions import AnswerLike, Question, answer_problem
+from stepengine.data.questions import AnswerLike, Question, check_answer
 from stepengine.data.state import AgentState, RunInfo
-from stepengine.data.waiting import Waits
-from stepengine.data.yields import a_topic
+from stepengine.data.waits import Waits
+from stepengine.data.yields import check_topic
 from stepengine.durable.database import (
     CHILD_POLL_SECONDS,
     WORKFLOW,
     DatabaseAway,
-    away,
-    check_name,
+    check_deployment_name,
     connect,
-    plain_connection,
+    convert_database_errors,
+    open_connection,
+    parse_database_url,
     queue_name,
-    url_of,
 )
-from stepengine.durable.indexes import is_below, root_of
-from stepengine.durable.messages import TOPIC, form_of, posted_topic, problem_of
-from stepengine.durable.sessions import SENT, Sessions, line_name, run_of_result
-from stepengine.durable.wire import Order, Reply, Seed, answers_form, portable_form
+from stepengine.durable.indexes import child_condition_sql, root_id_sql
+from stepengine.durable.messages import TOPIC, find_text_problem, make_database_topic, parse_message_form
+from stepengine.durable.sessions import SENT, Sessions, resolve_answered_run, waiting_queue_name
+from stepengine.durable.wire import Order, Reply, Seed, encode_answers, to_portable_json
 from stepengine.engine.options import MAX_RUN_ID_CHARS
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import restored
 from stepengine.journal.mailbox import MAX_VALUE_BYTES
-
-__all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id", "question_waits")
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 """The states of runs that no worker resumes by itself."""
@@ -53,11 +51,11 @@ UNREAD = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
 """
-BELOW = f"select workflow_uuid from dbos.workflow_status where {is_below()} and {root_of()} = %s"  # noqa: S608
+BELOW = f"select workflow_uuid from dbos.workflow_status where {child_condition_sql()} and {root_id_sql()} = %s"  # noqa: S608
 SIZES = (
     "select workflow_uuid, count(*) from dbos.operation_outputs where workflow_uuid = any(%s) group by workflow_uuid"
 )
-OF_TREES = f"(s.workflow_uuid = any(%s) or ({is_below('s.')} and {root_of('s.')} = any(%s)))"
+OF_TREES = f"(s.workflow_uuid = any(%s) or ({child_condition_sql('s.')} and {root_id_sql('s.')} = any(%s)))"
 LIVING = f"""
     select s.workflow_uuid, s.status,
         count(*) filter (where o.function_name like 'spawn:%%'), count(*) filter (where o.function_name like 'child:%%')
@@ -111,15 +109,13 @@ WAITED = f"""
 """What a run and those below it wait for: a marker that no outcome follows; not for a message that nobody has taken yet."""
 
 
-def new_id() -> str:
+def make_run_id() -> str:
     """Return an id for a root run; later ones sort after earlier ones."""
     return f"{int(time.time() * 1000):012x}{secrets.token_hex(5)}"
 
 
-def check_asks_nobody(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
-    """
-    Raise *error* for limits that ask for more: each child of a durable run has a part of what is left, and nobody raises all of them.
-    """
+def check_limits_without_ask(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
+    """Raise *error* for limits with ``ask``, since each child of a durable run has its own part of the limit."""
     if limits is not None and limits.ask:
         msg = (
             f"{whose} has Limits(ask=True), which a durable run cannot have: its children are driven in processes of their own, each with "
@@ -128,14 +124,14 @@ def check_asks_nobody(limits: Limits | None, whose: str, error: type[StepEngineE
         raise error(msg)
 
 
-def parent_of(run: str) -> str:
-    """Return the id of the run above *run*, which may be part of the one above it; ``""`` for a root."""
+def get_parent_run_id(run: str) -> str:
+    """Return the id of the parent by path, which may be a tool body inside its caller's run; ``""`` for a root."""
     root, _, path = run.partition("/")
     above = path.rpartition(".")[0]
     return "" if not path else f"{root}/{above}" if above else root
 
 
-def check_id(run: str) -> str:
+def check_run_id(run: str) -> str:
     """
     Return *run*.
 
@@ -149,9 +145,9 @@ def check_id(run: str) -> str:
 
 
 @frozen(kw_only=True)
-class RunView:
+class DurableRunView:
     """
-    One run as the database knows it.
+    A run in the database.
 
     Attributes:
         id: Its id.
@@ -192,7 +188,7 @@ class RunView:
 @frozen
 class Step:
     """
-    One row of what is recorded of a run.
+    A recorded step of a run.
 
     Attributes:
         number: Its number in the database, which is not that of an effect.
@@ -205,16 +201,16 @@ class Step:
     form: Any
 
 
-def _step(run: str, number: int, name: str, output: str | None, serialization: str | None) -> Step:
+def _parse_step(run: str, number: int, name: str, output: str | None, serialization: str | None) -> Step:
     if output is None:
         return Step(number, name, None)
     if serialization != "portable_json":
         msg = f"step {number} ({name}) of {run!r} holds {serialization}, which is never read; stepengine writes portable JSON"
         raise JournalCorrupt(msg)
-    return Step(number, name, _read(output, f"step {number} ({name}) of {run!r}"))
+    return Step(number, name, _parse_recorded_json(output, f"step {number} ({name}) of {run!r}"))
 
 
-def _read(text: str, where: str) -> Any:
+def _parse_recorded_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -222,7 +218,7 @@ def _read(text: str, where: str) -> Any:
         raise JournalCorrupt(msg) from None
 
 
-def question_waits(asked: Iterable[Waiting]) -> list[Waits]:
+def make_question_waits(asked: Iterable[Waiting]) -> list[Waits]:
     """Return the questions of *asked* as things that a run waits for."""
     return [
         Waits(kind="question", path=each.path, seq=each.seq, question=question)
@@ -234,7 +230,7 @@ def question_waits(asked: Iterable[Waiting]) -> list[Waits]:
 @frozen(kw_only=True)
 class Waiting:
     """
-    An ``Ask`` that waits.
+    An open ``Ask`` of a run.
 
     Attributes:
         run: The run that asks: a root, or a child.
@@ -250,7 +246,7 @@ class Waiting:
 
     @property
     def key(self) -> str:
-        """What makes its answer count once."""
+        """The key that makes its answer count once."""
         root = self.run.partition("/")[0]
         return f"{root}/{self.path}:{self.seq}" if self.path else f"{root}:{self.seq}"
 
@@ -260,8 +256,8 @@ class Waiting:
         return f"ask:{self.path}:{self.seq}"
 
 
-class _PoliteClient:
-    """The package's own client, whose asynchronous methods say in our words that the database is away."""
+class _AsyncClient:
+    """The client of ``dbos``, whose asynchronous methods raise ``DatabaseAway``."""
 
     def __init__(self, client: Any, url: str) -> None:
         self._client = client
@@ -272,14 +268,14 @@ class _PoliteClient:
         method = getattr(self._client, name)
 
         async def asked(*args: Any, **kwargs: Any) -> Any:
-            with away(self._url):
+            with convert_database_errors(self._url):
                 return await method(*args, **kwargs)
 
         return asked
 
 
-class _Watch:
-    """Looks for the ends of runs that somebody waits for: all with one question."""
+class _EndWatcher:
+    """Polls for the ends of all awaited runs with one query."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
@@ -291,7 +287,7 @@ class _Watch:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run, set()).add(future)
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
+            self._looking = asyncio.create_task(self._poll_states())
         try:
             await asyncio.wait((future,), timeout=seconds)
             return future.result() if future.done() else None
@@ -302,24 +298,24 @@ class _Watch:
             if not waiting:
                 del self._waiting[run]
 
-    async def _look(self) -> None:
+    async def _poll_states(self) -> None:
         while self._waiting:
             runs = list(self._waiting)
             try:
                 states = await self._operator.states(runs)
             except StepEngineError as error:
                 for run in runs:
-                    self._tell(run, error)
+                    self._notify_waiters(run, error)
             else:
                 for run in runs:
                     state = states.get(run)
                     if state is None:
-                        self._tell(run, _unknown(run))
+                        self._notify_waiters(run, _make_missing_run_error(run))
                     elif state in OVER:
-                        self._tell(run, state)
+                        self._notify_waiters(run, state)
             await asyncio.sleep(WAIT_SECONDS)
 
-    def _tell(self, run: str, news: str | StepEngineError) -> None:
+    def _notify_waiters(self, run: str, news: str | StepEngineError) -> None:
         for future in self._waiting.get(run, ()):
             if future.done():
                 continue
@@ -329,7 +325,7 @@ class _Watch:
                 future.set_exception(news)
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait((self._looking,))
@@ -348,13 +344,13 @@ class Operator:
     """
 
     def __init__(self, client: object, url: str, *, app: str, pool: str) -> None:
-        self.client: Any = _PoliteClient(client, url)
+        self.client: Any = _AsyncClient(client, url)
         self.url = url
         self.app = app
         self.pool = pool
         self._connection: Any = None
         self._asking = asyncio.Lock()
-        self._watch = _Watch(self)
+        self._watch = _EndWatcher(self)
         self.sessions = Sessions(self)
 
     @classmethod
@@ -372,11 +368,11 @@ class Operator:
             DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
-        real, name = url_of(url), check_name(app, "the name of a deployment")
+        real, name = parse_database_url(url), check_deployment_name(app, "the name of a deployment")
         return cls(await connect(real, app=name), real, app=name, pool=pool)
 
     async def close(self) -> None:
-        """Give the connections back; may be called twice."""
+        """Close the connections; may be called twice."""
         await self._watch.close()
         await self.sessions.close()
         connection, self._connection = self._connection, None
@@ -409,7 +405,7 @@ class Operator:
         seed: str | None = None,
     ) -> str:
         """
-        Order a run and return its id; the same id again is the same run, and nothing is ordered twice.
+        Submit a run and return its id; a repeated id returns the same run.
 
         Args:
             agent: The agent's id. A worker finds out whether there is such an agent.
@@ -432,8 +428,8 @@ class Operator:
             DataError: when something cannot be stored.
             SessionError: when the id of the session is none.
         """
-        run = check_id(new_id() if id is None else id)
-        check_asks_nobody(limits, f"this run of {agent!r}", InputError)
+        run = check_run_id(make_run_id() if id is None else id)
+        check_limits_without_ask(limits, f"this run of {agent!r}", InputError)
         if priority < 0:
             msg = f"a priority is 0 or a larger number, not {priority}"
             raise InputError(msg, issues=("priority",))
@@ -480,7 +476,7 @@ class Operator:
         Raises:
             InputError: when its limits ask for more.
         """
-        check_asks_nobody(order.limits, f"the run {order.id!r}", InputError)
+        check_limits_without_ask(order.limits, f"the run {order.id!r}", InputError)
         options: dict[str, object] = {
             "workflow_name": WORKFLOW,
             "queue_name": queue or queue_name(order.pool, len(order.spawns)),
@@ -495,7 +491,7 @@ class Operator:
 
     async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """
-        Return what a statement selects, for what the package's client does not tell.
+        Return the rows of a query.
 
         Args:
             statement: The statement.
@@ -507,24 +503,24 @@ class Operator:
         async with self._asking:
             was_open = self._connection is not None and not (self._connection.broken or self._connection.closed)
             try:
-                return await self._select(statement, values)
+                return await self._execute_query(statement, values)
             except DatabaseAway:
                 # One that was kept does not know that the database was started again since.
                 if not was_open:
                     raise
-                return await self._select(statement, values)
+                return await self._execute_query(statement, values)
 
-    async def _select(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+    async def _execute_query(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
         if self._connection is None or self._connection.broken or self._connection.closed:
-            self._connection = await plain_connection(self.url)
-        with away(self.url):
+            self._connection = await open_connection(self.url)
+        with convert_database_errors(self.url):
             named = len(values) == 1 and isinstance(values[0], Mapping)
             found = await self._connection.execute(statement, values[0] if named else values)
             return list(await found.fetchall())
 
     async def states(self, runs: Sequence[str]) -> dict[str, str]:
         """
-        Return the state of each of *runs* that there is, as in ``RunView.state``; one query however many.
+        Return the state of each of *runs* that there is, as in ``DurableRunView.state``; one query however many.
 
         Raises:
             DatabaseAway: when the database cannot be reached.
@@ -532,7 +528,7 @@ class Operator:
         found = await self.client.list_workflows_async(workflow_ids=list(runs), load_input=False, load_output=False)
         return {status.workflow_id: str(status.status) for status in found}
 
-    async def run(self, run: str) -> RunView:
+    async def run(self, run: str) -> DurableRunView:
         """
         Return one run.
 
@@ -541,10 +537,10 @@ class Operator:
         """
         found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False, load_output=False)
         if not found:
-            raise _unknown(run)
-        return view_of(found[0])
+            raise _make_missing_run_error(run)
+        return make_run_view(found[0])
 
-    async def tree(self, root: str) -> list[RunView]:
+    async def tree(self, root: str) -> list[DurableRunView]:
         """
         Return a root run and every run below it, the root first.
 
@@ -553,9 +549,9 @@ class Operator:
         """
         below = [run for (run,) in await self.rows(BELOW, root)]
         found = await self.client.list_workflows_async(workflow_ids=[root, *below], load_input=False, load_output=False)
-        views = sorted(map(view_of, found), key=lambda view: view.id != root)
+        views = sorted(map(make_run_view, found), key=lambda view: view.id != root)
         if not views or views[0].id != root:
-            raise _unknown(root)
+            raise _make_missing_run_error(root)
         return views
 
     async def steps(self, run: str, known: Collection[int] = ()) -> list[Step]:
@@ -565,7 +561,7 @@ class Operator:
         Raises:
             JournalCorrupt: when a row is not what stepengine writes.
         """
-        return [_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
+        return [_parse_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
 
     async def sizes(self, runs: Sequence[str]) -> dict[str, int]:
         """Return how many steps of these runs are recorded, by id; a run without any is left out."""
@@ -573,37 +569,37 @@ class Operator:
 
     async def waiting(self, root: str) -> list[Waiting]:
         """
-        Return what a run and those below it wait for an answer to, in the order of their ids.
+        Return the open questions of a run and its descendants, in the order of their ids.
 
         Raises:
             JournalCorrupt: when a row is not JSON.
         """
-        return await self._asking_in([root])
+        return await self._find_questions([root])
 
-    async def _asking_in(self, roots: Sequence[str]) -> list[Waiting]:
+    async def _find_questions(self, roots: Sequence[str]) -> list[Waiting]:
         asked = [
             (
                 Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(restored, form["questions"]))),
                 sent,
             )
             for run, text, sent in await self.rows(OPEN, list(roots), list(roots))
-            if "questions" in (form := _read(text, f"a question of {run!r}"))
+            if "questions" in (form := _parse_recorded_json(text, f"a question of {run!r}"))
         ]
         return [each for each, sent in asked if each.topic not in (sent or ())]
 
     async def waits(self, root: str) -> list[tuple[str, Waits]]:
         """
-        Return what a run and those below it wait for beside answers, each with the run; not a message that has come already.
+        Return the waits of a run and its descendants except questions, each with its run; arrived messages are left out.
 
         Raises:
             JournalCorrupt: when a row is not JSON.
         """
-        return await self._waits_in([root])
+        return await self._find_waits([root])
 
-    async def _waits_in(self, roots: Sequence[str]) -> list[tuple[str, Waits]]:
+    async def _find_waits(self, roots: Sequence[str]) -> list[tuple[str, Waits]]:
         found: list[tuple[str, Waits]] = []
         for run, text in await self.rows(WAITED, list(roots), list(roots)):
-            form = _read(text, f"a wait of {run!r}")
+            form = _parse_recorded_json(text, f"a wait of {run!r}")
             until = form["wakes_at"]
             wait = Waits(
                 kind=form["kind"], path=form["path"], seq=form["seq"], topic=form.get("topic", ""),
@@ -612,13 +608,13 @@ class Operator:
             found.append((run, wait))
         return found
 
-    async def stuck(self, root: str) -> list[Waiting]:
-        """Return the questions of a tree whose runs all only wait, for answers or something else; nothing while one of them is at work."""
+    async def list_blocking_questions(self, root: str) -> list[Waiting]:
+        """Return the open questions of a tree of runs that all wait; an empty list if one of them is running."""
         return (await self.rests(root))[0]
 
     async def rests(self, root: str, *, beyond: float = 60.0) -> tuple[list[Waiting], list[Waits]]:
         """
-        Return the open questions of a tree, and what else it waits for, if all of it only waits; nothing while some run goes on.
+        Return the open questions and other waits of a tree if all of it is suspended; nothing if a run is active.
 
         Args:
             root: The root run.
@@ -629,20 +625,22 @@ class Operator:
     async def resting(
         self, roots: Sequence[str], *, beyond: float = 60.0
     ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
-        """Return what ``rests`` returns for each of *roots* whose runs all rest; a few queries, however many roots."""
-        found = await self._resting(roots, beyond)
+        """Return the result of ``rests`` for each suspended tree of *roots*, with a constant number of queries."""
+        found = await self._find_suspended_trees(roots, beyond)
         unsure = [root for root, (_, waits) in found.items() if any(wait.kind == "child" for wait in waits)]
         if unsure:
             # A child may have ended, and its parent not have seen it yet.
             await asyncio.sleep(2 * WAIT_SECONDS + CHILD_POLL_SECONDS)
-            again = await self._resting(unsure, beyond)
+            again = await self._find_suspended_trees(unsure, beyond)
             for root in unsure:
                 if again.get(root) != found[root]:
                     del found[root]
         return found
 
-    async def _resting(self, roots: Sequence[str], beyond: float) -> dict[str, tuple[list[Waiting], list[Waits]]]:
-        asked, waits = await self._asking_in(roots), await self._waits_in(roots)
+    async def _find_suspended_trees(
+        self, roots: Sequence[str], beyond: float
+    ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
+        asked, waits = await self._find_questions(roots), await self._find_waits(roots)
         soon = datetime.now(UTC) + timedelta(seconds=beyond)
         asking = {each.run for each in asked} | {
             run for run, wait in waits if wait.wakes_at is None or wait.wakes_at > soon
@@ -652,7 +650,7 @@ class Operator:
             return {}
         rows = await self.rows(LIVING, list(having), list(having))
         left = {run: (state, spawned - ended) for run, state, spawned, ended in rows}
-        below = Counter([_nearest(parent_of(run), left) for run in left])
+        below = Counter([_find_nearest_known(get_parent_run_id(run), left) for run in left])
         going_on = {
             run.partition("/")[0]
             for run, (state, outstanding) in left.items()
@@ -685,7 +683,7 @@ class Operator:
 
     async def answer_first(self, root: str, answers: Mapping[str, AnswerLike]) -> None:
         """
-        Do what ``answer`` does, and make sure that it is this answer which the run gets.
+        Answer like ``answer``, and raise if another answer was first.
 
         Raises:
             AnswerRejected: as ``answer``, and when somebody else has answered at the same moment.
@@ -696,7 +694,7 @@ class Operator:
             await self.send(reply)
         for reply in replies:
             rows = await self.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
-            if not rows or form_of(rows[0][0]).get("of") != reply.message["of"]:
+            if not rows or parse_message_form(rows[0][0]).get("of") != reply.message["of"]:
                 msg = f"somebody else has answered {' or '.join(map(repr, answers))} in the meantime"
                 raise AnswerRejected(msg)
 
@@ -714,9 +712,9 @@ class Operator:
             msg = f"the run {root!r} is {view.state} and waits for no answer"
             raise AnswerRejected(msg)
         open_ = await self.waiting(root)
-        answers = _by_id(answers, open_)
+        answers = _resolve_question_ids(answers, open_)
         chosen = [asked for asked in open_ if any(question.id in answers for question in asked.questions)]
-        _check(answers, open_, chosen)
+        _check_all_answers(answers, open_, chosen)
         # In the run's own time: milliseconds since it was submitted.
         at = max(0, int(time.time() * 1000) - view.created)
         said = {"of": of} if of else {}
@@ -725,7 +723,7 @@ class Operator:
                 run=asked.run,
                 topic=asked.topic,
                 key=asked.key,
-                message={"at": at, "answers": answers_form(asked.questions, answers), **said},
+                message={"at": at, "answers": encode_answers(asked.questions, answers), **said},
             )
             for asked in chosen
         ]
@@ -736,7 +734,7 @@ class Operator:
 
     async def say(self, root: str, text: str, *, id: str | None = None) -> None:
         """
-        Send a message to a run that goes on; it becomes a user message before the run's next model call.
+        Send user input to a running run, for its next model call.
 
         What a run hears it has heard, whatever dies. One that ends before it has heard it is not told any more.
 
@@ -749,7 +747,7 @@ class Operator:
             InputError: when the text holds what the database does not store.
             JournalError: when there is no such root run, or it has ended.
         """
-        problem = problem_of(text)
+        problem = find_text_problem(text)
         if problem:
             msg = f"a message holds {problem}"
             raise InputError(msg, issues=("text",))
@@ -758,11 +756,11 @@ class Operator:
             why = f"it is {view.state}" if view.is_over else "it is a child, and only roots are spoken to"
             msg = f"the run {root!r} takes no messages: {why}"
             raise JournalError(msg)
-        await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or new_id())
+        await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or make_run_id())
 
     async def post(self, root: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
-        Send a message to a run that goes on: what its ``Receive`` on that topic gets next, in the order of arrival.
+        Send a message to a running run, for its next ``Receive`` on that topic.
 
         Returns whether no message with its *id* was there before.
 
@@ -779,11 +777,11 @@ class Operator:
             InputError: when it is too large, or *path* or *id* is none.
             JournalError: when there is no such root run, or it has ended.
         """
-        where, key = posted_topic(path, a_topic(topic)), check_id(new_id() if id is None else id)
+        where, key = make_database_topic(path, check_topic(topic)), check_run_id(make_run_id() if id is None else id)
         if not all(part.isdecimal() for part in path.split(".") if path):
             msg = f"the path of a run is numbers with dots between them, such as '3.0', not {path[:MAX_RUN_ID_CHARS]!r}"
             raise InputError(msg, issues=("path",))
-        said = portable_form({"value": freeze(value)})
+        said = to_portable_json({"value": freeze(value)})
         if len(canonical(said)) > MAX_VALUE_BYTES:
             msg = f"a message is JSON of at most {MAX_VALUE_BYTES:,} bytes"
             raise InputError(msg, issues=("value",))
@@ -823,7 +821,7 @@ class Operator:
 
     async def retry(self, root: str, *, release: str | None = None) -> list[str]:
         """
-        Let a tree that stopped with a divergence, was cancelled, or killed its workers go on after its last recorded steps.
+        Resume a tree that diverged, was cancelled, or killed its workers, after its last recorded steps.
 
         Args:
             root: The root run.
@@ -843,17 +841,17 @@ class Operator:
             raise JournalError(msg)
         # Whatever was cancelled does not know its queue any more.
         found = await self.client.list_workflows_async(workflow_ids=[root.partition("/")[0]], load_output=False)
-        pool = Order.of(found[0].input["args"][0]).pool
+        pool = Order.from_form(found[0].input["args"][0]).pool
         async with self.sessions.again(tree[0]):
             for each in reversed(stopped):
                 is_turn = "turn" in each.attributes
-                queue = line_name(pool) if is_turn else self.queue_of(each.id, pool)
+                queue = waiting_queue_name(pool) if is_turn else self.queue_of(each.id, pool)
                 await self.rewind(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
 
     async def rewind(self, run: str, *, queue: str, release: str | None = None) -> None:
         """
-        Put one run that has stopped back on its queue, with everything that is recorded, and with the answers that wait for it.
+        Put a stopped run back on its queue, with its record and the answers sent to it.
 
         Args:
             run: The run; only it, nothing below it.
@@ -866,7 +864,7 @@ class Operator:
         """
         # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.
         unread = [
-            (topic, _read(message, f"an answer to {run!r}"), key)
+            (topic, _parse_recorded_json(message, f"an answer to {run!r}"), key)
             for topic, message, key in await self.rows(UNREAD, run)
         ]
         steps = await self.client.list_workflow_steps_async(run, load_output=False)
@@ -890,7 +888,7 @@ class Operator:
 
     async def ended(self, run: str, seconds: float) -> str | None:
         """
-        Return the state of a run once it is over; ``None`` when it is not after *seconds*. Many waits cost what one costs.
+        Wait up to *seconds* for the end of a run and return its state; ``None`` if it has not ended.
 
         Raises:
             DatabaseAway: when the database cannot be reached.
@@ -900,7 +898,7 @@ class Operator:
 
     async def result(self, run: str) -> Any:
         """
-        Wait until a run has ended, and return its result as it is stored.
+        Wait for the end of a run, and return its stored result.
 
         Raises:
             JournalError: when there is no such run; when it was cancelled, or stopped without a result, and why.
@@ -908,7 +906,7 @@ class Operator:
         state = None
         while state is None:
             state = await self.ended(run, 60.0)
-            run, asked = await run_of_result(self, run), run
+            run, asked = await resolve_answered_run(self, run), run
             state = state if run == asked else None
         found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False)
         if state != "SUCCESS":
@@ -919,10 +917,10 @@ class Operator:
         return found[0].output
 
 
-def view_of(status: Any) -> RunView:
-    """Return what the package's own status says."""
+def make_run_view(status: Any) -> DurableRunView:
+    """Return a view of the status that ``dbos`` returns."""
     attributes = dict(status.attributes or {})
-    return RunView(
+    return DurableRunView(
         id=status.workflow_id,
         state=status.status,
         agent=attributes.get("agent", ""),
@@ -936,19 +934,19 @@ def view_of(status: Any) -> RunView:
     )
 
 
-def _nearest(run: str, known: Collection[str]) -> str:
-    """Return *run*, or the nearest above it of those that are *known*: the body of a tool may be part of the run of its caller."""
+def _find_nearest_known(run: str, known: Collection[str]) -> str:
+    """Return *run* or its nearest ancestor in *known*, since a tool body may be part of its caller's run."""
     while run and run not in known:
-        run = parent_of(run)
+        run = get_parent_run_id(run)
     return run
 
 
-def _unknown(run: str) -> JournalError:
+def _make_missing_run_error(run: str) -> JournalError:
     return JournalError(f"there is no run {run!r} in this database")
 
 
-def _by_id(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting]) -> dict[str, AnswerLike]:
-    """Return answers by question id that were given by id or by text; what is neither stays."""
+def _resolve_question_ids(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting]) -> dict[str, AnswerLike]:
+    """Return answers by question id; keys that are the text of a question are replaced by its id."""
     questions = [question for asked in open_ for question in asked.questions]
     ids = {question.id for question in questions}
     found: dict[str, AnswerLike] = {}
@@ -958,16 +956,14 @@ def _by_id(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting]) -> dict[
     return found
 
 
-def _check(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]) -> None:
+def _check_all_answers(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]) -> None:
     known = {question.id: question for asked in open_ for question in asked.questions}
     for key, value in answers.items():
         if key not in known:
             listed = list_names([f"{q.id!r} ({q.text})" for q in known.values()])
             msg = f"{key!r} is not an open question of this run; open are: {listed}"
             raise AnswerRejected(msg)
-        problem = answer_problem(value, known[key])
-        if problem is not None:
-            raise AnswerRejected(problem)
+        check_answer(value, known[key])
     for asked in chosen:
         missing = [question.id for question in asked.questions if question.id not in answers]
         if missing:

@@ -23,29 +23,27 @@ from stepengine.durable.body import execute
 from stepengine.durable.database import (
     WORKFLOW,
     DatabaseAway,
-    away,
-    check_name,
-    close_lock,
-    import_guarded,
-    plain_connection,
-    portable,
+    check_deployment_name,
+    close_locking_connection,
+    convert_database_errors,
+    import_dbos,
+    make_serializer,
+    open_connection,
     queue_name,
 )
-from stepengine.durable.indexes import made_indexes
+from stepengine.durable.indexes import create_indexes
 from stepengine.durable.queues import MAX_LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
-from stepengine.durable.schedule_book import made_book
+from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA_VERSION, Order, Seed
-from stepengine.durable.workers import enlist, made_list, strike_off
-from stepengine.engine.launching import Launcher
+from stepengine.durable.workers import add_worker, create_worker_table, remove_worker
+from stepengine.engine.launcher import Launcher
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
-from stepengine.redaction import Redactor, known_in, redactor_for
+from stepengine.redaction import Redactor, find_environment_secrets, make_redactor
 from stepengine.runtime.logs import LOGGER
-
-__all__ = ("ExecutorBusy", "WorkerProcess", "WorkerSetting", "release_of")
 
 POOL_CONNECTIONS = 8
 """A connection costs the server some megabytes, and it has 100 by default; effects share these for milliseconds each."""
@@ -66,12 +64,12 @@ class ExecutorBusy(StepEngineError):
     """Another process works under the same executor id, or an executor that should be dead is alive."""
 
 
-def lock_name(executor: str) -> str:
+def worker_lock_name(executor: str) -> str:
     """Return the name of the lock that an executor holds for as long as it lives."""
     return f"stepengine:{executor}"
 
 
-def release_lock(app: str, release: str) -> str:
+def release_lock_name(app: str, release: str) -> str:
     """Return the name of the lock that all living workers of a release share."""
     return f"stepengine-release:{app}:{release}"
 
@@ -79,7 +77,7 @@ def release_lock(app: str, release: str) -> str:
 @frozen(kw_only=True)
 class WorkerSetting:
     """
-    How a worker takes part.
+    The settings of a worker.
 
     Attributes:
         url: The database.
@@ -112,7 +110,7 @@ class WorkerSetting:
     allow_async_commit: bool = False
 
     def __attrs_post_init__(self) -> None:
-        check_name(self.app, "the name of a deployment")
+        check_deployment_name(self.app, "the name of a deployment")
         if not self.executor or self.executor == "local":
             msg = f"an executor id is stable and its own, such as the host's name, not {self.executor!r}"
             raise DefinitionError(msg)
@@ -123,13 +121,13 @@ class WorkerSetting:
                 raise DefinitionError(msg)
 
 
-def release_of(
+def compute_release(
     agents: Sequence[AgentDefinition],
     specs: Callable[[AgentDefinition], Sequence[Any]],
     bodies: Callable[[AgentDefinition], Sequence[Any]] = lambda _: (),
 ) -> str:
     """
-    Return what tells this version of the agents from others: definitions, tools, the source of handlers and bodies of tools.
+    Return the version of the agents: a hash of definitions, tools, and the source of handlers and tool bodies.
 
     Args:
         agents: The agents.
@@ -137,12 +135,14 @@ def release_of(
         bodies: Gives the functions of those of its tools that yield, which are driven over what is recorded as handlers are.
     """
     known = {
-        a.id: [definition_fingerprint(a, specs(a)), _source(a.handle_steps), *map(_source, bodies(a))] for a in agents
+        a.id: [definition_fingerprint(a, specs(a)), _read_source(a.handle_steps), *map(_read_source, bodies(a))]
+        for a in agents
     }
     return f"se{SCHEMA_VERSION}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
 
 
-def _source(handler: Any) -> str:
+def _read_source(handler: Any) -> str:
+    """Return the source of a handler, or a hash of its bytecode if it has none; ``""`` for no handler."""
     if handler is None:
         return ""
     try:
@@ -178,7 +178,7 @@ class WorkerProcess:
         self._under_way: dict[asyncio.Task[Any], DurableRun] = {}
         self._closing = False
         self._known: Mapping[str, str] = {}
-        self._cleans = redactor_for("known", {})
+        self._cleans = make_redactor("known", {})
         self._keeper: asyncio.Task[None] | None = None
         self._queues: Queues | None = None
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
@@ -195,7 +195,7 @@ class WorkerProcess:
 
     async def open(self) -> None:
         """
-        Take the executor's lock, connect, and begin to take runs from the queues.
+        Take the executor's lock, connect, and start to take runs from the queues.
 
         Raises:
             ExecutorBusy: when another process has the same executor id.
@@ -205,59 +205,59 @@ class WorkerProcess:
         if WorkerProcess.current is not None:
             msg = "a process is one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
-        package = import_guarded()
+        package = import_dbos()
         self._errors = package.error
         self._dbos = package.DBOS
-        await self._take_lock()
+        await self._connect_and_lock()
         WorkerProcess.current = self
-        self._keeper = asyncio.create_task(self._keep_watch())
+        self._keeper = asyncio.create_task(self._poll_queues())
         try:
             if self._rates is not None:
                 await self._rates.open(self._effects, migrate=self.setting.migrate)
-            await self._launch(package)
+            await self._launch_dbos(package)
             if self.setting.migrate:
-                with away(self.setting.url):
-                    await made_indexes(self._lock)
-                    await made_list(self._lock)
-                    await made_book(self._lock)
-            with away(self.setting.url):
-                await enlist(
+                with convert_database_errors(self.setting.url):
+                    await create_indexes(self._lock)
+                    await create_worker_table(self._lock)
+                    await create_schedule_tables(self._lock)
+            with convert_database_errors(self.setting.url):
+                await add_worker(
                     self._lock, self.setting.app, self.setting.executor, self.setting.pool, self.setting.release
                 )
         except BaseException:
             await self.close(drain=0)
             raise
 
-    async def _take_lock(self) -> None:
-        lock = await plain_connection(self.setting.url)
+    async def _connect_and_lock(self) -> None:
+        lock = await open_connection(self.setting.url)
         try:
-            await self._check(lock)
+            await self._acquire_locks(lock)
         except BaseException:
-            await close_lock(lock)
+            await close_locking_connection(lock)
             raise
         self._lock = lock
 
-    async def _keep_watch(self) -> None:
-        """Take runs, take the lock again after the database was away, and look whether runs that wait for answers are still ours."""
+    async def _poll_queues(self) -> None:
+        """Take runs, restore the lock after a lost connection, and end waiting executions that belong to others."""
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:
             await asyncio.sleep(WATCH_SECONDS if self._queues is None else self._queues.pause)
             try:
-                with away(self.setting.url):
+                with convert_database_errors(self.setting.url):
                     if self._queues is not None:
                         await self._queues.take(self._lock)
                     if loop.time() - looked >= WATCH_SECONDS:
                         looked = loop.time()
-                        await self._look_at_waiting()
+                        await self._end_lost_executions()
             except DatabaseAway:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
-                    await self._take_lock()
+                    await self._connect_and_lock()
             except Exception as error:  # noqa: BLE001  (if nobody watched any more, the lock would not be taken again)
                 LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
 
-    async def _look_at_waiting(self) -> None:
-        """End the executions here of runs that were cancelled, or that somebody else has: a wait does not notice that itself."""
+    async def _end_lost_executions(self) -> None:
+        """End waiting executions whose run was cancelled or taken over."""
         waiting = {run.order.id: run for run in self._under_way.values() if run.asking}
         if not waiting:
             return
@@ -268,8 +268,8 @@ class WorkerProcess:
             elif state != "PENDING" or executor != self.setting.executor:
                 waiting[run].park(self._errors.DBOSWorkflowConflictIDError(run))
 
-    async def _check(self, lock: Any) -> None:
-        """Take the lock, and look at what the database calls committed."""
+    async def _acquire_locks(self, lock: Any) -> None:
+        """Take the locks of the executor and its release, and check that commits are durable."""
         setting = self.setting
         until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
         while not await self._try_lock(lock):
@@ -281,24 +281,24 @@ class WorkerProcess:
                 f"another process works as executor {setting.executor!r}; give each its own id (executor=, --executor)"
             )
             raise ExecutorBusy(msg)
-        await lock.execute(SHARED_LOCK, (release_lock(setting.app, setting.release),))
+        await lock.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
         (mode,) = await (await lock.execute("show synchronous_commit")).fetchone()
         if mode == "off" and not setting.allow_async_commit:
             msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and effects would repeat"
             raise StepEngineError(msg)
 
     async def _try_lock(self, lock: Any) -> bool:
-        (got,) = await (await lock.execute(LOCK, (lock_name(self.setting.executor),))).fetchone()
+        (got,) = await (await lock.execute(LOCK, (worker_lock_name(self.setting.executor),))).fetchone()
         return bool(got)
 
-    async def _launch(self, package: Any) -> None:
+    async def _launch_dbos(self, package: Any) -> None:
         setting = self.setting
         config: dict[str, object] = {
             "name": setting.app,
             "system_database_url": setting.url,
             "executor_id": setting.executor,
             "application_version": setting.release,
-            "serializer": portable(),
+            "serializer": make_serializer(),
             "sys_db_pool_size": POOL_CONNECTIONS,
             "max_executor_threads": MAX_EXECUTOR_THREADS,
             "run_migrations": setting.migrate,
@@ -306,7 +306,7 @@ class WorkerProcess:
             "console_log_level": "WARNING",
         }
         package.DBOS(config=config)
-        _register(package.DBOS)
+        _register_workflow(package.DBOS)
         # None by itself: see Queues.
         package.DBOS.listen_queues([])
         package.DBOS.launch()
@@ -327,9 +327,9 @@ class WorkerProcess:
         self._queues = queues
 
     async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
-        """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds. Both are emptied."""
-        order = Order.of(form)
-        known = Seed() if seed is None else Seed.of(seed)
+        """Execute the run that *form* orders, starting from the outcomes in *seed*. Both are emptied."""
+        order = Order.from_form(form)
+        known = Seed() if seed is None else Seed.from_form(seed)
         # The package keeps what it gave until the run ends, and a conversation or a journal in it would be there twice.
         form.clear()
         if seed is not None:
@@ -340,7 +340,7 @@ class WorkerProcess:
             order,
             release=self.setting.release,
             effects=self._effects,
-            redactor=self._redactor(),
+            redactor=self._get_redactor(),
             seed=known,
             sessions=self.sessions,
         )
@@ -354,16 +354,16 @@ class WorkerProcess:
         finally:
             del self._under_way[task]
 
-    def _redactor(self) -> Redactor:
-        """Return what takes secrets out; one for all runs while the environment has the same: it takes 1 KB for each of them."""
-        known = known_in(os.environ)
+    def _get_redactor(self) -> Redactor:
+        """Return the redactor of known secrets, shared by all runs until the environment changes."""
+        known = find_environment_secrets(os.environ)
         if known != self._known:
-            self._known, self._cleans = known, redactor_for("known", os.environ)
+            self._known, self._cleans = known, make_redactor("known", os.environ)
         return self._cleans
 
     async def close(self, *, drain: float = 30.0) -> None:
         """
-        Begin nothing more, wait up to *drain* seconds for the effects under way, and give everything back.
+        Take no more runs, wait up to *drain* seconds for running effects, and close all connections.
 
         What still waits then is found and resumed by the next process under this id, or by whoever takes over.
         """
@@ -372,7 +372,7 @@ class WorkerProcess:
             if self._dbos is not None and WorkerProcess.current is self:
                 if self._queues is not None:
                     await self._queues.close(PATIENCE_SECONDS)
-                await self._leave_runs(drain)
+                await self._stop_executions(drain)
                 with ThreadPoolExecutor(1) as own:
                     await loop.run_in_executor(own, self._dbos.destroy)
         finally:
@@ -387,13 +387,13 @@ class WorkerProcess:
                 await asyncio.wait((self._keeper,))
             if self._lock is not None:
                 lock, self._lock = self._lock, None
-                with contextlib.suppress(DatabaseAway, TimeoutError), away(self.setting.url):
+                with contextlib.suppress(DatabaseAway, TimeoutError), convert_database_errors(self.setting.url):
                     async with asyncio.timeout(PATIENCE_SECONDS):
-                        await strike_off(lock, self.setting.app, self.setting.executor)
-                await close_lock(lock)
+                        await remove_worker(lock, self.setting.app, self.setting.executor)
+                await close_locking_connection(lock)
 
-    async def _leave_runs(self, drain: float) -> None:
-        """Leave every run where it is: nothing of it is recorded as failed, and whoever goes on finds all of it."""
+    async def _stop_executions(self, drain: float) -> None:
+        """Stop all executions without a recorded result, so that other workers resume the runs."""
         self._closing = True
         for run in self._under_way.values():
             run.leaves = True
@@ -414,7 +414,7 @@ class WorkerProcess:
 _registered: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {}
 
 
-def _register(dbos: Any) -> None:
+def _register_workflow(dbos: Any) -> None:
     """Register the one workflow of this package, once in a process."""
 
     async def run(form: dict[str, Any], seed: dict[str, Any] | None = None) -> dict[str, Any]:

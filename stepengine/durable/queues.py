@@ -17,8 +17,6 @@ from typing import Any
 
 from stepengine.errors import StepEngineError
 
-__all__ = ("MAX_LOOK_SECONDS", "Queues")
-
 MAX_LOOK_SECONDS = 0.2
 """How long a submitted run waits at most for its start. Each worker asks five times in a second, unless a queue asks for more."""
 FULL = """
@@ -60,17 +58,17 @@ class Queues:
         self._at_rest.set()
 
     def add(self, queue: Any, pause: float) -> None:
-        """Take runs from a queue that the package has registered, at most once in *pause* seconds."""
+        """Add a registered queue, from which runs are taken at most every *pause* seconds."""
         self._queues[queue.name] = queue
         self._pauses[queue.name] = pause
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look; never quite the same, so that workers do not come at once."""
+        """The seconds until the next look, with jitter."""
         return min([MAX_LOOK_SECONDS, *self._pauses.values()]) * random.uniform(0.95, 1.05)  # noqa: S311 - no secret
 
     async def take(self, connection: Any) -> None:
-        """Begin to take runs from the queues that hold some, as *connection* sees them."""
+        """Start to take runs from the queues that have some, as *connection* sees them."""
         now = asyncio.get_running_loop().time()
         due = [name for name in self._queues if name not in self._busy and self._due.get(name, now) <= now]
         if not due or self._is_closed:
@@ -81,40 +79,42 @@ class Queues:
             self._busy.add(name)
             self._at_rest.clear()
             # Whoever is stuck there while the database is away must not keep the process from ending.
-            threading.Thread(target=self._take, args=(name, asyncio.get_running_loop()), daemon=True).start()
+            threading.Thread(
+                target=self._run_queue_loop_once, args=(name, asyncio.get_running_loop()), daemon=True
+            ).start()
 
-    def _take(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+    def _run_queue_loop_once(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            self._turn(_OneTurn(), self._instance(), self._queues[name])
+            self._turn(_StopAfterOneTurn(), self._instance(), self._queues[name])
         finally:
             with contextlib.suppress(RuntimeError):  # the loop may be closed by now, where this was waited for in vain
-                loop.call_soon_threadsafe(self._taken, name)
+                loop.call_soon_threadsafe(self._mark_idle, name)
 
-    def _taken(self, name: str) -> None:
+    def _mark_idle(self, name: str) -> None:
         self._busy.discard(name)
         if not self._busy:
             self._at_rest.set()
 
     async def close(self, seconds: float) -> None:
-        """Take nothing more, and wait up to so many *seconds* for what is being taken."""
+        """Take no more runs, and wait up to *seconds* for those being taken."""
         self._is_closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._at_rest.wait()
 
 
-class _OneTurn:
-    """The event by which the package's loop over one queue is told to stop: it comes when the loop has taken once."""
+class _StopAfterOneTurn:
+    """The stop event of the package's queue loop, which is set after one turn."""
 
     def __init__(self) -> None:
         self._has_waited = False
 
     def is_set(self) -> bool:
-        """Return that it goes on."""
+        """Return ``False``: the loop may start."""
         return False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Return at once whether the loop comes for the second time."""
+        """Return whether the loop waits for the second time."""
         del timeout
         waited, self._has_waited = self._has_waited, True
         return waited

@@ -17,12 +17,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
-from stepengine.durable.database import DatabaseAway, away, lost_errors, plain_connection, quote_name
+from stepengine.durable.database import (
+    DatabaseAway,
+    convert_database_errors,
+    list_connection_errors,
+    open_connection,
+    quote_name,
+)
 from stepengine.errors import StepEngineError
 from stepengine.models.base import Provider
-from stepengine.runtime.rates import Obstacle, RateLimit, limit_of
-
-__all__ = ("SharedRates", "made_tables")
+from stepengine.runtime.rates import Obstacle, RateLimit, find_rate_limit
 
 WORKER_LOCK = "select pg_advisory_lock(hashtextextended('stepengine-rates:' || %s, 0))"
 TABLES_LOCK = "select pg_advisory_lock(hashtextextended('stepengine-rate-tables', 0))"
@@ -138,8 +142,8 @@ MAX_AWAY_SECONDS = 5.0
 """All workers ask a database that has restarted within five seconds, and do not keep it busy until then."""
 
 
-async def made_tables(own: Any, *, role: str | None = None) -> None:
-    """Make what the limits of all workers need, over the connection *own*; *role* may use it. Several may do so at once."""
+async def create_rate_tables(own: Any, *, role: str | None = None) -> None:
+    """Create the tables of shared rate limits over the connection *own* and let *role* use them; safe to call concurrently."""
     await own.execute(TABLES_LOCK)
     try:
         await own.execute(TABLES)
@@ -151,14 +155,14 @@ async def made_tables(own: Any, *, role: str | None = None) -> None:
 
 
 class _Ticket(NamedTuple):
-    """A request that was let through: in which second of the database, and how many tokens it counts for."""
+    """An admitted request: the second of the database's clock at which it was admitted, and the tokens counted for it."""
 
     second: int
     tokens: int
 
 
-class _Turn:
-    """A request that waits for its turn."""
+class _WaitingRequest:
+    """A request that waits for admission."""
 
     __slots__ = ("news", "obstacle", "since", "ticket", "tokens")
 
@@ -172,12 +176,12 @@ class _Turn:
         self.ticket: asyncio.Future[_Ticket] = asyncio.get_running_loop().create_future()
 
     def is_held(self, obstacle: Obstacle) -> None:
-        """Say why it must wait; only the first time is told."""
+        """Record why the request waits; only the first reason is reported."""
         self.obstacle = self.obstacle or obstacle
         self.news.set()
 
     def ends(self, ticket: _Ticket | StepEngineError) -> None:
-        """Let it through, or say why it never will be."""
+        """Admit the request, or fail it with an error."""
         if isinstance(ticket, StepEngineError):
             self.ticket.set_exception(ticket)
         else:
@@ -206,7 +210,7 @@ class SharedRates:
 
     async def open(self, effects: asyncio.Semaphore, *, migrate: bool) -> None:
         """
-        Connect, and make the tables if *migrate*.
+        Connect, and create the tables if *migrate* is true.
 
         Args:
             effects: The places of effects: a request gives its own to others while it waits.
@@ -217,18 +221,18 @@ class SharedRates:
             StepEngineError: when the tables are missing.
         """
         self._effects = effects
-        with away(self._url):
+        with convert_database_errors(self._url):
             own = await self._connect()
             (is_there,) = await (await own.execute(THERE)).fetchone()
             if migrate and not is_there:
-                await made_tables(own)
+                await create_rate_tables(own)
         if not (is_there or migrate):
             await self.close()
             msg = "rate_limits= needs tables that the database does not have: run `stepengine deploy migrate`"
             raise StepEngineError(msg)
 
     async def close(self) -> None:
-        """Ask no more, and give the connection back; requests that still wait are left alone. May be called twice."""
+        """Stop the limiters and close the connection; waiting requests stay waiting. May be called twice."""
         for limiter in self._limiters.values():
             await limiter.close()
         self._limiters.clear()
@@ -236,14 +240,14 @@ class SharedRates:
         if own is not None:
             await own.close()
 
-    def of(self, provider: str, source: Provider) -> SharedLimiter | None:
+    def find_limiter(self, provider: str, source: Provider) -> SharedLimiter | None:
         """
-        Return the limiter of a provider with its key, made when it is first asked for.
+        Return the limiter of a provider and its key, or ``None`` if it has no limit. The first call creates it.
 
         Raises:
             ModelError: when there is no key.
         """
-        limit = limit_of(self._limits, provider)
+        limit = find_rate_limit(self._limits, provider)
         if limit is None or limit == RateLimit():
             return None
         # By provider and key, as the provider counts. What stands there gives away neither key nor address.
@@ -252,13 +256,13 @@ class SharedRates:
 
     async def ask(self, account: str, *given: Any) -> Any:
         """
-        Ask the database with ``ASK`` what holds for *account*; one that is away is waited for.
+        Request admissions for *account* from the database; retry while it is unreachable.
 
         Raises:
             psycopg.Error: when it does not answer for another reason.
         """
         pause = FIRST_AWAY_SECONDS
-        lost: tuple[type[Exception], ...] = (DatabaseAway, *lost_errors())
+        lost: tuple[type[Exception], ...] = (DatabaseAway, *list_connection_errors())
         # One question at a time over the one connection; what comes meanwhile is asked for together with the next one.
         async with self._asking:
             while True:
@@ -275,9 +279,9 @@ class SharedRates:
                 pause = min(2 * pause, MAX_AWAY_SECONDS)
 
     async def _connect(self) -> Any:
-        """Return the connection, whose lock says for as long as it lives that what this worker has under way counts."""
+        """Return the connection, which holds the lock that marks this worker as alive."""
         if self._own is None or self._own.closed:
-            own = await plain_connection(self._url)
+            own = await open_connection(self._url)
             # A lock that the database gives back with the connection: others see by it that this worker died, and its
             # requests count no longer, without anybody keeping time.
             await own.execute(WORKER_LOCK, (self._worker,))
@@ -285,8 +289,8 @@ class SharedRates:
         return self._own
 
     @contextlib.asynccontextmanager
-    async def place_lent(self) -> AsyncIterator[None]:
-        """Give this effect's place to others for a while."""
+    async def release_slot(self) -> AsyncIterator[None]:
+        """Release this effect's slot while the block waits."""
         effects = self._effects
         if effects is None:
             yield
@@ -318,7 +322,7 @@ class SharedLimiter:
         self._rates = rates
         self._account = account
         self._limit = limit
-        self._waiting: deque[_Turn] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
         self._running = 0
         self._corrections: dict[int, int] = {}
         self._owes = False
@@ -327,7 +331,7 @@ class SharedLimiter:
 
     async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> _Ticket:
         """
-        Wait for a turn among the requests of all workers; cancelling the wait gives the turn to the next one.
+        Wait for admission among the requests of all workers; a cancelled wait admits the next one.
 
         Args:
             tokens: How many the request is expected to use.
@@ -336,22 +340,22 @@ class SharedLimiter:
         Raises:
             StepEngineError: when the database refuses to answer.
         """
-        turn = _Turn(tokens)
+        turn = _WaitingRequest(tokens)
         self._waiting.append(turn)
-        self._wake()
+        self._start_asking()
         try:
             await turn.news.wait()
             if turn.obstacle is None:
                 return await turn.ticket
             notice(turn.obstacle)
-            async with self._rates.place_lent():
+            async with self._rates.release_slot():
                 return await turn.ticket
         except asyncio.CancelledError:
             self._leave_queue(turn)
             raise
 
-    def _leave_queue(self, turn: _Turn) -> None:
-        """Let a request go that no longer waits, whether or not it was let through meanwhile."""
+    def _leave_queue(self, turn: _WaitingRequest) -> None:
+        """Remove a request that no longer waits, even if it was just admitted."""
         ticket = turn.ticket
         if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
             self.leave(ticket.result(), 0)
@@ -360,47 +364,49 @@ class SharedLimiter:
         with contextlib.suppress(ValueError):
             self._waiting.remove(turn)
         self._owes = True
-        self._wake()
+        self._start_asking()
 
     def leave(self, ticket: _Ticket, used: int | None) -> None:
-        """Say that a request has ended and how many tokens it *used*; ``None`` when that is unknown."""
+        """Report the end of a request and its *used* tokens; ``None`` if unknown."""
         self._running -= 1
         if used is not None and used != ticket.tokens and self._limit.tokens_per_minute is not None:
             self._corrections[ticket.second] = self._corrections.get(ticket.second, 0) + used - ticket.tokens
         if self._limit.max_concurrency is not None or self._corrections:
             self._owes = True
-            self._wake(is_news=bool(self._waiting))
+            self._start_asking(is_news=bool(self._waiting))
 
-    def _wake(self, *, is_news: bool = True) -> None:
+    def _start_asking(self, *, is_news: bool = True) -> None:
         if is_news:
             self._changed.set()
         if self._asker is None or self._asker.done():
-            self._asker = asyncio.create_task(self._ask_on())
+            self._asker = asyncio.create_task(self._request_admissions_until_done())
 
-    async def _ask_on(self) -> None:
-        """Ask for as long as somebody waits, or something is to be told."""
+    async def _request_admissions_until_done(self) -> None:
+        """Ask for admissions while requests wait, or ended requests or corrections are unreported."""
         try:
             while self._waiting or self._owes:
                 if not self._waiting:
                     # Whoever comes next takes it along.
-                    await self._quiet(MAX_LOOK_SECONDS if self._limit.max_concurrency is None else REPORT_SECONDS)
+                    await self._wait_for_change(
+                        MAX_LOOK_SECONDS if self._limit.max_concurrency is None else REPORT_SECONDS
+                    )
                 self._changed.clear()
                 self._owes = False
-                pause = await self._ask_once()
+                pause = await self._request_admissions()
                 if pause is not None:
-                    await self._quiet(pause)
+                    await self._wait_for_change(pause)
         except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
             msg = f"the rate limit of {self._account!r}, which all workers share, cannot be looked at: {error}"
             while self._waiting:
                 self._waiting.popleft().ends(StepEngineError(msg))
 
-    async def _quiet(self, seconds: float) -> None:
+    async def _wait_for_change(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
 
-    async def _ask_once(self) -> float | None:
-        """Ask once, and return how long to wait until it is asked again; ``None`` for at once."""
+    async def _request_admissions(self) -> float | None:
+        """Ask for admissions once; return the seconds until the next time, ``None`` for at once."""
         limit, now = self._limit, time.monotonic()
         asked = list(self._waiting)[:BATCH_REQUESTS]
         corrections, self._corrections = self._corrections, {}
@@ -425,7 +431,7 @@ class SharedLimiter:
         return min(MAX_LOOK_SECONDS, pause)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._asker is not None:
             self._asker.cancel()
             await asyncio.wait((self._asker,))

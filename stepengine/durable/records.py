@@ -20,9 +20,9 @@ from stepengine.data.effects import CHILD_ENDS, RUNS, WAITS, AskPerson, CallBody
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus
-from stepengine.durable.body import request_of_root
-from stepengine.durable.operate import Operator, RunView, Step
-from stepengine.durable.sessions import ENTERED, begin_order, run_of_result
+from stepengine.durable.body import make_root_request
+from stepengine.durable.operate import DurableRunView, Operator, Step
+from stepengine.durable.sessions import ENTERED, add_previous_turn, resolve_answered_run
 from stepengine.durable.steps import (
     ASK,
     BODY,
@@ -39,32 +39,22 @@ from stepengine.durable.steps import (
     kind_of,
     kind_of_effect,
 )
-from stepengine.durable.wire import Order, Seed, answers_of, error_of, outcome_form, outcome_of_form
-from stepengine.engine.launching import Launcher
-from stepengine.engine.planning import with_prompt
-from stepengine.engine.run import EngineRun, failing, stream_run
+from stepengine.durable.wire import Order, Seed, encode_outcome, parse_answers, parse_error, parse_outcome
+from stepengine.engine.launcher import Launcher
+from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
+from stepengine.engine.run_plans import resolve_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import describe, restored, touched_world
+from stepengine.journal.encoding import changes_world_again, encode_effect, restored
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import opening_of, parent_of
+from stepengine.journal.history import get_start_address, parse_opening
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.records import Address, Intent, Result, shown_address
+from stepengine.journal.records import Address, Intent, Result, format_address
+from stepengine.journal.run_start import start_run
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.services import ChildPlanner, Services
-
-__all__ = (
-    "Archive",
-    "EffectRecord",
-    "Played",
-    "driven",
-    "followed",
-    "order_from_journal",
-    "read_archive",
-    "write_journal",
-)
 
 FOLLOW_SECONDS = 0.2
 """Fast enough that a reader sees steps as they happen; each reader costs five queries in a second."""
@@ -73,7 +63,7 @@ FOLLOW_SECONDS = 0.2
 @frozen
 class EffectRecord:
     """
-    What is recorded of one effect.
+    The record of one effect.
 
     Attributes:
         kind: ``"model"``, ``"tool"``, ``"perform"``, ``"child"`` or ``"ask"``.
@@ -89,7 +79,7 @@ class EffectRecord:
 @attrs.define
 class Archive:
     """
-    What is recorded of a run tree.
+    The record of a run tree.
 
     Attributes:
         order: What the root was started with.
@@ -105,14 +95,14 @@ class Archive:
     order: Order
     entries: dict[Address, EffectRecord] = attrs.field(factory=dict)
     lookups: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
-    runs: dict[str, RunView] = attrs.field(factory=dict)
+    runs: dict[str, DurableRunView] = attrs.field(factory=dict)
     sizes: dict[str, int] = attrs.field(factory=dict)
     known: dict[str, set[int]] = attrs.field(factory=dict)
     ends: dict[str, int] = attrs.field(factory=dict)
     is_begun: bool = True
 
     async def refresh(self, operator: Operator) -> None:
-        """Take in what was recorded since."""
+        """Read the steps recorded since the last refresh."""
         views = await operator.tree(self.order.root)
         sizes = await operator.sizes([view.id for view in views])
         for view in views:
@@ -123,12 +113,12 @@ class Archive:
                 self.sizes[view.id] = size
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _take(self, path, await operator.steps(view.id, known))
+                known |= _add_steps(self, path, await operator.steps(view.id, known))
 
 
 async def read_archive(operator: Operator, root: str) -> Archive:
     """
-    Return what the database holds of a run tree.
+    Read the record of a run tree from the database.
 
     Raises:
         JournalError: when there is no such root run.
@@ -138,18 +128,18 @@ async def read_archive(operator: Operator, root: str) -> Archive:
         msg = f"there is no root run {root!r} in this database"
         raise JournalError(msg)
     given = found[0].input["args"]
-    order = Order.of(given[0])
+    order = Order.from_form(given[0])
     archive = Archive(order, is_begun=not order.turn)
     if len(given) > 1:
-        seed = Seed.of(given[1])
+        seed = Seed.from_form(given[1])
         archive.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
         archive.lookups.update(seed.lookups)
     await archive.refresh(operator)
     return archive
 
 
-def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
-    """Read the steps of one run, in their order; return their numbers, except those of open questions, which are read again."""
+def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
+    """Apply the steps of one run to the archive; return their numbers, except open questions, which are read again."""
     taken = {step.number for step in steps}
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
@@ -162,7 +152,7 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
         if kind == LOOKUP:
             archive.lookups[path] = form
         elif kind == ENTERED:
-            archive.order, archive.is_begun = begin_order(archive.order, form), True
+            archive.order, archive.is_begun = add_previous_turn(archive.order, form), True
         elif kind == END:
             archive.ends[path] = form["at"]
         elif kind == ASK and "questions" in form:
@@ -170,12 +160,12 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
             taken -= set() if said is not None else {step.number}
             archive.entries[address] = EffectRecord(kind, fp, None if said is None else {**form, "said": said})
         else:
-            _take_effect(archive, address, kind, fp, form)
+            _add_effect(archive, address, kind, fp, form)
     return taken
 
 
-def _take_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
-    """Take in that an effect has begun, or its outcome."""
+def _add_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
+    """Apply the start or the outcome of an effect to the archive."""
     if kind in BEGINNINGS:
         archive.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
     elif "seq" in form:
@@ -186,7 +176,7 @@ BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL, WAIT: WAIT}
 """Kinds of steps by which it is known that something has begun, and what it is."""
 
 
-def recorded_outcome(form: Mapping[str, Any]) -> Single:
+def decode_outcome(form: Mapping[str, Any]) -> Single:
     """
     Return the outcome that is stored, also of a question that was answered.
 
@@ -194,10 +184,10 @@ def recorded_outcome(form: Mapping[str, Any]) -> Single:
         DataError: when it does not fit the codec any more.
     """
     if "said" not in form:
-        return outcome_of_form(form)
+        return parse_outcome(form)
     questions = tuple(map(restored, form["questions"]))
     said = form["said"]
-    return Value(answers_of(said["answers"], questions), max(form["at"], int(said["at"])))
+    return Value(parse_answers(said["answers"], questions), max(form["at"], int(said["at"])))
 
 
 # --- out ----------------------------------------------------------------------------------------------------------------
@@ -205,7 +195,7 @@ def recorded_outcome(form: Mapping[str, Any]) -> Single:
 
 async def write_journal(launcher: Launcher, archive: Archive, journal: Journal) -> Journal:
     """
-    Write what is recorded of a run tree into *journal*, and return it.
+    Write the record of a run tree into *journal*, and return it.
 
     Args:
         launcher: The engine's, with the agents of the run's release.
@@ -222,20 +212,20 @@ async def write_journal(launcher: Launcher, archive: Archive, journal: Journal) 
         msg = f"nothing of the run {archive.order.root!r} is recorded: {said}"
         raise JournalError(msg)
     session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
-    played = Played(archive, session)
-    result = await driven(launcher, played).run()
+    played = Playback(archive, session)
+    result = await create_replayed_run(launcher, played).run()
     if played.fatal is not None:
         raise played.fatal
     if isinstance(result.error, ReplayDivergence):
         raise result.error
-    played.check_end()
-    _drop_unbegun(session.journal, archive)
-    return session.journal
+    played.check_all_used()
+    _drop_unstarted(session.writer.journal, archive)
+    return session.writer.journal
 
 
-async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGenerator[Event, None]:
+async def follow_run(launcher: Launcher, operator: Operator, root: str) -> AsyncGenerator[Event, None]:
     """
-    Give the events of a run that goes on elsewhere, from its start on, as its outcomes are recorded.
+    Yield the events of a run in another process from its start, as its outcomes are recorded.
 
     What is not recorded has no events: no parts of replies, no progress of tools.
 
@@ -247,7 +237,7 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
     while not archive.is_begun and not archive.runs[""].is_over:
         await asyncio.sleep(FOLLOW_SECONDS)
         await archive.refresh(operator)
-    answered = await run_of_result(operator, root)
+    answered = await resolve_answered_run(operator, root)
     if answered != root:
         archive = await read_archive(operator, answered)
     reading = asyncio.Lock()
@@ -260,8 +250,8 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
         return not is_over
 
     session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)
-    played = Played(archive, session, coming)
-    events = stream_run(driven(launcher, played))
+    played = Playback(archive, session, coming)
+    events = stream_run(create_replayed_run(launcher, played))
     try:
         async for event in events:
             yield event
@@ -271,29 +261,29 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
         raise played.fatal
 
 
-def driven(launcher: Launcher, played: Played) -> EngineRun:
-    """Return a run that is driven over what is recorded."""
+def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
+    """Return a run that replays the recorded effects."""
     order, session = played.order, played.session
-    at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_Fixed(order.created)))
+    at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_FixedClock(order.created)))
 
     try:
-        made = at_that_time.plan(request_of_root(launcher, order))
+        made = at_that_time.plan(make_root_request(launcher, order))
         plan, state = played.looked_up(made.plan, made.state)
-        plan, state = session.start(
-            plan, state, limits=order.limits, models=launcher.agent_models, own_models=order.models
+        plan, state = start_run(
+            session, plan, state, limits=order.limits, models=launcher.agent_models, own_models=order.models
         )
         services = played.wrap(made.services)
-        live = at_that_time.run_of(attrs.evolve(made, plan=plan, state=state, services=services))
+        live = at_that_time.make_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
-        session.close()
+        session.writer.close()
         raise
     live.session = session
     live.tree.desk.patience = 0.0
     return live
 
 
-def _drop_unbegun(journal: Journal, archive: Archive) -> None:
-    """Leave out effects at the end that had not begun: in a journal, what was begun and has no result may have happened."""
+def _drop_unstarted(journal: Journal, archive: Archive) -> None:
+    """Remove effects at the end that never started; in a journal they would be in doubt."""
     records = journal.records()
     results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
     intents = [record for record in records if isinstance(record, Intent)]
@@ -313,8 +303,8 @@ def _drop_unbegun(journal: Journal, archive: Archive) -> None:
         journal.replace(kept)
 
 
-class _Fixed:
-    """The clock of a run that was created at a time that is over."""
+class _FixedClock:
+    """The clock of a replayed run, fixed at its creation."""
 
     def __init__(self, created: str) -> None:
         self._created = datetime.fromisoformat(created)
@@ -324,16 +314,16 @@ class _Fixed:
         return self._created
 
     def now_ms(self) -> int:
-        """Return no time: outcomes have theirs."""
+        """Return 0: outcomes have their own times."""
         return 0
 
     async def sleep(self, seconds: float) -> None:
-        """Wait for nothing."""
+        """Return at once."""
 
 
-class Played:
+class Playback:
     """
-    Drives a run tree over what is recorded of it.
+    Replays a run tree from its record.
 
     Args:
         archive: What is recorded.
@@ -348,7 +338,7 @@ class Played:
         self.coming = coming
         self.order = archive.order
         self.session = session
-        self._prints = Fingerprints(session.source.redactor)
+        self._prints = Fingerprints(session.writer.source.redactor)
         self._used: set[Address] = set()
         self.fatal: ReplayDivergence | None = None
 
@@ -356,74 +346,74 @@ class Played:
         """Return services with which nothing is performed."""
         failed = self._archive.lookups.get("", {}).get("error")
         if failed is not None:
-            services = attrs.evolve(services, machine=failing(error_of(failed) or StepEngineError()))
+            services = attrs.evolve(services, machine=make_failing_machine(parse_error(failed) or StepEngineError()))
         mine = attrs.evolve(
             services,
-            planner=self._planner(services.planner),
-            middlewares=(*services.middlewares, self._player),
+            planner=self._wrap_planner(services.planner),
+            middlewares=(*services.middlewares, self._wrap_performer),
         )
         return self.session.wrap(mine)
 
-    def _player(self, inner: Performer) -> Performer:
-        return _Player(inner, self)
+    def _wrap_performer(self, inner: Performer) -> Performer:
+        return _PlaybackPerformer(inner, self)
 
-    def _planner(self, inner: ChildPlanner) -> ChildPlanner:
+    def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
             return self.looked_up(*inner(parent, effect, path))
 
         return planned
 
     def looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
-        """Return plan and state with what was looked up when the run started; the caller of a tool has looked for its body."""
+        """Return plan and state with the recorded prompt and context window."""
         if plan.body is not None:
             return plan, state
         known = self._archive.lookups.get(plan.path)
         if known is None:
             prompt = plan.definition.system_prompt
-            return plan, with_prompt(plan, state) if isinstance(prompt, str) and plan.sent is None else state
+            return plan, resolve_system_prompt(plan, state) if isinstance(prompt, str) and plan.sent is None else state
         if known.get("prompt") is not None:
             state = attrs.evolve(state, system_prompt=known["prompt"])
         return attrs.evolve(plan, context_window=known.get("window")), state
 
-    def meet(self, item: Item) -> None:
+    def compare_with_record(self, item: Item) -> None:
         """Compare an effect with the record; raises ``ReplayDivergence`` when they differ."""
-        address = (item.path, item.effect.seq)
+        address = item.address
         entry = self._archive.entries.get(address)
         if entry is None:
             return
         self._used.add(address)
-        fp = self._prints.of(describe(item))
+        fp = self._prints.for_effect(encode_effect(item))
         if fp != entry.fp:
-            self.fatal = self._divergence_at(item, entry)
+            self.fatal = self._make_divergence(item, entry)
             raise self.fatal
 
-    def _divergence_at(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
-        where = shown_address(item.path, item.effect.seq)
-        form = describe(item)
+    def _make_divergence(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
+        where = format_address(*item.address)
+        form = encode_effect(item)
         now = "model" if isinstance(form, CallModel) else str(form["type"])
         msg = (
             f"the run {self._archive.order.root!r} does something else at {where} than is recorded: "
-            f"{entry.kind}:{entry.fp} is recorded, and {now}:{self._prints.of(form)} is asked for"
+            f"{entry.kind}:{entry.fp} is recorded, and {now}:{self._prints.for_effect(form)} is asked for"
         )
         return ReplayDivergence(msg, kind="changed", address=where)
 
     def is_begun(self, item: Item) -> bool:
         """Return whether an effect is recorded, whether or not it has an outcome."""
-        return (item.path, item.effect.seq) in self._archive.entries
+        return item.address in self._archive.entries
 
     def outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one."""
-        entry = self._archive.entries.get((item.path, item.effect.seq))
-        return None if entry is None or entry.form is None else recorded_outcome(entry.form)
+        entry = self._archive.entries.get(item.address)
+        return None if entry is None or entry.form is None else decode_outcome(entry.form)
 
     def attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
         """Return the failed attempts before an outcome."""
-        form = self._archive.entries[item.path, item.effect.seq].form
+        form = self._archive.entries[item.address].form
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
     def end_of(self, path: str) -> Stop:
-        """Return why a run stops where its record does."""
+        """Return the stop of a run where its record ends."""
         if self.was_cut(path):
             return Stop("cancelled")
         runs = self._archive.runs
@@ -433,9 +423,9 @@ class Played:
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
 
     def was_cut(self, path: str) -> bool:
-        """Return whether the run at *path*, or one around it, is known to have ended: nobody waits there any more."""
+        """Return whether a run or one of its ancestors ended elsewhere, so that nothing in it waits any more."""
         while path:
-            address = parent_of(path)
+            address = get_start_address(path)
             entry = self._archive.entries.get(address)
             if entry is not None and entry.kind == START:
                 view = self._archive.runs.get(path)
@@ -446,12 +436,12 @@ class Played:
             path = address[0]
         return False
 
-    def ended_at(self, path: str) -> int:
-        """Return when the child in the background at *path* ended; if it was cancelled, when it last did something."""
+    def find_end_time(self, path: str) -> int:
+        """Return when a background child ended, or for a cancelled one its last recorded time."""
         known = self._archive.ends.get(path)
         if known is not None:
             return known
-        inside, start = f"{path}.", parent_of(path)
+        inside, start = f"{path}.", get_start_address(path)
         times: list[int] = [
             entry.form["at"]
             for address, entry in self._archive.entries.items()
@@ -460,59 +450,63 @@ class Played:
         return max(times, default=0)
 
     def reason(self, path: str) -> str:
-        """Return why the parent of the child at *path* ended it; ``""`` where it gave no reason, or did not."""
+        """Return why a parent ended the child at *path*; ``""`` if no reason is recorded."""
         view = self._archive.runs.get(path)
         return "" if view is None else str(view.attributes.get(REASON) or "")
 
-    def check_end(self) -> None:
+    def check_all_used(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
         left = [a for a, e in self._archive.entries.items() if a not in self._used and e.form is not None]
         if left and self._archive.runs[""].state == "SUCCESS":
-            where = shown_address(*left[0])
+            where = format_address(*left[0])
             msg = f"the run {self._archive.order.root!r} ends before {where}, which is recorded"
             raise ReplayDivergence(msg, kind="unused", address=where)
 
 
-class _Player:
+class _PlaybackPerformer:
     """Answers effects from the record, and stops where it ends."""
 
-    def __init__(self, inner: Performer, played: Played) -> None:
+    def __init__(self, inner: Performer, played: Playback) -> None:
         self._inner = inner
         self._played = played
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """Compare with the record."""
         for item in batch:
-            self._played.meet(item)
+            self._played.compare_with_record(item)
         asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_begun(item)]
-        return self._inner.begin(batch) if self._played.coming is None or not asked else self._begin_open(batch, asked)
+        return (
+            self._inner.begin(batch)
+            if self._played.coming is None or not asked
+            else self._start_recorded_questions(batch, asked)
+        )
 
-    async def _begin_open(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
-        """Begin questions once they are recorded: whoever is shown one may answer at once, and before that the run does not have it."""
+    async def _start_recorded_questions(self, batch: Sequence[Item], asked: Sequence[Item]) -> None:
+        """Start questions only after they are recorded, since they may be answered at once."""
         assert self._played.coming is not None  # noqa: S101 - it was looked
         for item in asked:
             while not self._played.is_begun(item) and await self._played.coming():
-                self._played.meet(item)
+                self._played.compare_with_record(item)
         await self._inner.begin(batch)
 
     async def perform(self, item: Item, io: IO) -> Single:
-        """Give the recorded outcome; a child, and the body of a tool, is driven over its own records."""
+        """Return the recorded outcome; children and tool bodies are replayed from their own records."""
         if isinstance(item.effect, RunInBackground):
-            return await self._in_background(item, io)
+            return await self._replay_child_to_end(item, io)
         if type(item.effect) in RUNS and not getattr(item.effect, "is_background", False):
-            return await self._driven(item, io)
-        known = await self._coming(item)
+            return await self._replay_run(item, io)
+        known = await self._wait_for_outcome(item)
         if known is None:
-            return await self._stop_before(item, io)
+            return await self._make_stop(item, io)
         if isinstance(known, Value) and type(item.effect) in (Spawn, *CHILD_ENDS):
-            return await self._about_children(item, io, known)
+            return await self._replay_background_effect(item, io, known)
         for attempt in self._played.attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error
             io.attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
         return known
 
-    async def _about_children(self, item: Item, io: IO, known: Value) -> Single:
-        """Start a child in the background where it is recorded to have been, or give what is recorded of some that have ended here."""
+    async def _replay_background_effect(self, item: Item, io: IO, known: Value) -> Single:
+        """Start a recorded background child, or return the recorded ends of children."""
         if isinstance(item.effect, Spawn):
             outcome = await self._inner.perform(item, io)
             return attrs.evolve(outcome, at=known.at, inputs=known.inputs) if isinstance(outcome, Value) else outcome
@@ -521,40 +515,40 @@ class _Player:
             return Stop("cancelled")
         return attrs.evolve(known, value=attrs.evolve(known.value, ended=ended))
 
-    async def _stop_before(self, item: Item, io: IO) -> Single:
-        """Return how the run stops before an effect without an outcome; where it waits there, it is suspended."""
+    async def _make_stop(self, item: Item, io: IO) -> Single:
+        """Return the stop before an effect without an outcome: suspended if it waits there."""
         if type(item.effect) in WAITS and not self._played.was_cut(item.path):
-            io.stands(item)
+            io.note_suspension(item)
             return Stop("suspended")
         if isinstance(item.effect, AskPerson) and not self._played.was_cut(item.path):
             stopped = await self._inner.perform(item, io)
             return stopped if isinstance(stopped, Stop) else self._played.end_of(item.path)
         return self._played.end_of(item.path)
 
-    async def _coming(self, item: Item) -> Single | None:
-        """Return the recorded outcome of an effect, if it has one, or will have."""
+    async def _wait_for_outcome(self, item: Item) -> Single | None:
+        """Return the recorded outcome of an effect; wait for it while the run is active."""
         known = self._played.outcome(item)
         while known is None and self._played.coming is not None and await self._played.coming():
-            self._played.meet(item)
+            self._played.compare_with_record(item)
             known = self._played.outcome(item)
         return known
 
-    async def _in_background(self, item: Item, io: IO) -> Single:
-        """Drive a child in the background to the end of its record, and give its end the time at which it came."""
+    async def _replay_child_to_end(self, item: Item, io: IO) -> Single:
+        """Replay a background child to its end, at its recorded time."""
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Value):
             return outcome
         why, child = self._played.reason(item.path), outcome.value
         if why and child.status is RunStatus.CANCELLED:
             child = attrs.evolve(child, error=AgentError(why))
-        return attrs.evolve(outcome, value=child, at=self._played.ended_at(item.path))
+        return attrs.evolve(outcome, value=child, at=self._played.find_end_time(item.path))
 
-    async def _driven(self, item: Item, io: IO) -> Single:
+    async def _replay_run(self, item: Item, io: IO) -> Single:
         known = self._played.outcome(item)
-        if known is not None and not _has_run(item, known):
+        if known is not None and not _was_run_started(item, known):
             return known
         outcome = await self._inner.perform(item, io)
-        known = known if isinstance(outcome, Stop) else await self._coming(item)
+        known = known if isinstance(outcome, Stop) else await self._wait_for_outcome(item)
         if isinstance(known, Stop):
             return attrs.evolve(known, body=getattr(outcome, "body", None))
         if known is None or isinstance(outcome, Stop):
@@ -562,8 +556,8 @@ class _Player:
         return attrs.evolve(outcome, at=known.at, inputs=known.inputs)
 
 
-def _has_run(item: Item, known: Single) -> bool:
-    """Return whether what an effect starts has run, as is recorded of its end: it was not refused before it began."""
+def _was_run_started(item: Item, known: Single) -> bool:
+    """Return whether the child or body of an effect ran, and was not refused before its start."""
     if isinstance(item.effect, CallBody):
         return not isinstance(known, Failure)
     child: object = getattr(known, "value", None)
@@ -573,15 +567,15 @@ def _has_run(item: Item, known: Single) -> bool:
 # --- in -----------------------------------------------------------------------------------------------------------------
 
 
-def order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, Seed]:
+def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, Seed]:
     """
-    Return what the run of a journal is submitted with, and what it begins with, to go on where the journal ends.
+    Return the order and the seed that continue the run of a journal.
 
     Raises:
         JournalError: when the journal is damaged, or its run has ended.
     """
     history = journal.history()
-    opening, head = opening_of(history), history.head
+    opening, head = parse_opening(history), history.head
     assert head is not None  # noqa: S101 - an opening was read from it
     if history.is_complete:
         msg = f"the run of {journal.name} has ended, so nothing of it can go on elsewhere; replay or fork it"
@@ -598,12 +592,12 @@ def order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tu
         result = history.results.get(address)
         if intent.begins_run and result is None:
             continue
-        fp = intent.fp or prints.of(intent.effect)
+        fp = intent.fp or prints.for_effect(intent.effect)
         attempts = [] if result is None else list(result.attempts)
         form = (
-            None if result is None else outcome_form(address[1], history.outcome(result), redactor, attempts=attempts)
+            None if result is None else encode_outcome(address[1], history.outcome(result), redactor, attempts=attempts)
         )
-        if form is not None or touched_world(intent.effect):
+        if form is not None or changes_world_again(intent.effect):
             outcomes[address] = kind_of_effect(intent.effect), fp, form
     lookups: dict[str, dict[str, object]] = {}
     for path in {*history.prompts, *history.windows}:

@@ -15,10 +15,8 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
-from stepengine.durable.database import WORKFLOW, away, make_tables, plain_connection
+from stepengine.durable.database import WORKFLOW, convert_database_errors, make_tables, open_connection
 from stepengine.errors import InputError
-
-__all__ = ("OVER", "Register", "Registered", "made_register", "make_register")
 
 MAX_LATE_SECONDS = 5.0
 """
@@ -126,7 +124,7 @@ FORGET_EVENTS = """
 
 
 class DatabaseAccess(Protocol):
-    """What is needed of an ``Operator``."""
+    """The parts of an ``Operator`` that the register of runs needs."""
 
     app: str
 
@@ -135,9 +133,9 @@ class DatabaseAccess(Protocol):
 
 
 @frozen(kw_only=True)
-class Registered:
+class RegisteredRun:
     """
-    A run, as whoever looks after runs for others knows it.
+    A registered run.
 
     Attributes:
         run: Its id.
@@ -164,19 +162,19 @@ class Registered:
     is_submitted: bool = True
 
 
-async def make_register(url: str) -> None:
+async def create_register_tables(url: str) -> None:
     """
     Make the tables of the database if they are missing, and this role may.
 
     Raises:
         DatabaseAway: when the database cannot be reached.
     """
-    with away(url):
-        async with await plain_connection(url) as own:
-            await made_register(own)
+    with convert_database_errors(url):
+        async with await open_connection(url) as own:
+            await create_register_tables_over(own)
 
 
-async def made_register(own: Any, *, role: str | None = None) -> None:
+async def create_register_tables_over(own: Any, *, role: str | None = None) -> None:
     """Make the tables; see ``make_tables``."""
     await make_tables(
         own, "runs that are served", lock="stepengine-served", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
@@ -185,7 +183,7 @@ async def made_register(own: Any, *, role: str | None = None) -> None:
 
 class Register:
     """
-    The runs of a deployment that were started for somebody. Any number of processes may use it.
+    The runs of a deployment with their owners. Any number of processes may use it.
 
     Args:
         database: The client that it is done with.
@@ -201,9 +199,9 @@ class Register:
     def _app(self) -> str:
         return self._database.app
 
-    async def add(self, row: Registered, key: str | None) -> str | None:
+    async def add(self, row: RegisteredRun, key: str | None) -> str | None:
         """
-        Register a run that is to be submitted and return ``None``, or the id of that with the same *key* of a day.
+        Register a run; return ``None``, or the id of the run with the same *key* of the last day.
 
         Raises:
             InputError: when that one was asked for something else.
@@ -238,36 +236,36 @@ class Register:
         await self._database.rows(MORE_BYTES, size, run)
 
     async def note_submitted(self, run: str) -> None:
-        """Take note that there is a run."""
+        """Record that a run was submitted."""
         await self._database.rows(SUBMITTED, run)
 
     async def remove(self, run: str) -> None:
-        """Forget a run that was never submitted."""
+        """Delete a run that was never submitted."""
         await self._database.rows(REMOVE, run)
 
     async def refuse(self, run: str, why: str) -> None:
-        """Take note that a promised run cannot be submitted: it has failed."""
+        """Record that a registered run cannot be submitted: it has failed."""
         await self._database.rows(REFUSE, why.replace("\0", ""), run)
 
     async def note(self, run: str, text: str) -> None:
-        """Keep why a run was cancelled."""
+        """Store why a run was cancelled."""
         await self._database.rows(NOTE, text.replace("\0", ""), run)
 
     async def count_try(self, run: str) -> None:
-        """Take note that somebody lets a run that had stopped go on."""
+        """Count a retry of a stopped run."""
         await self._database.rows(AGAIN, run)
 
-    async def promised(self) -> list[Registered]:
-        """Return the runs that should have been submitted seconds ago, but that nobody has reported as submitted."""
+    async def promised(self) -> list[RegisteredRun]:
+        """Return registered runs that should have been submitted seconds ago and were not."""
         late = f"select {COLUMNS} {OF_SOMEBODY} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
         given = {"app": self._app, "late": time.time() - MAX_LATE_SECONDS}
-        return [_row(row) for row in await self._database.rows(late, given)]
+        return [_parse_row(row) for row in await self._database.rows(late, given)]
 
-    async def find(self, run: str) -> Registered | None:
+    async def find(self, run: str) -> RegisteredRun | None:
         """Return a root run, whoever submitted it."""
         one = f"select {COLUMNS} {OF_SOMEBODY} and v.run = %(run)s union all select {COLUMNS} {OF_NOBODY} and s.workflow_uuid = %(run)s"
         rows = await self._database.rows(one, {"app": self._app, "run": run})
-        return _row(rows[0]) if rows else None
+        return _parse_row(rows[0]) if rows else None
 
     async def listed(
         self,
@@ -278,11 +276,11 @@ class Register:
         before: tuple[float, str] | None,
         limit: int,
         search: str | None = None,
-    ) -> list[Registered]:
+    ) -> list[RegisteredRun]:
         """
-        Return runs, newest first: those of *owner* that come behind the place *before*; for ``None`` every root run.
+        Return runs, newest first: those of *owner* after the position *before*; for ``None`` every root run.
 
-        *statuses* are such as ``Registered.status`` has. *search* leaves the registered ones whose request, id or agent holds it.
+        *statuses* are such as ``RegisteredRun.status`` has. *search* leaves the registered ones whose request, id or agent holds it.
         """
         given: dict[str, Any] = {
             "app": self._app, "owner": owner, "agent": agent, "statuses": list(statuses), "limit": limit,
@@ -301,7 +299,7 @@ class Register:
                 "(position(%(written)s in lower(v.request)) > 0 or position(%(search)s in lower(v.agent)) > 0 "
                 "or position(%(search)s in v.run) > 0)"
             )
-        found = f"(select {COLUMNS} {_and(OF_SOMEBODY, own)} order by v.created desc, v.run desc limit %(limit)s)"
+        found = f"(select {COLUMNS} {_join_conditions(OF_SOMEBODY, own)} order by v.created desc, v.run desc limit %(limit)s)"
         if owner is None and search is None:
             others = [
                 *(["s.attributes->>'agent' = %(agent)s"] if agent is not None else []),
@@ -313,9 +311,9 @@ class Register:
                 ),
                 *([f"({STATUS}) = any(%(statuses)s)"] if statuses else []),
             ]
-            found += f" union all (select {COLUMNS} {_and(OF_NOBODY, others)} order by s.created_at desc, s.workflow_uuid desc limit %(limit)s)"
+            found += f" union all (select {COLUMNS} {_join_conditions(OF_NOBODY, others)} order by s.created_at desc, s.workflow_uuid desc limit %(limit)s)"
         every = f"select * from ({found}) {NAMES} order by created desc, run desc limit %(limit)s"  # noqa: S608 - of names of ours
-        return [_row(row) for row in await self._database.rows(every, given)]
+        return [_parse_row(row) for row in await self._database.rows(every, given)]
 
     async def counts(self) -> list[tuple[str, str, int]]:
         """Return how many registered runs there are of each agent in each state."""
@@ -324,19 +322,19 @@ class Register:
         return [(agent, status, count) for agent, status, count in found]
 
     async def tidy(self) -> None:
-        """Keep how runs ended, which a list then need not read of their results, and forget those that were deleted."""
+        """Store the ends of runs for listing, and delete the entries of deleted runs."""
         await self._database.rows(SETTLE, self._app)
         await self._database.rows(FORGET, self._app, time.time() - IDEMPOTENCY_KEY_SECONDS)
         await self._database.rows(FORGET_EVENTS)
 
 
-def _and(source: str, conditions: Sequence[str]) -> str:
+def _join_conditions(source: str, conditions: Sequence[str]) -> str:
     return " and ".join([source, *conditions])
 
 
-def _row(row: tuple[Any, ...]) -> Registered:
+def _parse_row(row: tuple[Any, ...]) -> RegisteredRun:
     run, owner, agent, status, created, request, session, tries, error, is_submitted = row
-    return Registered(
+    return RegisteredRun(
         run=run, owner=owner, agent=agent, status=status, created=created, request=json.loads(request), session=session,
         tries=tries, error=error, is_submitted=is_submitted,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from stepengine.durable.database import DatabaseAway, blocking_connection, make_tables
+from stepengine.durable.database import DatabaseAway, make_tables, open_transaction
 from stepengine.engine.schedule_book import (
     KEPT_TIMES,
     ClaimedTime,
@@ -17,8 +17,6 @@ from stepengine.engine.schedule_book import (
     time_from_seconds,
 )
 from stepengine.errors import JournalError
-
-__all__ = ("DatabaseBook", "made_book")
 
 THERE = "select to_regclass('stepengine.schedule_times') is not null"
 TABLES = (
@@ -70,7 +68,7 @@ LAST = f"select distinct on (schedule) {ROW} from stepengine.schedule_times wher
 KNOWN = "select id, passed, missed, newest_missed from stepengine.schedules where app = %s"
 
 
-async def made_book(own: Any, *, role: str | None = None) -> None:
+async def create_schedule_tables(own: Any, *, role: str | None = None) -> None:
     """Make the tables; see ``make_tables``."""
     await make_tables(
         own, "schedules", lock="stepengine-schedules", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
@@ -79,7 +77,7 @@ async def made_book(own: Any, *, role: str | None = None) -> None:
 
 class DatabaseBook:
     """
-    What was started of the schedules of a deployment: a ``ScheduleBook`` in its database. Its methods block.
+    The started times of a deployment's schedules: a ``ScheduleBook`` in its database. Its methods block.
 
     Args:
         url: The database.
@@ -94,7 +92,7 @@ class DatabaseBook:
         self._app = app
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
-        """Return until when the times of each schedule were decided about; see ``ScheduleBook.passed``."""
+        """Return the time until which each schedule was decided; see ``ScheduleBook.passed``."""
         with self._connect() as own:
             known = {
                 id_: own.execute(
@@ -105,21 +103,21 @@ class DatabaseBook:
         return {id_: time_from_seconds(row[0]) for id_, row in known.items()}
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
-        """Take a time over; return whether nobody had it before. The times before it are decided about with it."""
+        """Claim a time; return whether it was unclaimed. Earlier times are decided with it."""
         given = {"app": self._app, "id": schedule}
         with self._connect() as own:
             own.execute(HELD, (self._app, schedule))
             claimed = own.execute(
                 CLAIM, {**given, "at": seconds_from_time(at), "run": run, "missed": len(missed)}
             ).rowcount
-            _pass(own, given, at, missed if claimed else ())
+            _advance_schedule(own, given, at, missed if claimed else ())
             own.execute(FORGET, {**given, "kept": KEPT_TIMES})
         return bool(claimed)
 
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
         with self._connect() as own:
-            return _pass(own, {"app": self._app, "id": schedule}, until, missed)
+            return _advance_schedule(own, {"app": self._app, "id": schedule}, until, missed)
 
     def claimed(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
@@ -127,12 +125,12 @@ class DatabaseBook:
             return tuple([claimed_time_from_row(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
-        """Say what became of a time."""
+        """Store the status of a time."""
         with self._connect() as own:
             own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, seconds_from_time(at)))
 
-    def told(self) -> dict[str, KnownSchedule]:
-        """Return what is known of every schedule, also of those that are no more."""
+    def load_known_schedules(self) -> dict[str, KnownSchedule]:
+        """Return the recorded state of each schedule by id, deleted ones included."""
         with self._connect() as own:
             lasts = {row[0]: claimed_time_from_row(row) for row in own.execute(LAST, (self._app,)).fetchall()}
             known = own.execute(KNOWN, (self._app,)).fetchall()
@@ -147,14 +145,14 @@ class DatabaseBook:
     def _connect(self) -> Iterator[Any]:
         """Give a connection of its own, and commit what is done with it."""
         try:
-            with blocking_connection(self._url) as own:
+            with open_transaction(self._url) as own:
                 yield own
         except DatabaseAway as error:
             msg = f"the schedules of {self._app!r} cannot be looked after: {error}"
             raise JournalError(msg) from error
 
 
-def _pass(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
+def _advance_schedule(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
     newest = seconds_from_time(missed[-1]) if missed else None
     moved = own.execute(MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest})
     return bool(moved.rowcount)

@@ -18,13 +18,11 @@ from stepengine.durable.engine import DurableEngine
 from stepengine.durable.operate import Operator
 from stepengine.durable.schedule_book import DatabaseBook
 from stepengine.engine.schedule_book import STARTED, ClaimedTime
-from stepengine.engine.scheduler import Due, ScheduledRun, Scheduler, Standing, standing
-from stepengine.engine.schedules import Schedule, metadata_of
+from stepengine.engine.scheduler import Due, ScheduledRun, Scheduler, ScheduleStatus, make_schedule_statuses
+from stepengine.engine.schedules import Schedule, make_run_metadata
 from stepengine.errors import StepEngineError
-from stepengine.runtime.clock import Clock
+from stepengine.runtime.clock import TimeSource
 from stepengine.runtime.logs import LOGGER
-
-__all__ = ("DurableScheduler", "durable_standings")
 
 
 class DurableScheduler(Scheduler):
@@ -45,7 +43,7 @@ class DurableScheduler(Scheduler):
     """
 
     def __init__(
-        self, engine: DurableEngine, schedules: Iterable[Schedule] = (), *, clock: Clock | None = None
+        self, engine: DurableEngine, schedules: Iterable[Schedule] = (), *, clock: TimeSource | None = None
     ) -> None:
         super().__init__(engine.embedded_engine, schedules, runs="", clock=clock)
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
@@ -68,7 +66,7 @@ class DurableScheduler(Scheduler):
 
     async def _submit(self, due: Due) -> None:
         schedule = due.schedule
-        metadata = metadata_of(schedule, due.at, len(due.missed))
+        metadata = make_run_metadata(schedule, due.at, len(due.missed))
         try:
             await self._durable.submit(
                 schedule.agent, schedule.prompt, id=due.run, params=schedule.params, metadata=metadata
@@ -82,21 +80,23 @@ class DurableScheduler(Scheduler):
             await self._mark(due, STARTED)
 
 
-async def durable_standings(operator: Operator, schedules: Iterable[Schedule], *, now: datetime) -> list[Standing]:
+async def list_schedule_states(
+    operator: Operator, schedules: Iterable[Schedule], *, now: datetime
+) -> list[ScheduleStatus]:
     """
-    Return how schedules stand whose runs are those of a deployment; nothing is changed or made.
+    Return the state of schedules whose runs are in a deployment; nothing is changed or created.
 
-    Of the last time ``status`` is the state of its run, as in ``RunView.state``; ``"started"`` where the run is no more.
+    Of the last time ``status`` is the state of its run, as in ``DurableRunView.state``; ``"started"`` where the run is no more.
 
     Raises:
         JournalError: when the book of what was started cannot be used.
         DatabaseAway: when the database cannot be reached.
     """
-    told = await asyncio.to_thread(DatabaseBook(operator.url, app=operator.app).told)
+    told = await asyncio.to_thread(DatabaseBook(operator.url, app=operator.app).load_known_schedules)
     runs = [known.last.run for known in told.values() if known.last is not None]
     states = await operator.states(runs)
 
     def as_it_stands(ran: ClaimedTime) -> ClaimedTime:
         return attrs.evolve(ran, status=states.get(ran.run, ran.status)) if ran.status == STARTED else ran
 
-    return standing(schedules, told, now, as_it_stands)
+    return make_schedule_statuses(schedules, told, now, as_it_stands)

@@ -22,26 +22,21 @@ from stepengine.data.codec import bare, restored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name
-from stepengine.durable.indexes import SESSION, is_turn, of_session, session_key, turn_kind, turn_number
-from stepengine.durable.messages import form_of
+from stepengine.durable.database import DatabaseAway, convert_database_errors, open_connection, queue_name
+from stepengine.durable.indexes import (
+    SESSION,
+    session_key_sql,
+    session_turns_sql,
+    turn_condition_sql,
+    turn_kind_sql,
+    turn_number_sql,
+)
+from stepengine.durable.messages import parse_message_form
 from stepengine.durable.wire import Order, Reply
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id
-
-__all__ = (
-    "ENTERED",
-    "SENT",
-    "SessionView",
-    "Sessions",
-    "TurnView",
-    "begin_order",
-    "left_by_turn",
-    "line_name",
-    "run_of_result",
-)
 
 ENTERED = "turn"
 """The kind of the step that records what a turn goes on from."""
@@ -59,11 +54,11 @@ LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
 COLUMNS = "workflow_uuid, status, attributes, queue_name, created_at, updated_at"
-KEY = session_key(SESSION)
-OF_SESSION = of_session("asked.app", "asked.session")
+KEY = session_key_sql(SESSION)
+OF_SESSION = session_turns_sql("asked.app", "asked.session")
 FIRST_IN_LINE = (
     f"select {KEY} as key, {SESSION} as session from dbos.workflow_status"  # noqa: S608
-    f" where {is_turn()} and application_name = %s and status = 'ENQUEUED' and {turn_kind()} = 'line'"
+    f" where {turn_condition_sql()} and application_name = %s and status = 'ENQUEUED' and {turn_kind_sql()} = 'line'"
 )
 TURNS = f"""
     select {COLUMNS} from dbos.workflow_status
@@ -75,18 +70,18 @@ EDGES = f"""
         unnest(array['line', 'open', 'done', 'gone']) as kinds (kind),
         lateral (
             (select {COLUMNS} from dbos.workflow_status
-            where {OF_SESSION} and {turn_kind()} = kind order by {turn_number()}, workflow_uuid limit 2)
+            where {OF_SESSION} and {turn_kind_sql()} = kind order by {turn_number_sql()}, workflow_uuid limit 2)
             union all
             (select {COLUMNS} from dbos.workflow_status
-            where {OF_SESSION} and {turn_kind()} = kind order by {turn_number()} desc, workflow_uuid desc limit 1)
+            where {OF_SESSION} and {turn_kind_sql()} = kind order by {turn_number_sql()} desc, workflow_uuid desc limit 1)
         ) turn
 """  # noqa: S608
 """The first two and the last of each kind of a session's turns, one of them maybe twice: as many of a long session as of a short one."""
 LAST = f"""
-    select workflow_uuid, {turn_number()}
+    select workflow_uuid, {turn_number_sql()}
     from (select %s::text as app, %s::text as session) asked, dbos.workflow_status
-    where {OF_SESSION} and {turn_kind()} = 'done' and {turn_number()} < %s
-    order by {turn_number()} desc, workflow_uuid desc limit 1
+    where {OF_SESSION} and {turn_kind_sql()} = 'done' and {turn_number_sql()} < %s
+    order by {turn_number_sql()} desc, workflow_uuid desc limit 1
 """  # noqa: S608
 """The last turn with a result that is before a number."""
 IN_LINE = f"""
@@ -144,8 +139,8 @@ class Deployment(Protocol):
     async def run(self, run: str, /) -> StoppedRun:
         """Return one run."""
 
-    async def stuck(self, root: str, /) -> Sequence[Any]:
-        """Return what a tree waits for, if all of it waits for answers."""
+    async def list_blocking_questions(self, root: str, /) -> Sequence[Any]:
+        """Return the open questions of a tree of runs that all wait; an empty list if one of them is running."""
 
     async def replies(self, root: str, answers: Mapping[str, Any], *, of: str) -> Sequence[Reply]:
         """Return the messages that answer open questions."""
@@ -159,8 +154,8 @@ class Deployment(Protocol):
         """Put an order on a queue, unless it is there."""
 
 
-def line_name(pool: str) -> str:
-    """Return the name of the queue in which turns of a pool stand in line; no worker listens to it."""
+def waiting_queue_name(pool: str) -> str:
+    """Return the queue of a pool in which turns wait; no worker listens to it."""
     return f"se.{pool}.line"
 
 
@@ -172,7 +167,7 @@ class TurnView:
     Attributes:
         run: The id of its root run.
         number: Its place in the session; the first is 1.
-        state: That of the run; see ``RunView``. A message that became an answer is ``CANCELLED``, since it never ran.
+        state: That of the run; see ``DurableRunView``. A message that became an answer is ``CANCELLED``, since it never ran.
         agent: Its agent.
         is_in_line: Whether it waits for a turn before it.
         answered: The run whose question it answered; ``None`` for a turn that runs itself.
@@ -204,21 +199,21 @@ class TurnView:
 
     @property
     def blocks(self) -> bool:
-        """Whether later turns wait for it: it has not ended, or stopped without a result and may be tried again."""
+        """Whether later turns wait for it: it has not ended, or stopped without a result and may be retried."""
         if self.state == "CANCELLED":
             return self.is_held
         return self.state != "SUCCESS" and not self.is_given_up
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has gone on from the turns before it, or may have."""
+        """Whether it has read the state of the turns before it, or may have."""
         return not self.is_in_line and self.state != "CANCELLED"
 
 
 @frozen(kw_only=True)
-class SessionView:
+class DurableSessionView:
     """
-    A session at a glance.
+    A summary of a session in the database.
 
     Attributes:
         id: Its id.
@@ -236,8 +231,8 @@ class SessionView:
 
 
 @frozen(kw_only=True)
-class _Move:
-    """What can be done for the first turn in line: it begins, or it is what these replies say, or it is rejected."""
+class _TurnAction:
+    """The next action for the first waiting turn: start it, send its replies, or reject it."""
 
     turn: TurnView
     asking: str | None = None
@@ -265,17 +260,17 @@ class Sessions:
             await own.close()
 
     @contextlib.asynccontextmanager
-    async def _lock(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
-        """Hold the lock under which one process changes whose turn it is in a session; ``False`` where another holds it."""
+    async def _lock_session(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
+        """Lock the order of turns in a session; without *waits*, yield ``False`` if another process has the lock."""
         name = f"stepengine-session:{self._operator.app}:{session}"
         while True:
             async with self._mine:
-                if await self._get_lock(name):
+                if await self._try_lock(name):
                     try:
                         yield True
                     finally:
                         with contextlib.suppress(DatabaseAway):
-                            await self._execute(UNLOCK, name)
+                            await self._execute_lock(UNLOCK, name)
                     return
             if not waits:
                 yield False
@@ -283,18 +278,18 @@ class Sessions:
             # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
             await asyncio.sleep(LOCK_PAUSE_SECONDS)
 
-    async def _get_lock(self, name: str) -> bool:
+    async def _try_lock(self, name: str) -> bool:
         try:
-            return await self._execute(LOCK, name)
+            return await self._execute_lock(LOCK, name)
         except DatabaseAway:
             # One that was kept does not know that the database was started again since.
-            return await self._execute(LOCK, name)
+            return await self._execute_lock(LOCK, name)
 
-    async def _execute(self, statement: str, *values: object) -> bool:
+    async def _execute_lock(self, statement: str, *values: object) -> bool:
         if self._own is None or self._own.closed or self._own.broken:
-            self._own = await plain_connection(self._operator.url)
+            self._own = await open_connection(self._operator.url)
         try:
-            with away(self._operator.url):
+            with convert_database_errors(self._operator.url):
                 (said,) = await (await self._own.execute(statement, values)).fetchone()
                 return bool(said)
         except BaseException:
@@ -304,25 +299,25 @@ class Sessions:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def all(self) -> list[SessionView]:
+    async def all(self) -> list[DurableSessionView]:
         """Return all sessions, in the order of their ids; raises ``DatabaseAway``."""
         rows = await self._operator.rows(SESSIONS, self._operator.app)
         return [
-            SessionView(id=name, turns=number, state=state, agent=agent, updated=updated or 0)
+            DurableSessionView(id=name, turns=number, state=state, agent=agent, updated=updated or 0)
             for name, number, state, agent, updated in rows
         ]
 
     async def turns(self, session: str) -> list[TurnView]:
         """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseAway``."""
-        return [_turn(row) for row in await self._operator.rows(TURNS, self._operator.app, session)]
+        return [_parse_turn(row) for row in await self._operator.rows(TURNS, self._operator.app, session)]
 
     async def in_line(self) -> list[str]:
-        """Return the sessions in which a turn waits for another; raises ``DatabaseAway``."""
+        """Return the sessions with a waiting turn; raises ``DatabaseAway``."""
         return [session for (session,) in await self._operator.rows(IN_LINE, self._operator.app, self._operator.app)]
 
     async def load(self, session: str) -> Session:
         """
-        Return a session as its last turn with a result left it, in the shape in which session stores have theirs.
+        Return a session after its last turn with a result, as session stores return it.
 
         One that is not known, or of which no turn has ended yet, has no messages. ``journal`` is the id of the run that has its
         turn now.
@@ -331,7 +326,7 @@ class Sessions:
             DatabaseAway: when the database cannot be reached.
             SessionError: when the id is none.
         """
-        turns = await self._edges(check_id(session))
+        turns = await self._list_deciding_turns(check_id(session))
         empty = Session(info=SessionInfo(session_id=session))
         if not turns:
             return empty
@@ -340,13 +335,13 @@ class Sessions:
         info = attrs.evolve(
             empty.info,
             agent_id=turns[-1].agent,
-            created_at=_time(turns[0].created),
-            updated_at=_time(max([turn.updated for turn in turns])),
+            created_at=_parse_time(turns[0].created),
+            updated_at=_parse_time(max([turn.updated for turn in turns])),
         )
         journal = None if under_way is None else under_way.run
         if form is None:
             return attrs.evolve(empty, info=info, journal=journal)
-        left, stored = form["session"], _state_of(form)
+        left, stored = form["session"], _get_state_after(form)
         state = None if stored is None else restored(stored)
         return Session(
             info=attrs.evolve(info, status=form["status"], user_id=left["user_id"], metadata=left["metadata"]),
@@ -372,16 +367,16 @@ class Sessions:
                 return run, found[0].output
         return None, None
 
-    async def _edges(self, session: str) -> list[TurnView]:
-        """Return of a session's turns what says whose turn it is: the first and the last of each kind, in their order."""
+    async def _list_deciding_turns(self, session: str) -> list[TurnView]:
+        """Return the first and the last turn of each kind in a session, in their order; they determine the next turn."""
         rows = await self._operator.rows(EDGES, self._operator.app, session)
-        return sorted({row[0]: _turn(row) for row in rows}.values(), key=lambda turn: turn.place)
+        return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.place)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
     async def submit(self, order: Order, *, release: str | None = None) -> None:
         """
-        Put a turn at the end of its session's line, and let it begin, or be an answer, if it can.
+        Add a turn to its session, and start it or deliver it as an answer if possible.
 
         Raises:
             AnswerRejected: when the session waits for an answer, and this is not one.
@@ -393,16 +388,16 @@ class Sessions:
         if "\0" in session:
             msg = f"the session id {session!r} holds a NUL, which the database does not store"
             raise InputError(msg, issues=("session_id",))
-        async with self._lock(session):
+        async with self._lock_session(session):
             if not await operator.rows(KNOWN, order.root):
-                number = 1 + max([turn.number for turn in await self._edges(session)], default=0)
+                number = 1 + max([turn.number for turn in await self._list_deciding_turns(session)], default=0)
                 await operator.enqueue(
                     attrs.evolve(order, turn=number),
                     release=release,
-                    queue=line_name(order.pool),
+                    queue=waiting_queue_name(order.pool),
                     attributes={"session": session, "turn": number},
                 )
-            await self._move_on(session)
+            await self._advance_locked(session)
         view = await operator.run(order.root)
         if view.attributes.get("rejected"):
             raise AnswerRejected(view.attributes["rejected"])
@@ -410,7 +405,7 @@ class Sessions:
     # --- whose turn it is ---------------------------------------------------------------------------------------------
 
     async def keep_moving(self) -> None:
-        """Let turns begin when it is theirs, until this is cancelled; a database that is away is waited for."""
+        """Start waiting turns when their time comes, until cancelled; retry while the database is unreachable."""
         pause = IDLE_LOOK_SECONDS
         while True:
             try:
@@ -420,7 +415,7 @@ class Sessions:
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
                 waiting = []
                 await asyncio.sleep(MAX_LOOK_SECONDS)
-            moved = [await self._try_to_move(session) for session in waiting]
+            moved = [await self._advance_or_log(session) for session in waiting]
             if any(moved):
                 pause = FIRST_LOOK_SECONDS
             elif waiting:
@@ -429,8 +424,8 @@ class Sessions:
                 pause = IDLE_LOOK_SECONDS
             await asyncio.sleep(pause)
 
-    async def _try_to_move(self, session: str) -> bool:
-        """Let a session move on; what is wrong with it does not hold up the others."""
+    async def _advance_or_log(self, session: str) -> bool:
+        """Advance a session; log an error, so that it does not stop other sessions."""
         try:
             return await self.advance(session)
         except DatabaseAway:
@@ -440,59 +435,59 @@ class Sessions:
             return False
 
     async def advance(self, session: str) -> bool:
-        """Let the first turn in line begin if all before it are over, and so on; return whether any did."""
-        if await self._move(session) is None:
+        """Apply the actions for the first waiting turns; return whether any was, ``False`` if another process has the lock."""
+        if await self._find_next_action(session) is None:
             return False
         # Whoever has the lock moves it on.
-        async with self._lock(session, waits=False) as is_mine:
-            return is_mine and await self._move_on(session)
+        async with self._lock_session(session, waits=False) as is_mine:
+            return is_mine and await self._advance_locked(session)
 
-    async def _move_on(self, session: str) -> bool:
+    async def _advance_locked(self, session: str) -> bool:
         moved = False
-        while (move := await self._move(session)) is not None and await self._do_move(move):
+        while (move := await self._find_next_action(session)) is not None and await self._apply_action(move):
             moved = True
         return moved
 
-    async def _move(self, session: str) -> _Move | None:
-        """Return what can be done for the first turn in line; ``None`` while it has to wait."""
-        turns = await self._edges(session)
+    async def _find_next_action(self, session: str) -> _TurnAction | None:
+        """Return the action for the first waiting turn; ``None`` while it has to wait."""
+        turns = await self._list_deciding_turns(session)
         first = next((turn for turn in turns if turn.is_in_line), None)
         if first is None:
             return None
         before = [turn for turn in turns if turn.blocks and turn.place < first.place]
         if first.answered is not None:
             # Whoever began to deliver it did not come to the end.
-            return await self._delivered_before(first)
+            return await self._make_delivery_action(first)
         if not before:
-            return _Move(turn=first)
-        return await self._answering(first, before[0]) if len(before) == 1 else None
+            return _TurnAction(turn=first)
+        return await self._make_answer_action(first, before[0]) if len(before) == 1 else None
 
-    async def _answering(self, turn: TurnView, asking: TurnView) -> _Move | None:
-        """Return how a turn answers what the one before it asks; ``None`` when that asks nothing, or somebody else."""
+    async def _make_answer_action(self, turn: TurnView, asking: TurnView) -> _TurnAction | None:
+        """Return the action that answers the questions of the turn before; ``None`` if it has none for this turn."""
         operator = self._operator
         if asking.agent != turn.agent or asking.state != "PENDING":
             return None
-        asked = await operator.stuck(asking.run)
+        asked = await operator.list_blocking_questions(asking.run)
         if not asked:
             return None
         found = await operator.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
-        order = Order.of(found[0].input["args"][0])
+        order = Order.from_form(found[0].input["args"][0])
         given = dict(order.answers) or ({asked[0].questions[0].id: order.prompt} if order.prompt else {})
         if not given or order.previous is not None:
             return None
         try:
             replies = await operator.replies(asking.run, given, of=turn.run)
         except AnswerRejected as error:
-            return _Move(turn=turn, problem=error.message)
-        return _Move(turn=turn, asking=asking.run, replies=tuple(replies))
+            return _TurnAction(turn=turn, problem=error.message)
+        return _TurnAction(turn=turn, asking=asking.run, replies=tuple(replies))
 
-    async def _delivered_before(self, turn: TurnView) -> _Move:
+    async def _make_delivery_action(self, turn: TurnView) -> _TurnAction:
         view = await self._operator.run(turn.run)
         replies = tuple([Reply(**json.loads(reply)) for reply in view.attributes["replies"]])
-        return _Move(turn=turn, asking=turn.answered, replies=replies)
+        return _TurnAction(turn=turn, asking=turn.answered, replies=replies)
 
-    async def _do_move(self, move: _Move) -> bool:
-        """Do what can be done for a turn; the same again changes nothing. Return whether the next one may have its turn."""
+    async def _apply_action(self, move: _TurnAction) -> bool:
+        """Apply the action for a turn; repeating it changes nothing. Return whether the next turn may follow."""
         operator, turn = self._operator, move.turn
         client = operator.client
         if move.problem:
@@ -509,7 +504,7 @@ class Sessions:
         await client.update_workflow_attributes_async(turn.run, noted, merge=True)
         for reply in move.replies:
             await operator.send(reply)
-        if not await self._is_mine(move.replies[0]):
+        if not await self._is_reply_accepted(move.replies[0]):
             # Somebody else answered at the same moment.
             forgotten = {"answered": None, "replies": None}
             await client.update_workflow_attributes_async(turn.run, forgotten, merge=True)
@@ -517,19 +512,19 @@ class Sessions:
         await client.cancel_workflow_async(turn.run)
         return True
 
-    async def _is_mine(self, reply: Reply) -> bool:
+    async def _is_reply_accepted(self, reply: Reply) -> bool:
         rows = await self._operator.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
-        return bool(rows) and form_of(rows[0][0]).get("of") == reply.message["of"]
+        return bool(rows) and parse_message_form(rows[0][0]).get("of") == reply.message["of"]
 
     # --- turns that stopped -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def stopping(self, view: StoppedRun) -> AsyncIterator[None]:
-        """Keep a turn where it is while it is stopped: one that is cancelled must not begin just then."""
+        """Keep a turn from starting while it is cancelled."""
         if "turn" not in view.attributes:
             yield
             return
-        async with self._lock(view.attributes["session"]):
+        async with self._lock_session(view.attributes["session"]):
             yield
 
     async def hold(self, view: StoppedRun) -> None:
@@ -538,7 +533,7 @@ class Sessions:
             await self._operator.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
     async def give_up(self, view: StoppedRun) -> bool:
-        """Let the session of a turn that stopped without a result go on without it; return whether it waited for that."""
+        """Let a session continue without a stopped turn; return whether it waited for that turn."""
         is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
         stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
         if "turn" not in view.attributes or not stopped:
@@ -550,7 +545,7 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def again(self, view: StoppedRun) -> AsyncIterator[None]:
         """
-        Let a turn that stopped be put back into its place.
+        Check that a stopped turn can be retried, and lock its session for the block.
 
         Raises:
             JournalError: when the session has gone on without it, or it was an answer.
@@ -559,7 +554,7 @@ class Sessions:
             yield
             return
         session = view.attributes["session"]
-        async with self._lock(session):
+        async with self._lock_session(session):
             turns = await self.turns(session)
             own = next((turn for turn in turns if turn.run == view.id), None)
             if own is not None and (own.answered is not None or own.rejected):
@@ -579,7 +574,7 @@ class Sessions:
             await self._operator.client.update_workflow_attributes_async(view.id, free, merge=True)
 
 
-def _turn(row: Sequence[Any]) -> TurnView:
+def _parse_turn(row: Sequence[Any]) -> TurnView:
     run, state, attributes, queue, created, updated = row
     _, _, rest = (queue or "").partition("se.")
     pool, _, last = rest.rpartition(".")
@@ -599,12 +594,12 @@ def _turn(row: Sequence[Any]) -> TurnView:
     )
 
 
-def _time(milliseconds: int) -> datetime:
+def _parse_time(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-async def run_of_result(operator: Deployment, run: str) -> str:
-    """Return the run whose result and events are those of *run*: itself, or the one that it answered."""
+async def resolve_answered_run(operator: Deployment, run: str) -> str:
+    """Return the run that has the result of *run*: itself, or the run that it answered."""
     attributes = (await operator.run(run)).attributes
     answered: str = attributes.get("answered") or run
     return answered
@@ -613,8 +608,8 @@ async def run_of_result(operator: Deployment, run: str) -> str:
 # --- what a turn goes on from, and what it leaves -----------------------------------------------------------------------
 
 
-async def looked_back(sessions: Sessions, order: Order) -> dict[str, Any]:
-    """Return what a turn goes on from, as it is recorded."""
+async def load_previous_turn(sessions: Sessions, order: Order) -> dict[str, Any]:
+    """Return the stored state that a turn continues from."""
     session = order.info.session_id or ""
     after = form = None
     is_known = False
@@ -626,16 +621,16 @@ async def looked_back(sessions: Sessions, order: Order) -> dict[str, Any]:
             await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
         return {"after": None, "state": None, "session": NOTHING}
-    return {"after": after, "state": _state_of(form), "session": form["session"]}
+    return {"after": after, "state": _get_state_after(form), "session": form["session"]}
 
 
-def _state_of(form: Mapping[str, Any]) -> object:
-    """Return the state that the next turn goes on from: what a turn came to, or where it began when a hook refused it."""
+def _get_state_after(form: Mapping[str, Any]) -> object:
+    """Return the state after a turn, or before it if a hook refused it."""
     left = form["session"]
     return left["state"] if "state" in left else form["state"]
 
 
-def begin_order(order: Order, found: Mapping[str, Any]) -> Order:
+def add_previous_turn(order: Order, found: Mapping[str, Any]) -> Order:
     """Return the order of a turn with what it goes on from; a state that it was given stands above that of the session."""
     stored = found["state"]
     return attrs.evolve(
@@ -646,8 +641,8 @@ def begin_order(order: Order, found: Mapping[str, Any]) -> Order:
     )
 
 
-def left_by_turn(order: Order, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
-    """Return what a turn leaves for the next one beside its state; one that did not begin leaves what it found."""
+def make_turn_record(order: Order, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
+    """Return what a turn stores for the next one besides its state; a refused turn stores what it found."""
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]
     if not began:

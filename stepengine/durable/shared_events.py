@@ -17,22 +17,20 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.events import Event, EventsDropped
 from stepengine.durable.database import DatabaseAway
-from stepengine.durable.records import Archive, Played, driven, read_archive
-from stepengine.durable.sessions import run_of_result
+from stepengine.durable.records import Archive, Playback, create_replayed_run, read_archive
+from stepengine.durable.sessions import resolve_answered_run
 from stepengine.errors import StepEngineError
-from stepengine.journal.following import Follower
+from stepengine.journal.event_stream import EventProjection
+from stepengine.journal.follower import Follower
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Head, Input, Intent, Record, Result
 from stepengine.journal.store import MemoryJournal
-from stepengine.journal.watching import Projection
-from stepengine.runtime.hub import place_of
+from stepengine.runtime.hub import parse_event_id
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.durable.operate import Operator
-    from stepengine.engine.launching import Launcher
-
-__all__ = ("SharedEvents",)
+    from stepengine.engine.launcher import Launcher
 
 FIRST_PAUSE_SECONDS = 0.05
 """Readers see news as fast as they read; a busy run is asked for twenty times in a second, whatever number of readers it has."""
@@ -83,7 +81,7 @@ class SharedEvents:
         self._waiting = 0
         self._looked = asyncio.Event()
         self._hurried = asyncio.Event()
-        self._projection = Projection()
+        self._projection = EventProjection()
         self._here: dict[str, Record] = {}
         self._mine: list[str] = []
         self._order: deque[str] = deque()
@@ -91,10 +89,10 @@ class SharedEvents:
         self._last: list[Record] = []
         self._stuck = 0
         self._archive: Archive | None = None
-        self._task = asyncio.get_running_loop().create_task(self._follow())
+        self._task = asyncio.get_running_loop().create_task(self._follow_until_end())
 
     async def close(self) -> None:
-        """Stop looking; readers are told nothing more."""
+        """Stop following; readers get no more events."""
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -102,14 +100,14 @@ class SharedEvents:
 
     async def place(self, after: str | None) -> int:
         """
-        Return the index of the first event that a reader has not got whose last one is *after*; -1 where it is of another epoch.
+        Return the index after the event *after*; -1 if it is of another epoch.
 
         Raises:
             StepEngineError: when it is not an id of an event, or of none that was; why the run cannot be shown.
         """
-        given = None if after is None else place_of(after)
+        given = None if after is None else parse_event_id(after)
         while not (self._is_caught_up or self.is_over):
-            await self._news()
+            await self._wait_for_change()
         if self._error is not None:
             raise self._error
         if given is None:
@@ -117,14 +115,14 @@ class SharedEvents:
         epoch = self.events[0].epoch if self.events else ""
         if given.epoch != epoch:
             return -1
-        await self._reach(given.index)
+        await self._wait_for_index(given.index)
         if given.index >= len(self.events):
             msg = f"after={after!r} names an event that was not yet; the newest one is {epoch}-{len(self.events) - 1}"
             raise StepEngineError(msg)
         return given.index + 1
 
     async def look(self) -> None:
-        """Look at the run once more, now, as what is known of it may be a second old; a database that is away is not waited for long."""
+        """Read the record once more now; an unreachable database is not waited for long."""
         begun = self._begun
         self._hurried.set()
         with contextlib.suppress(TimeoutError):
@@ -132,9 +130,9 @@ class SharedEvents:
                 while self._looks <= begun and not self.is_over:
                     await self._looked.wait()
 
-    async def _reach(self, index: int) -> None:
+    async def _wait_for_index(self, index: int) -> None:
         """
-        Wait until there is an event with *index*, or it is sure that there is none.
+        Wait until the event with *index* exists, or cannot come any more.
 
         Another process may have shown it already: this one looks at the run up to a second later.
         """
@@ -148,7 +146,7 @@ class SharedEvents:
 
     async def read(self, place: int, *, patience: float) -> AsyncGenerator[Event, None]:
         """
-        Give the events from *place* on, what ``place`` returned, until nothing comes any more.
+        Yield the events from index *place* on, until the run ends or is suspended.
 
         Args:
             place: Where to begin.
@@ -174,9 +172,9 @@ class SharedEvents:
                 rests_since = loop.time()
             if rests_since is not None and loop.time() - rests_since >= patience:
                 return
-            await self._news(patience if rests_since is not None else None)
+            await self._wait_for_change(patience if rests_since is not None else None)
 
-    async def _news(self, seconds: float | None = None) -> None:
+    async def _wait_for_change(self, seconds: float | None = None) -> None:
         """Wait until something has changed, or for some seconds."""
         changed = self._changed
         if seconds is None:
@@ -188,15 +186,15 @@ class SharedEvents:
             except TimeoutError:
                 return
 
-    def _tell(self) -> None:
+    def _notify_readers(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def _follow(self) -> None:
+    async def _follow_until_end(self) -> None:
         try:
-            await self._follow_archive()
+            await self._replay_archive()
         except asyncio.CancelledError:
             raise
         except StepEngineError as error:
@@ -204,19 +202,19 @@ class SharedEvents:
         finally:
             self.is_over = True
             self._looked.set()
-            self._tell()
+            self._notify_readers()
 
-    async def _begun_archive(self) -> Archive:
-        """Return what is recorded, once it is known what the run continues; for a run that was an answer, the record of the answered run."""
+    async def _read_started_archive(self) -> Archive:
+        """Wait until the run has started and return its record; for an answer, that of the answered run."""
         while True:
             try:
                 archive = await read_archive(self._operator, self.run)
                 while not archive.is_begun and not archive.runs[""].is_over:
                     self._is_caught_up = True
-                    self._tell()
+                    self._notify_readers()
                     await asyncio.sleep(LAST_PAUSE_SECONDS)
                     await archive.refresh(self._operator)
-                answered = await run_of_result(self._operator, self.run)
+                answered = await resolve_answered_run(self._operator, self.run)
                 if answered != self.run:
                     self.run, self.tries = answered, 0
                     archive = await read_archive(self._operator, answered)
@@ -225,33 +223,33 @@ class SharedEvents:
             else:
                 return archive
 
-    async def _follow_archive(self) -> None:
-        archive = self._archive = await self._begun_archive()
+    async def _replay_archive(self) -> None:
+        archive = self._archive = await self._read_started_archive()
         journal = MemoryJournal()
         session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
-        played = Played(archive, session, self._coming)
-        driving = asyncio.ensure_future(driven(self._launcher, played).run())
+        played = Playback(archive, session, self._wait_for_refresh)
+        driving = asyncio.ensure_future(create_replayed_run(self._launcher, played).run())
         try:
-            await self._look(archive, Follower(journal), driving)
+            await self._collect_events(archive, Follower(journal), driving)
         finally:
             driving.cancel()
             await asyncio.wait((driving,))
         if played.fatal is not None:
             raise played.fatal
 
-    async def _look(self, archive: Archive, follower: Follower, driving: asyncio.Future[RunResult]) -> None:
+    async def _collect_events(self, archive: Archive, follower: Follower, driving: asyncio.Future[RunResult]) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
             await asyncio.sleep(SETTLE_SECONDS)
             is_done = driving.done()
             try:
-                has_news = await self._take(follower, is_last=is_done)
+                has_news = await self._append_new_events(follower, is_last=is_done)
                 if is_done and not self._mine and not self._order:
                     return
                 if not is_done:
                     self._begun += 1
                     await archive.refresh(self._operator)
-                    await self._look_whether_it_rests(has_news=has_news)
+                    await self._update_suspended_state(has_news=has_news)
             except DatabaseAway:
                 pause = LAST_PAUSE_SECONDS
                 await asyncio.sleep(pause)
@@ -260,9 +258,10 @@ class SharedEvents:
             looked, self._looked = self._looked, asyncio.Event()
             looked.set()
             pause = FIRST_PAUSE_SECONDS if has_news else min(LAST_PAUSE_SECONDS, pause * PAUSE_FACTOR)
-            await self._rest(0 if is_done else pause)
+            await self._sleep_until_requested(0 if is_done else pause)
 
-    async def _rest(self, pause: float) -> None:
+    async def _sleep_until_requested(self, pause: float) -> None:
+        """Sleep for *pause* seconds, or until a reader asks for a look at once."""
         try:
             async with asyncio.timeout(pause):
                 await self._hurried.wait()
@@ -270,7 +269,7 @@ class SharedEvents:
             return
         self._hurried.clear()
 
-    async def _look_whether_it_rests(self, *, has_news: bool) -> None:
+    async def _update_suspended_state(self, *, has_news: bool) -> None:
         was_resting = self.is_resting
         if has_news:
             self.is_resting = False
@@ -278,10 +277,10 @@ class SharedEvents:
             asked, left = await self._operator.rests(self.run)
             self.is_resting = bool(asked or left)
         if was_resting != self.is_resting:
-            self._tell()
+            self._notify_readers()
 
-    async def _coming(self) -> bool:
-        """Wait until a look that begins now or later is over; return whether there may be another one."""
+    async def _wait_for_refresh(self) -> bool:
+        """Wait until the next look is over; return whether there may be another one."""
         assert self._archive is not None  # noqa: S101 - it is driven
         was_over, begun = self._archive.runs[""].is_over, self._begun
         self._waiting += 1
@@ -294,35 +293,35 @@ class SharedEvents:
 
     # --- the one order ------------------------------------------------------------------------------------------------
 
-    async def _take(self, follower: Follower, *, is_last: bool) -> bool:
-        """Show what the driver wrote down, in its place; return whether there was anything."""
+    async def _append_new_events(self, follower: Follower, *, is_last: bool) -> bool:
+        """Append new events in their agreed order; return whether there were any."""
         shown = len(self.events)
-        unplaced = self._find_new(follower)
+        unplaced = self._store_new_records(follower)
         self._mine += unplaced
         if self._mine:
-            await self._agree()
-        self._show(follower, is_last=is_last)
+            await self._share_order()
+        self._append_ordered_events(follower, is_last=is_last)
         if is_last and not self._order:
-            self._project(follower, self._last)
+            self._append_events_of(follower, self._last)
         is_quiet = is_last or (self._waiting and not unplaced)
         was_caught_up = self._is_caught_up
         if is_quiet and not self._mine and not self._order:
             self._is_caught_up, self._quiet = True, self._looks
         if len(self.events) > shown or was_caught_up != self._is_caught_up:
-            self._tell()
+            self._notify_readers()
         return bool(unplaced) or len(self.events) > shown
 
-    def _find_new(self, follower: Follower) -> list[str]:
+    def _store_new_records(self, follower: Follower) -> list[str]:
         """
-        Return the keys of what is new and has a place to get.
+        Store the new records; return the keys of those that need a position in the order.
 
         How a run without a result ended is not part of the order, and is shown behind it: somebody may let the run go on.
         """
         unplaced: list[str] = []
         for record in follower.news().records:
-            key = _key(record)
+            key = _order_key(record)
             if isinstance(record, Head):
-                self._project(follower, [record])
+                self._append_events_of(follower, [record])
             elif isinstance(record, Input) and record.input.get("type") == "stop":
                 self._last.append(record)
             elif key is not None:
@@ -330,8 +329,8 @@ class SharedEvents:
                 unplaced.append(key)
         return unplaced
 
-    async def _agree(self) -> None:
-        """Read which places are taken, and give the next ones to events without one."""
+    async def _share_order(self) -> None:
+        """Read the positions in the order, and append the keys of records without one."""
         while self._mine:
             for (keys,) in await self._operator.rows(PLACED, self.run, self._placed):
                 self._placed += len(keys)
@@ -347,8 +346,8 @@ class SharedEvents:
                 self._order.extend(some)
                 del self._mine[: len(some)]
 
-    def _show(self, follower: Follower, *, is_last: bool) -> None:
-        """Show what has its place, as far as it is here."""
+    def _append_ordered_events(self, follower: Follower, *, is_last: bool) -> None:
+        """Append the events of records in the agreed order, up to the first record that has not arrived here."""
         ready: list[Record] = []
         while self._order:
             if self._order[0] in self._here:
@@ -359,9 +358,9 @@ class SharedEvents:
             if not is_last and self._stuck < STUCK_LOOKS:
                 break
             self._order.popleft()
-        self._project(follower, ready)
+        self._append_events_of(follower, ready)
 
-    def _project(self, follower: Follower, records: Sequence[Record]) -> None:
+    def _append_events_of(self, follower: Follower, records: Sequence[Record]) -> None:
         for event in self._projection.take(follower.history, records):
             if self.tries:
                 again = hashlib.blake2b(f"{event.epoch} {self.tries}".encode(), digest_size=4).hexdigest()
@@ -369,7 +368,7 @@ class SharedEvents:
             self.events.append(event)
 
 
-def _key(record: Record) -> str | None:
+def _order_key(record: Record) -> str | None:
     """Return the key of a record in the order; ``None`` for a record that shows nothing."""
     if isinstance(record, Intent):
         return f"i{record.path}#{record.seq}"

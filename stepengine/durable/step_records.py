@@ -11,13 +11,11 @@ import contextvars
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ("PAGE_STEPS", "Reserved", "StepRecords")
-
 PAGE_STEPS = 100
 """Most runs have fewer steps and take one query; a page of long results must fit in memory."""
 
 
-class Reserved(NamedTuple):
+class ReservedStep(NamedTuple):
     """
     A step whose number was reserved.
 
@@ -58,7 +56,7 @@ class StepRecords:
         self._is_complete = False
         self._reading = asyncio.Lock()
 
-    async def look_up(self, steps: Sequence[Reserved]) -> bool:
+    async def look_up(self, steps: Sequence[ReservedStep]) -> bool:
         """
         Return whether any of these steps is recorded.
 
@@ -70,14 +68,14 @@ class StepRecords:
         """
         async with self._reading:
             while not self._is_complete and self._last < steps[-1].number:
-                await self._read_page()
+                await self._read_next_page()
         known = [(step, self._known[step.number]) for step in steps if step.number in self._known]
         for step, record in known:
             if record["function_name"] != step.name:
                 raise self._errors.DBOSUnexpectedStepError(self._run, step.number, step.name, record["function_name"])
         return bool(known)
 
-    async def _read_page(self) -> None:
+    async def _read_next_page(self) -> None:
         # In a context of its own: within the workflow's context the query would be a step.
         query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE_STEPS, offset=self._read)
         page = await asyncio.create_task(query, context=contextvars.Context())
@@ -86,8 +84,8 @@ class StepRecords:
         self._is_complete = len(page) < PAGE_STEPS
         self._last = max([self._last, *[step["function_id"] for step in page]])
 
-    def pop(self, step: Reserved) -> Mapping[str, Any] | None:
-        """Return the recorded result of a step, once; ``None`` when there is none, or DBOS has to raise the recorded error."""
+    def pop(self, step: ReservedStep) -> Mapping[str, Any] | None:
+        """Return the recorded result of a step and forget it; ``None`` without one, or for a recorded error."""
         record = self._known.pop(step.number, None)
         output = None if record is None else record["output"]
         # Every result of ours is an object. Text that DBOS could not decode is left to DBOS, which raises the reason.

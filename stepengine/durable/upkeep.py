@@ -15,21 +15,31 @@ from typing import Any
 
 from attrs import frozen
 
-from stepengine.durable.database import WORKFLOW, DatabaseAway, plain_connection, url_of
-from stepengine.durable.database import away as gone
+from stepengine.durable.database import (
+    WORKFLOW,
+    DatabaseAway,
+    convert_database_errors,
+    open_connection,
+    parse_database_url,
+)
 from stepengine.durable.database import migrate as make_tables
-from stepengine.durable.indexes import is_below, made_indexes, of_session, root_of, turn_kind, turn_number
+from stepengine.durable.indexes import (
+    child_condition_sql,
+    create_indexes,
+    root_id_sql,
+    session_turns_sql,
+    turn_kind_sql,
+    turn_number_sql,
+)
 from stepengine.durable.operate import OVER, Operator
-from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
-from stepengine.durable.rates import made_tables
-from stepengine.durable.register import made_register
-from stepengine.durable.schedule_book import made_book
+from stepengine.durable.process import LOCK, ExecutorBusy, release_lock_name, worker_lock_name
+from stepengine.durable.rates import create_rate_tables
+from stepengine.durable.register import create_register_tables_over
+from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
-from stepengine.durable.workers import list_workers, made_list
+from stepengine.durable.workers import create_worker_table, list_workers
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import LOGGER
-
-__all__ = ("ExecutorView", "Overview", "QueueView", "RateView", "ReleaseView", "TakenOver", "Upkeep", "migrate")
 
 MAX_TAKEOVERS = 5
 """Deployments and lost machines end a worker now and then; five at the same step mean that the step kills it."""
@@ -98,18 +108,18 @@ where name = %s and application_name = %s and position('/' in workflow_uuid) = 0
   and status = any(%s) and coalesce(completed_at, updated_at) < %s
   and not exists (
     select 1 from dbos.workflow_status below
-    where {is_below("below.")} and {root_of("below.")} = root.workflow_uuid and below.status <> all(%s)
+    where {child_condition_sql("below.")} and {root_id_sql("below.")} = root.workflow_uuid and below.status <> all(%s)
   )
   and (
     not coalesce(attributes ? 'session', false)
     or exists (
       select 1 from dbos.workflow_status later
-      where {of_session("root.application_name", ROOT_SESSION, "later.")} and {turn_kind("later.")} = 'done'
-        and {turn_number("later.")} > {turn_number("root.")}
+      where {session_turns_sql("root.application_name", ROOT_SESSION, "later.")} and {turn_kind_sql("later.")} = 'done'
+        and {turn_number_sql("later.")} > {turn_number_sql("root.")}
     )
     or not exists (
       select 1 from dbos.workflow_status other
-      where {of_session("root.application_name", ROOT_SESSION, "other.")}
+      where {session_turns_sql("root.application_name", ROOT_SESSION, "other.")}
         and (other.status <> all(%s) or coalesce(other.completed_at, other.updated_at) >= %s)
     )
   )
@@ -236,7 +246,7 @@ class TakenOver:
 
 class Upkeep:
     """
-    What is done for a whole deployment.
+    Operations on a whole deployment.
 
     Args:
         operator: The client that it is done with.
@@ -246,9 +256,9 @@ class Upkeep:
         self._operator = operator
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Any]:
+    async def _open_connection(self) -> AsyncIterator[Any]:
         """Give a connection of its own, since a lock belongs to its connection."""
-        made = await plain_connection(self._operator.url)
+        made = await open_connection(self._operator.url)
         try:
             yield made
         finally:
@@ -266,8 +276,8 @@ class Upkeep:
         Raises:
             DatabaseAway: when the database cannot be reached.
         """
-        async with self._connection() as own:
-            rows = await _all(own, STATES, WORKFLOW, self._operator.app)
+        async with self._open_connection() as own:
+            rows = await _fetch_all(own, STATES, WORKFLOW, self._operator.app)
             now, states, oldest = time.time(), dict[str, int](), dict[str, float]()
             for state, count, created, *_ in rows:
                 states[state] = states.get(state, 0) + count
@@ -282,19 +292,19 @@ class Upkeep:
                     unfinished[release] = unfinished.get(release, 0) + count
             executors = [
                 ExecutorView(name, is_alive, sum(found.values()), tuple(sorted(found)))
-                for name, found in sorted((await self._idle(own, having) | having).items())
-                if (is_alive := await _is_held(own, lock_name(name))) or name in having
+                for name, found in sorted((await self._find_idle_workers(own, having) | having).items())
+                if (is_alive := await _is_lock_held(own, worker_lock_name(name))) or name in having
             ]
             releases = [
-                ReleaseView(name, await _is_held(own, release_lock(self._operator.app, name)), count)
+                ReleaseView(name, await _is_lock_held(own, release_lock_name(self._operator.app, name)), count)
                 for name, count in sorted(unfinished.items())
             ]
-            unreadable = {t: n for t in CODED if (n := await _unreadable(own, t))} if check else None
+            unreadable = {t: n for t in CODED if (n := await _count_unreadable_rows(own, t))} if check else None
         poison = sum([row[5] for row in rows])
         return Overview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
 
-    async def _idle(self, own: object, having: Mapping[str, object]) -> dict[str, dict[str, int]]:
-        """Return the workers on the list that have no runs, each with its release; whether they live is another matter."""
+    async def _find_idle_workers(self, own: object, having: Mapping[str, object]) -> dict[str, dict[str, int]]:
+        """Return the listed workers without runs, each with its release; they may be dead."""
         return {
             name: {release: 0}
             for name, release in (await list_workers(own, self._operator.app)).items()
@@ -302,11 +312,11 @@ class Upkeep:
         }
 
     async def queues(self) -> list[QueueView]:
-        """Return the queues as the database has them, whatever a worker was started with."""
+        """Return the queues with their settings in the database."""
         return [QueueView(*row) for row in await self._operator.rows(QUEUES, self._operator.app)]
 
     async def rates(self) -> list[RateView]:
-        """Return what providers are asked where workers limit that; nothing where none ever did."""
+        """Return the shared rate limits and their current use."""
         ((is_there,),) = await self._operator.rows(HAS_RATES)
         found = await self._operator.rows(RATES) if is_there else ()
         return [RateView(row[0], *[int(count) for count in row[1:]]) for row in found]
@@ -339,8 +349,8 @@ class Upkeep:
             ExecutorBusy: when the worker is alive, or somebody else is taking over.
             DatabaseAway: when the database cannot be reached.
         """
-        async with self._connection() as own:
-            got = await self._acquire_lock(own, executor, seconds=0 if force else GONE_SECONDS)
+        async with self._open_connection() as own:
+            got = await self._try_worker_lock(own, executor, seconds=0 if force else GONE_SECONDS)
             if not got and not force:
                 msg = (
                     f"executor {executor!r} is alive: a process holds its lock, or somebody else is taking over; "
@@ -348,35 +358,35 @@ class Upkeep:
                 )
                 raise ExecutorBusy(msg)
             try:
-                return await self._take_over_from(executor, dry_run=dry_run)
+                return await self._requeue_runs(executor, dry_run=dry_run)
             finally:
                 if got:
-                    await own.execute(UNLOCK, (lock_name(executor),))
+                    await own.execute(UNLOCK, (worker_lock_name(executor),))
 
     @staticmethod
-    async def _acquire_lock(own: object, executor: str, *, seconds: float) -> bool:
-        """Take the lock of a worker, within so many seconds; return whether it could be had."""
+    async def _try_worker_lock(own: object, executor: str, *, seconds: float) -> bool:
+        """Try for *seconds* to take the lock of a worker; return whether it succeeded."""
         until = time.monotonic() + seconds
         while True:
-            (got,) = (await _all(own, LOCK, lock_name(executor)))[0]
+            (got,) = (await _fetch_all(own, LOCK, worker_lock_name(executor)))[0]
             if got or time.monotonic() >= until:
                 return bool(got)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
-    async def _take_over_from(self, executor: str, *, dry_run: bool) -> list[TakenOver]:
+    async def _requeue_runs(self, executor: str, *, dry_run: bool) -> list[TakenOver]:
         operator = self._operator
         left = await operator.client.list_workflows_async(
             status="PENDING", executor_id=executor, application_name=operator.app, load_input=False, load_output=False
         )
-        return [await self._one(status, executor, dry_run=dry_run) for status in left]
+        return [await self._requeue_or_cancel_run(status, executor, dry_run=dry_run) for status in left]
 
-    async def _one(self, status: Any, executor: str, *, dry_run: bool) -> TakenOver:
+    async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakenOver:
         operator, run = self._operator, status.workflow_id
         # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
         (last, name) = next(iter(await operator.rows(LAST_STEP, run)), (0, ""))
         known = (status.attributes or {}).get("takeover", {})
         # One that only waits gets no further however often its workers die of something else.
-        stuck = known.get("step") == last and not _is_waiting(name)
+        stuck = known.get("step") == last and not _is_wait_step(name)
         times = known.get("times", 0) + 1 if stuck else 1
         is_poison = times > MAX_TAKEOVERS
         if dry_run:
@@ -393,7 +403,7 @@ class Upkeep:
 
     async def watch(self, *, grace: float = GRACE_SECONDS, look: float = LOOK_SECONDS) -> AsyncIterator[TakenOver]:
         """
-        Take over every worker whose lock has been free for *grace* seconds, for ever; this is the fail-over.
+        Take over every worker whose lock has been free for *grace* seconds, forever.
 
         Of several that watch one deployment, one acts and the others stand by. A database that is away is waited for.
 
@@ -403,31 +413,31 @@ class Upkeep:
         """
         away: dict[str, float] = {}
         while True:
-            with contextlib.suppress(DatabaseAway), gone(self._operator.url):
-                async with self._connection() as own:
+            with contextlib.suppress(DatabaseAway), convert_database_errors(self._operator.url):
+                async with self._open_connection() as own:
                     await own.execute(ELECT, (f"stepengine-takeover:{self._operator.app}",))
                     while True:
-                        for taken in await self._due(own, away, grace):
+                        for taken in await self._requeue_runs_of_dead_workers(own, away, grace):
                             yield taken
                         await asyncio.sleep(look)
             away.clear()
             await asyncio.sleep(look)
 
-    async def _due(self, own: object, away: dict[str, float], grace: float) -> list[TakenOver]:
-        """Take over who has been away for long enough, and note since when the others are."""
-        rows = await _all(own, WORKERS, WORKFLOW, self._operator.app)
+    async def _requeue_runs_of_dead_workers(self, own: object, away: dict[str, float], grace: float) -> list[TakenOver]:
+        """Take over workers that have been dead for *grace* seconds, and record when others died."""
+        rows = await _fetch_all(own, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakenOver] = []
         having = sorted([name for (name,) in rows if name])
         # Since when one was away once is nothing for the next time that it is.
         for executor in away.keys() - having:
             del away[executor]
         for executor in having:
-            if await _is_held(own, lock_name(executor)):
+            if await _is_lock_held(own, worker_lock_name(executor)):
                 away.pop(executor, None)
                 continue
             if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:
                 try:
-                    with gone(self._operator.url):
+                    with convert_database_errors(self._operator.url):
                         taken += await self.takeover(executor)
                 except ExecutorBusy:  # it came back just now
                     continue
@@ -457,11 +467,11 @@ class Upkeep:
             msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
             raise DefinitionError(msg)
         before, deleted, last = int((time.time() - older_than) * 1000), list[str](), ""
-        async with self._connection() as own:
+        async with self._open_connection() as own:
             while True:
                 limit = 10**9 if dry_run else BATCH_RUNS
                 over = list(OVER)
-                found = await _all(
+                found = await _fetch_all(
                     own, FINISHED_ROOTS, WORKFLOW, self._operator.app, last, over, before, over, over, before, limit
                 )
                 roots = [row[0] for row in found]
@@ -472,24 +482,24 @@ class Upkeep:
                 last = roots[-1]
 
 
-def _is_waiting(name: str) -> bool:
+def _is_wait_step(name: str) -> bool:
     """Return whether a step, the last of a run, says that it waits: for an answer, or for a run below it."""
     return kind_of(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
-async def _all(own: Any, sql: str, *given: Any) -> list[Any]:
+async def _fetch_all(own: Any, sql: str, *given: Any) -> list[Any]:
     rows: list[object] = await (await own.execute(sql, given)).fetchall()
     return rows
 
 
-async def _is_held(own: object, name: str) -> bool:
-    return bool((await _all(own, HELD, name))[0][0])
+async def _is_lock_held(own: object, name: str) -> bool:
+    return bool((await _fetch_all(own, HELD, name))[0][0])
 
 
-async def _unreadable(own: object, table: str) -> int:
+async def _count_unreadable_rows(own: object, table: str) -> int:
     """Return how many rows of a table are neither portable JSON nor empty."""
     sql = f"select count(*) from dbos.{table} where coalesce(serialization, 'portable_json') <> 'portable_json'"  # noqa: S608
-    return int((await _all(own, sql))[0][0])
+    return int((await _fetch_all(own, sql))[0][0])
 
 
 async def migrate(url: str, *, role: str | None = None) -> None:
@@ -498,23 +508,23 @@ async def migrate(url: str, *, role: str | None = None) -> None:
 
     Args:
         url: The database, or ``@FILE`` with its URL.
-        role: The role of workers and clients, which is given what they need.
+        role: Role of workers and clients; it gets the rights that they need.
 
     Raises:
         DatabaseAway: when the database cannot be reached, or the role may not.
         DefinitionError: when the URL is none.
         StepEngineError: when the extra is not installed.
     """
-    real = url_of(url)
+    real = parse_database_url(url)
     await asyncio.to_thread(make_tables, real, role=role)
-    with gone(real):
-        async with await plain_connection(real) as own:
+    with convert_database_errors(real):
+        async with await open_connection(real) as own:
             # Every step locks its run's row, which is written three or four times: room beside it, and early cleaning.
             await own.execute(
                 "alter table dbos.workflow_status set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)"
             )
-            await made_indexes(own)
-            await made_tables(own, role=role)
-            await made_list(own, role=role)
-            await made_book(own, role=role)
-            await made_register(own, role=role)
+            await create_indexes(own)
+            await create_rate_tables(own, role=role)
+            await create_worker_table(own, role=role)
+            await create_schedule_tables(own, role=role)
+            await create_register_tables_over(own, role=role)

@@ -22,42 +22,19 @@ from stepengine.data.limits import Limits
 from stepengine.data.messages import Source, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, SetOutput, Single, Stop, Value
-from stepengine.data.questions import Answer, AnswerLike, Question, answered
+from stepengine.data.questions import Answer, AnswerLike, Question, to_answer
 from stepengine.data.state import AgentState, ChildResult, RunInfo, RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, StepEngineError
-from stepengine.journal.encoding import outcome_members, outcome_of, storable
+from stepengine.journal.encoding import outcome_members, outcome_of, to_storable_error
 from stepengine.machine.plan import Finished
 from stepengine.redaction import Redactor
-
-__all__ = (
-    "SCHEMA_VERSION",
-    "Ancestor",
-    "Order",
-    "Reply",
-    "Seed",
-    "answers_form",
-    "answers_of",
-    "body_form",
-    "body_of",
-    "child_form",
-    "child_of",
-    "error_form",
-    "error_of",
-    "outcome_form",
-    "outcome_of_form",
-    "portable_form",
-    "result_form",
-    "result_of",
-    "values_form",
-    "values_of",
-)
 
 SCHEMA_VERSION = 1
 """The version of everything that is stored here; another one is refused."""
 
 
-def portable_form(form: Mapping[str, object]) -> dict[str, object]:
+def to_portable_json(form: Mapping[str, object]) -> dict[str, object]:
     """Return a form as plain JSON; raises ``DataError`` for what cannot be stored."""
     made: dict[str, object] = json.loads(compact(form))
     return made
@@ -111,7 +88,7 @@ OF_CALLS = ("tool_name", "input", "source", "values")
 @frozen(kw_only=True)
 class Order:
     """
-    What a run is started with; stored once for each run, and never changed.
+    The immutable request of a run, stored once.
 
     Attributes:
         root: The id of the root run; that of a child is ``ROOT/PATH``.
@@ -183,17 +160,17 @@ class Order:
         form |= {"priority": self.priority} if self.priority else {}
         form |= {"turn": self.turn} if self.turn else {}
         form |= {"rules": list(self.rules)} if self.rules else {}
-        form |= {"answers": {k: _answer_form(v) for k, v in self.answers.items()}} if self.answers else {}
+        form |= {"answers": {k: _encode_answer(v) for k, v in self.answers.items()}} if self.answers else {}
         form |= {"pool": self.pool, "spawns": [spawn.form() for spawn in self.spawns]}
-        return portable_form(form)
+        return to_portable_json(form)
 
     @classmethod
-    def of(cls, form: Mapping[str, Any]) -> Order:
+    def from_form(cls, form: Mapping[str, Any]) -> Order:
         """
-        Return what *form* holds.
+        Parse the stored form of an order.
 
         Raises:
-            DataError: when that is nothing that this version wrote.
+            DataError: when this version did not write it.
         """
         if form.get("schema") != SCHEMA_VERSION:
             msg = f"this run was submitted with schema {form.get('schema')!r}; this version reads {SCHEMA_VERSION}: use the release that wrote it"
@@ -239,7 +216,7 @@ class Reply:
 @frozen
 class Seed:
     """
-    The outcomes of a journal, with which a run goes on where the journal ends.
+    The outcomes of a journal from which a run continues.
 
     Attributes:
         outcomes: Kind, fingerprint and stored outcome by address; the last is ``None`` for an effect that may have happened.
@@ -252,16 +229,16 @@ class Seed:
     def form(self) -> dict[str, Any]:
         """Return it as JSON."""
         outcomes = [[path, seq, *found] for (path, seq), found in self.outcomes.items()]
-        return portable_form({"outcomes": outcomes, "lookups": self.lookups})
+        return to_portable_json({"outcomes": outcomes, "lookups": self.lookups})
 
     @classmethod
-    def of(cls, form: Mapping[str, Any]) -> Seed:
-        """Return what *form* holds."""
+    def from_form(cls, form: Mapping[str, Any]) -> Seed:
+        """Parse the stored form of a seed."""
         outcomes = {(path, seq): (kind, fp, found) for path, seq, kind, fp, found in form["outcomes"]}
         return cls(outcomes, form["lookups"])
 
-    def below(self, path: str) -> Seed:
-        """Return the part that is about the run at *path* and those below."""
+    def select_subtree(self, path: str) -> Seed:
+        """Return the part for the run at *path* and its descendants."""
         inside = f"{path}."
         outcomes = {a: found for a, found in self.outcomes.items() if a[0] == path or a[0].startswith(inside)}
         return Seed(outcomes, {p: found for p, found in self.lookups.items() if p == path or p.startswith(inside)})
@@ -270,42 +247,42 @@ class Seed:
 # --- outcomes -----------------------------------------------------------------------------------------------------------
 
 
-def outcome_form(
+def encode_outcome(
     seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[object] = (), writes: Sequence[object] = ()
 ) -> dict[str, Any]:
-    """Return an outcome as it is stored, without known secrets; total, whatever the outcome holds."""
+    """Return the stored form of an outcome, without known secrets; never fails."""
     if isinstance(outcome, Stop):
-        error = error_form(outcome.error) if outcome.error is not None else None
+        error = encode_error(outcome.error) if outcome.error is not None else None
         return {"seq": seq, "at": outcome.at, "stop": outcome.kind, "error": error}
     if isinstance(outcome, Failure):
-        outcome = attrs.evolve(outcome, error=storable(outcome.error))
+        outcome = attrs.evolve(outcome, error=to_storable_error(outcome.error))
     try:
-        members = portable_form(outcome_members(outcome))
+        members = to_portable_json(outcome_members(outcome))
     except DataError as error:
         msg = f"the effect happened, but its outcome cannot be stored: {error.message}"
-        members = portable_form(outcome_members(Failure(StepEngineError(msg))))
+        members = to_portable_json(outcome_members(Failure(StepEngineError(msg))))
     form: dict[str, object] = {"seq": seq, "at": outcome.at, **members}
-    form |= {"attempts": portable_form({"": list(attempts)})[""]} if attempts else {}
-    form |= {"writes": portable_form({"": list(writes)})[""]} if writes else {}
+    form |= {"attempts": to_portable_json({"": list(attempts)})[""]} if attempts else {}
+    form |= {"writes": to_portable_json({"": list(writes)})[""]} if writes else {}
     if redactor.suspicious(compact(form)):
         form = dict(redactor.value(form))
     return form
 
 
-def outcome_of_form(form: Mapping[str, Any]) -> Single:
+def parse_outcome(form: Mapping[str, Any]) -> Single:
     """
-    Return the outcome that is stored.
+    Parse the stored form of an outcome.
 
     Raises:
         DataError: when it does not fit the codec any more.
     """
     if "stop" in form:
-        return Stop(form["stop"], form["at"], error_of(form["error"]))
+        return Stop(form["stop"], form["at"], parse_error(form["error"]))
     return outcome_of(form)
 
 
-def uncertain(outcome: Single) -> Single:
-    """Return the reply of a model that a crash may have asked before: what that used is unknown, not zero."""
+def mark_usage_uncertain(outcome: Single) -> Single:
+    """Mark the usage of a model reply as a lower bound, because a crash may have hidden an earlier call."""
     if not isinstance(outcome, Value) or not isinstance(outcome.value, ModelReply):
         return outcome
     usage = attrs.evolve(outcome.value.usage or Usage(), at_least=True)
@@ -315,19 +292,19 @@ def uncertain(outcome: Single) -> Single:
 # --- errors -------------------------------------------------------------------------------------------------------------
 
 
-def error_form(error: BaseException) -> dict[str, Any]:
-    """Return an error as it is stored; one that is not ours by its name and message."""
+def encode_error(error: BaseException) -> dict[str, Any]:
+    """Return the stored form of an error; other errors than ours by name and message."""
     if not isinstance(error, StepEngineError):
         error = StepEngineError(f"{type(error).__name__}: {error}")
     try:
-        form: dict[str, object] = bare(Failure(storable(error)))["error"]
-        return portable_form(form)
+        form: dict[str, object] = bare(Failure(to_storable_error(error)))["error"]
+        return to_portable_json(form)
     except DataError:
-        return portable_form(bare(Failure(StepEngineError(error.message)))["error"])
+        return to_portable_json(bare(Failure(StepEngineError(error.message)))["error"])
 
 
-def error_of(form: Mapping[str, object] | None) -> StepEngineError | None:
-    """Return the error that is stored."""
+def parse_error(form: Mapping[str, object] | None) -> StepEngineError | None:
+    """Parse the stored form of an error."""
     if form is None:
         return None
     error: StepEngineError = restored({"type": "failure", "error": form}).error
@@ -337,16 +314,16 @@ def error_of(form: Mapping[str, object] | None) -> StepEngineError | None:
 # --- answers ------------------------------------------------------------------------------------------------------------
 
 
-def _answer_form(value: AnswerLike) -> object:
+def _encode_answer(value: AnswerLike) -> object:
     return value if isinstance(value, str | bool) else bare(value)
 
 
-def answers_form(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
+def encode_answers(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
     """Return the answers to *questions* as they are sent, by question id."""
-    return portable_form({question.id: bare(answered(given[question.id], question)) for question in questions})
+    return to_portable_json({question.id: bare(to_answer(given[question.id], question)) for question in questions})
 
 
-def answers_of(form: Mapping[str, object], questions: Sequence[Question]) -> tuple[Answer, ...]:
+def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> tuple[Answer, ...]:
     """
     Return the answers to *questions* in their order.
 
@@ -363,9 +340,11 @@ def answers_of(form: Mapping[str, object], questions: Sequence[Question]) -> tup
 # --- how runs end -------------------------------------------------------------------------------------------------------
 
 
-def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequence[object] = ()) -> dict[str, Any]:
+def encode_child_end(
+    finished: Finished, *, is_inline: bool, started: int, rules: Sequence[object] = ()
+) -> dict[str, Any]:
     """
-    Return how a child ended; *started* is how many runs were started below it, *rules* what people allowed for good.
+    Return the stored form of a child's end; *started* counts its descendants, *rules* are lasting approvals.
 
     What it leaves to its parent when it is inline stands beside: no ``ChildResult`` is stored with it.
     """
@@ -373,18 +352,20 @@ def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequ
     members = outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": bare(child.left)}
     left |= {"rules": list(rules)} if rules else {}
-    return portable_form({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
+    return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
 
 
-def child_of(form: Mapping[str, object]) -> ChildResult:
-    """Return how a child ended, with what it leaves to its parent; its output is JSON."""
+def parse_child_end(form: Mapping[str, object]) -> ChildResult:
+    """Parse the stored form of a child's end; its output is JSON."""
     child: ChildResult = restored(form["child"])
     return attrs.evolve(child, left=restored(form["left"])) if "left" in form else child
 
 
-def body_form(finished: Finished, result: ToolResult, *, started: int, rules: Sequence[object] = ()) -> dict[str, Any]:
+def encode_body_end(
+    finished: Finished, result: ToolResult, *, started: int, rules: Sequence[object] = ()
+) -> dict[str, Any]:
     """
-    Return how the body of a tool ended; *started* is how many runs were started below it, *rules* what people allowed for good.
+    Return the stored form of a tool body's end; *started* counts its descendants, *rules* are lasting approvals.
 
     What it leaves to its caller stands beside the *result*; what hooks share only as far as it can be stored.
     """
@@ -396,61 +377,61 @@ def body_form(finished: Finished, result: ToolResult, *, started: int, rules: Se
     left: dict[str, object] = {
         "spending": bare(end.spending),
         "children": [outcome_members(Value(child))["value"] for child in end.children],
-        "changes": [_change_form(change) for change in end.changes],
+        "changes": [_encode_change(change) for change in end.changes],
     }
     form: dict[str, object] = {"schema": SCHEMA_VERSION, "status": finished.status.value, "result": told, "body": left}
-    return portable_form(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
+    return to_portable_json(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
 
 
-def body_of(form: Mapping[str, Any]) -> BodyEnd:
-    """Return what the body of a tool left to its caller, of the member ``body`` of its form."""
+def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:
+    """Parse the changes of a tool body from the member ``body`` of its form."""
     return BodyEnd(
         spending=restored(form["spending"]),
         children=tuple([restored(child) for child in form["children"]]),
-        changes=tuple([_change_of(change) for change in form["changes"]]),
+        changes=tuple([_parse_change(change) for change in form["changes"]]),
     )
 
 
-def _change_form(change: Change | SetOutput | UserMessage) -> dict[str, object]:
+def _encode_change(change: Change | SetOutput | UserMessage) -> dict[str, object]:
     if isinstance(change, SetOutput):
         return {"output": change.value}
     if isinstance(change, UserMessage):
         return {"said": bare(change)}
-    values = {} if change.values is None else {"values": values_form(change.values)}
+    values = {} if change.values is None else {"values": encode_values(change.values)}
     return {"change": bare(change), **values}
 
 
-def _change_of(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
+def _parse_change(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
     if "output" in form:
         return SetOutput(freeze(form["output"]))
     if "said" in form:
         said: UserMessage = restored(form["said"])
         return said
     change: Change = restored(form["change"])
-    return attrs.evolve(change, values=values_of(form["values"])) if "values" in form else change
+    return attrs.evolve(change, values=parse_values(form["values"])) if "values" in form else change
 
 
-def values_form(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the storable part of what hooks share; the rest are objects of one process, and stay there."""
+def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the storable part of the values that hooks share; other objects stay in their process."""
     kept: dict[str, object] = {}
     for name, value in values.items():
         try:
             kept[name] = bare_any(value)
         except DataError:
             continue
-    return portable_form(kept)
+    return to_portable_json(kept)
 
 
-def values_of(form: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what hooks share."""
+def parse_values(form: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Parse the values that hooks share."""
     return {name: restored_any(value) for name, value in (form or {}).items()}
 
 
 LISTS = ("tool_calls", "thinking", "children")
 
 
-def result_form(result: RunResult) -> dict[str, Any]:
-    """Return how a root run ended."""
+def encode_result(result: RunResult) -> dict[str, Any]:
+    """Return the stored form of a root run's result."""
     output = outcome_members(Value(ChildResult(agent_id="", output=result.output)))["value"].get("output")
     form: dict[str, object] = {
         "schema": SCHEMA_VERSION,
@@ -466,12 +447,12 @@ def result_form(result: RunResult) -> dict[str, Any]:
     form |= {"tool_calls": [bare(call) for call in result.tool_calls], "thinking": list(result.thinking)}
     form |= {"children": [outcome_members(Value(child))["value"] for child in result.children]}
     form |= {"session_id": result.session_id, "warnings": list(result.warnings), "leaked": list(result.leaked)}
-    form |= {} if result.error is None else {"error": error_form(result.error)}
-    return portable_form(form)
+    form |= {} if result.error is None else {"error": encode_error(result.error)}
+    return to_portable_json(form)
 
 
-def result_of(form: Mapping[str, Any], output: object = None) -> RunResult:
-    """Return how a root run ended; *output* takes the place of the stored JSON, where the agent's own type is known."""
+def parse_result(form: Mapping[str, Any], output: object = None) -> RunResult:
+    """Parse the stored result of a root run; *output* replaces the stored JSON if its type is known."""
     return RunResult(
         status=RunStatus(form["status"]),
         stop_reason=None if form["stop_reason"] is None else StopReason(form["stop_reason"]),
@@ -483,7 +464,7 @@ def result_of(form: Mapping[str, Any], output: object = None) -> RunResult:
         thinking=tuple(form["thinking"]),
         children=tuple([restored(child) for child in form["children"]]),
         session_id=form["session_id"],
-        error=error_of(form.get("error")),
+        error=parse_error(form.get("error")),
         warnings=tuple(form["warnings"]),
         leaked=tuple(form["leaked"]),
         session_saved=form["session"]["is_saved"] if "session" in form else None,

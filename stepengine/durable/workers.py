@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepengine.durable.database import lacks_rights, quote_name
+from stepengine.durable.database import get_missing_rights_error, quote_name
 from stepengine.runtime.logs import LOGGER
-
-__all__ = ("enlist", "list_workers", "made_list", "strike_off")
 
 LOCK = "select pg_advisory_lock(hashtextextended('stepengine-workers', 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-workers', 0))"
@@ -34,25 +32,25 @@ STRIKE_OFF = "delete from stepengine.workers where app = %s and executor = %s"
 WORKERS = "select executor, release from stepengine.workers where app = %s order by executor"
 
 
-async def has_list(own: Any) -> bool:
+async def has_worker_table(own: Any) -> bool:
     """Return whether the database has the list; it has none if no role was allowed to create it."""
     (is_there,) = await (await own.execute(THERE)).fetchone()
     return bool(is_there)
 
 
-async def made_list(own: Any, *, role: str | None = None) -> None:
+async def create_worker_table(own: Any, *, role: str | None = None) -> None:
     """
-    Make the list if it is missing, over the connection *own*; *role* may use it. Several may do so at once.
+    Create the list of workers if missing, over the connection *own*, and let *role* use it; safe to call concurrently.
 
     Where the role may not make it, there is none: workers without runs are not shown then.
     """
     await own.execute(LOCK)
     try:
-        for statement in () if await has_list(own) else TABLES:
+        for statement in () if await has_worker_table(own) else TABLES:
             await own.execute(statement)
         for grant in GRANTS if role is not None else ():
             await own.execute(f"{grant} to {quote_name(role or '')}")
-    except lacks_rights():
+    except get_missing_rights_error():
         LOGGER.warning(
             "the list of workers is missing, and this role may not make it: run `stepengine deploy migrate` with one that may"
         )
@@ -60,29 +58,29 @@ async def made_list(own: Any, *, role: str | None = None) -> None:
         await own.execute(UNLOCK)
 
 
-async def enlist(own: Any, app: str, executor: str, pool: str, release: str) -> None:
+async def add_worker(own: Any, app: str, executor: str, pool: str, release: str) -> None:
     """Put a worker on the list, if there is one and this role may."""
-    if await has_list(own):
+    if await has_worker_table(own):
         try:
             await own.execute(ENLIST, (app, executor, pool, release))
-        except lacks_rights():
+        except get_missing_rights_error():
             LOGGER.warning(
                 "the list of workers may not be written by this role: run `stepengine deploy migrate --role`"
             )
 
 
-async def strike_off(own: Any, app: str, executor: str) -> None:
-    """Take a worker off the list, if there is one and this role may."""
-    if await has_list(own):
+async def remove_worker(own: Any, app: str, executor: str) -> None:
+    """Remove a worker from the list, if there is one and this role may."""
+    if await has_worker_table(own):
         try:
             await own.execute(STRIKE_OFF, (app, executor))
-        except lacks_rights():
+        except get_missing_rights_error():
             LOGGER.debug("the list of workers may not be written by this role")
 
 
 async def list_workers(own: Any, app: str) -> dict[str, str]:
     """Return the executors on the list, each with its release."""
-    if not await has_list(own):
+    if not await has_worker_table(own):
         return {}
     rows = await (await own.execute(WORKERS, (app,))).fetchall()
     return dict(rows)

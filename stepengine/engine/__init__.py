@@ -14,32 +14,70 @@ Here, too, stand what loads agent files and packages, the threads and loops that
 Must not be here: what decides the next effect (machine), what performs it (runtime), printing. Journals, sessions and adapters are
 imported inside functions, since an engine without them does without their code.
 
-Begin with ``engine`` for what callers see, then ``launching``, ``planning`` and ``catalog``.
+Begin with ``engine`` for what callers see, then ``launcher``, ``run_plans`` and ``catalog``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
     from stepengine.engine.engine import Engine
-    from stepengine.engine.loading import load_agent, load_agents, load_schedules
+    from stepengine.engine.loader import ListedAgent, list_agents, load_agent, load_agents, load_schedules
+    from stepengine.engine.packages import approve_package
+    from stepengine.engine.projects import make_project
     from stepengine.engine.schedules import Schedule
+    from stepengine.engine.settings import Settings
+    from stepengine.engine.trust import (
+        AccessRequest,
+        list_trusted_folders,
+        trust_folder,
+        untrust_folder,
+        withdraw_approval,
+    )
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
             "stepengine.engine.engine": ("Engine",),
-            "stepengine.engine.loading": (
+            "stepengine.engine.loader": (
+                "ListedAgent",
+                "list_agents",
                 "load_agent",
                 "load_agents",
                 "load_schedules",
             ),
+            "stepengine.engine.packages": ("approve_package",),
+            "stepengine.engine.projects": ("make_project",),
             "stepengine.engine.schedules": ("Schedule",),
+            "stepengine.engine.settings": ("Settings",),
+            "stepengine.engine.trust": (
+                "AccessRequest",
+                "list_trusted_folders",
+                "trust_folder",
+                "untrust_folder",
+                "withdraw_approval",
+            ),
         },
     )
 
 # ``scheduler`` stands apart: it loads the journals, which an engine without them does without.
-__all__ = ("Engine", "Schedule", "load_agent", "load_agents", "load_schedules")
+__all__ = (
+    "AccessRequest",
+    "Engine",
+    "ListedAgent",
+    "Schedule",
+    "Settings",
+    "approve_package",
+    "list_agents",
+    "list_trusted_folders",
+    "load_agent",
+    "load_agents",
+    "load_schedules",
+    "make_project",
+    "trust_folder",
+    "untrust_folder",
+    "withdraw_approval",
+)

@@ -22,15 +22,13 @@ from typing import Any
 
 from stepengine.errors import DefinitionError
 
-__all__ = ("fresh_module_at", "module_at", "module_with")
-
 PREFIX = "stepengine_agents_"
 OWN = "stepengine"
 """What lies beside a file in a clone of the package; the name means the package itself."""
 WORD = re.compile(r"[^\W\d]\w*")
 
 
-def module_at(file: Path) -> ModuleType:
+def load_module_at(file: Path) -> ModuleType:
     """
     Return the module of an agent file, loaded once.
 
@@ -42,24 +40,26 @@ def module_at(file: Path) -> ModuleType:
     if not resolved.stem.isidentifier():
         msg = f"{file}: an agent file is called like a Python module, such as 'code_reviewer.py'"
         raise DefinitionError(msg)
-    return importlib.import_module(f"{_package_of(resolved.parent)}.{resolved.stem}")
+    name = f"{_ensure_package(resolved.parent)}.{resolved.stem}"
+    if name not in sys.modules:
+        _clear_finder_caches()
+    return importlib.import_module(name)
 
 
-def _package_of(folder: Path) -> str:
+def _ensure_package(folder: Path) -> str:
     """Return the name of the package that the modules of a folder are loaded below."""
     package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"
     if package not in sys.modules:
         module = ModuleType(package)
         module.__path__ = [str(folder)]
         sys.modules[package] = module
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-    _forget_folders()
+    if not any(isinstance(finder, _AgentFolderFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AgentFolderFinder())
     return package
 
 
-def _forget_folders() -> None:
-    """Let what was written since folders were listed be found."""
+def _clear_finder_caches() -> None:
+    """Clear Python's import caches, so that files written since they were filled are found."""
     # What `importlib.invalidate_caches` does, but for the metadata of distributions: from Python 3.13 on that loads their reader, and
     # with it the parser of mails, 20 ms of CPU before the first effect of each `stepengine run`, for nobody who asked.
     for path, finder in list(sys.path_importer_cache.items()):
@@ -69,19 +69,19 @@ def _forget_folders() -> None:
             finder.invalidate_caches()
 
 
-def module_with(file: Path, source: bytes) -> ModuleType:
+def load_module_from_source(file: Path, source: bytes) -> ModuleType:
     """
-    Return a module of its own that an agent file would be if it held *source*; the file stays as it is, and so does its module.
+    Return a new module of an agent file with *source* as its text; the file and its loaded module stay as is.
 
     What it imports from beside it is what the file gets, too.
 
     Raises:
         Exception: whatever the code raises, ``SyntaxError`` included.
     """
-    return _run_source(module_at(file).__name__.partition(".")[0], file, source)
+    return _execute_source(load_module_at(file).__name__.partition(".")[0], file, source)
 
 
-def fresh_module_at(file: Path) -> ModuleType:
+def load_fresh_module(file: Path) -> ModuleType:
     """
     Return a new module of a file as it is now; it imports its neighbours as an agent file does, and may have any name.
 
@@ -90,15 +90,17 @@ def fresh_module_at(file: Path) -> ModuleType:
         Exception: whatever the code raises, ``SyntaxError`` included.
     """
     resolved = file.resolve()
-    module = _run_source(_package_of(resolved.parent), resolved, resolved.read_bytes())
+    package = _ensure_package(resolved.parent)
+    _clear_finder_caches()
+    module = _execute_source(package, resolved, resolved.read_bytes())
     # Nothing finds it by its name later, and what it holds (scripted errors with their frames) is released with it.
     sys.modules.pop(module.__name__, None)
     return module
 
 
-def _run_source(package: str, file: Path, source: bytes) -> ModuleType:
+def _execute_source(package: str, file: Path, source: bytes) -> ModuleType:
     name = f"{package}.{file.resolve().stem}_{sha256(source).hexdigest()[:12]}"
-    loader = _GivenLoader(name, str(file.resolve()))
+    loader = _SourceTextLoader(name, str(file.resolve()))
     loader.source = source
     spec = ModuleSpec(name, loader, origin=loader.path)
     spec.has_location = True
@@ -113,7 +115,7 @@ def _run_source(package: str, file: Path, source: bytes) -> ModuleType:
     return module
 
 
-class _Finder:
+class _AgentFolderFinder:
     """Finds modules below made-up packages."""
 
     def find_spec(
@@ -124,11 +126,11 @@ class _Finder:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+            spec.loader = _AgentFileLoader(spec.loader.name, spec.loader.path)
         return spec
 
 
-class _Loader(SourceFileLoader):
+class _AgentFileLoader(SourceFileLoader):
     """Loads a file of a made-up package, with what it imports from beside the agent file loaded below that package."""
 
     def get_data(self, path: str) -> bytes:
@@ -154,11 +156,11 @@ class _Loader(SourceFileLoader):
         (folder,) = sys.modules[package].__path__
         source = self.get_data(self.path)
         text = source.decode("utf-8", "replace")
-        named = _beside(Path(folder)) & {*WORD.findall(text)} if "import" in text else set()
+        named = _importable_names(Path(folder)) & {*WORD.findall(text)} if "import" in text else set()
         if not named:
             return super().get_code(fullname)
         tree = ast.parse(source, self.path)
-        moved = _Moved(package, named, Path(folder), self.path)
+        moved = _NeighbourImportRewriter(package, named, Path(folder), self.path)
         changed = moved.visit(tree)
         if not moved.has_moved:
             return super().get_code(fullname)
@@ -166,7 +168,7 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(ast.fix_missing_locations(changed), self.path)
 
 
-class _GivenLoader(_Loader):
+class _SourceTextLoader(_AgentFileLoader):
     """Loads what a file could hold, in place of what it holds."""
 
     source: bytes
@@ -191,7 +193,7 @@ class _GivenLoader(_Loader):
         return self.source if path == self.path else super().get_data(path)
 
 
-def _beside(folder: Path) -> set[str]:
+def _importable_names(folder: Path) -> set[str]:
     """Return the names under which something in a folder can be imported."""
     found = {path.stem if path.suffix == ".py" else path.name for path in folder.iterdir() if _is_module(path)}
     return {name for name in found if name.isidentifier()} - {OWN}
@@ -203,7 +205,7 @@ def _is_module(path: Path) -> bool:
     return path.is_dir() and path.name.isidentifier() and any(path.glob("*.py"))
 
 
-class _Moved(ast.NodeTransformer):
+class _NeighbourImportRewriter(ast.NodeTransformer):
     """Changes the names of imports from beside an agent file."""
 
     def __init__(self, package: str, beside: set[str], folder: Path, file: str) -> None:
@@ -212,18 +214,18 @@ class _Moved(ast.NodeTransformer):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
         """Change ``from helper import name``."""
-        if node.level == 0 and node.module is not None and self._moves(node.module, node.lineno):
+        if node.level == 0 and node.module is not None and self._must_rewrite(node.module, node.lineno):
             node.module = f"{self._package}.{node.module}"
         return node
 
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         """Change ``import helper``, ``import helper as h`` and ``import lib.helper``."""
         return [
-            ast.copy_location(made, node) for alias in node.names for made in self._import_moved(alias, node.lineno)
+            ast.copy_location(made, node) for alias in node.names for made in self._rewrite_import(alias, node.lineno)
         ]
 
-    def _import_moved(self, alias: ast.alias, line: int) -> Iterator[ast.stmt]:
-        if not self._moves(alias.name, line):
+    def _rewrite_import(self, alias: ast.alias, line: int) -> Iterator[ast.stmt]:
+        if not self._must_rewrite(alias.name, line):
             yield ast.Import([alias])
             return
         above, _, name = f"{self._package}.{alias.name}".rpartition(".")
@@ -233,7 +235,7 @@ class _Moved(ast.NodeTransformer):
             # `import lib.helper` loads the module and names the folder.
             yield ast.ImportFrom(self._package, [ast.alias(top)], 0)
 
-    def _moves(self, name: str, line: int) -> bool:
+    def _must_rewrite(self, name: str, line: int) -> bool:
         top = name.partition(".")[0]
         if top not in self._beside:
             return False

@@ -21,32 +21,29 @@ from stepengine.data.definition import AgentDefinition, HookContext, ToolSource,
 from stepengine.data.hooks import HOOK_POINTS, Change, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import Message, TextPart, ToolCallPart, UserMessage, system_reminder
-from stepengine.data.questions import Decision
+from stepengine.data.messages import Message, TextPart, UserMessage, system_reminder
 from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine import packages
 from stepengine.engine.handler_sources import Names, check_agent_sources, check_hook_sources
-from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
-from stepengine.engine.schemas import Compiled, compile_schemas
+from stepengine.engine.loader import find_bundled_agent, find_bundled_id, list_bundled_ids
+from stepengine.engine.schemas import CompiledSchemas, compile_schemas
 from stepengine.engine.workspace_tools import WorkspaceTools
 from stepengine.errors import AgentError, DataError, DefinitionError
-from stepengine.machine.finding import with_finder
-from stepengine.machine.spawning import matching_id, stands_for
+from stepengine.machine.child_effects import describe_substitution, find_matching_id
+from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
+from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, direct_tool, params_schema, with_called_tools
 from stepengine.tools.control import set_output_binding
 from stepengine.tools.definition import Tool
-from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, line_for
-from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema, with_carried
+from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
 
 if TYPE_CHECKING:
     from stepengine.journal import SigningKey
     from stepengine.permissions import Policy, PolicyFile
     from stepengine.workspace.workspace import Workspace
-
-__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "remove_notes")
 
 # Kept by identity, so that a service that passes the same definition to every run has it checked once; and bounded,
 # because one that makes a definition for each run would keep all of them for ever. The figure is a choice.
@@ -61,9 +58,9 @@ NOTES = re.compile(
 SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents", "hand_off")
 
 
-class Uses(NamedTuple):
+class ToolUses(NamedTuple):
     """
-    What the body of a tool may call beside what its caller has.
+    The tools and agents that the body of a tool may call in addition to those of its caller.
 
     Attributes:
         tools: Names of tools.
@@ -100,12 +97,12 @@ class Agent:
     offered: tuple[str, ...]
     specs: JsonDict
     spawnable: tuple[str, ...]
-    schemas: Compiled
+    schemas: CompiledSchemas
     hooks: Hooks
     limits: Limits
     openings: tuple[Callable[..., Any], ...]
     notes: tuple[str, ...]
-    uses: Mapping[str, Uses]
+    uses: Mapping[str, ToolUses]
     at_provider: Agent | None
     _family: Mapping[str, Agent] = attrs.field(repr=False)
 
@@ -120,7 +117,7 @@ class Agent:
 
     @cached_property
     def sandboxes(self) -> Sequence[Callable[[], str]]:
-        """What names the sandboxes that tools of it, and of all that may run below it, run programs in."""
+        """Functions that name the sandboxes in which tools of it, and of all that may run below it, run programs."""
         found: list[Callable[[], str]] = []
         # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
         waiting, met = [self], set[int]()
@@ -135,7 +132,7 @@ class Agent:
     @cached_property
     def published(self) -> str:
         """Its id as an agent of a package, ``publisher/name``; ``""`` for any other."""
-        member = packages.member_of(self.definition)
+        member = packages.find_package_member(self.definition)
         return "" if member is None else member.id
 
     @cached_property
@@ -147,7 +144,7 @@ class Agent:
             if id(agent) in met:
                 continue
             met.add(id(agent))
-            member = packages.member_of(agent.definition)
+            member = packages.find_package_member(agent.definition)
             if member is not None:
                 found[member.id] = f"{member.package.name}=={member.package.version}"
             waiting += [agent.child(key) for key in agent.spawnable]
@@ -197,22 +194,24 @@ class Catalog:
     ) -> None:
         check_hooks("the engine", hooks)
         check_hook_sources("the engine", hooks)
-        self._permissions, self.policy_file = _judges(permissions)
+        self._permissions, self.policy_file = _policy_and_file(permissions)
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
         self._met_sources: dict[int, tuple[ToolSource, ToolSource]] = {}
-        self._sources = {t.name: self._met_source(t) for t in given if isinstance(t, ToolSource)}
-        self._tools = _by_name("the engine", [t for t in given if not isinstance(t, ToolSource)])
-        self._check_folders("the engine", self._tools.values())
-        self._workspace_tools = WorkspaceTools(workspace, partial(self._check_folders, "the workspace of the engine"))
+        self._sources = {t.name: self._register_source(t) for t in given if isinstance(t, ToolSource)}
+        self._tools = _index_tools("the engine", [t for t in given if not isinstance(t, ToolSource)])
+        self._check_policy_file_access("the engine", self._tools.values())
+        self._workspace_tools = WorkspaceTools(
+            workspace, partial(self._check_policy_file_access, "the workspace of the engine")
+        )
         # Bound once for all agents, each of which has every tool of the engine: its handler may use it, also when its
         # model is not offered it.
         self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
-        self._agents = self._family(list(agents), carried_by(self._tools.values()))
+        self._agents = self._family(list(agents), agents_of_tools(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
     @property
@@ -227,7 +226,7 @@ class Catalog:
 
     @property
     def sources(self) -> tuple[ToolSource, ...]:
-        """The sources of tools that were met."""
+        """The tool sources of this engine and of the agents compiled so far."""
         return tuple([mine for _, mine in self._met_sources.values()])
 
     def find(self, agent: str | AgentDefinition, *, for_models: bool = False) -> Agent:
@@ -243,7 +242,7 @@ class Catalog:
         if isinstance(agent, AgentDefinition):
             # By identity: a definition that is equal by name and different in its tools is another agent, and the
             # caller means the one that was passed.
-            known = self._agents.get(_key_of(agent))
+            known = self._agents.get(_catalog_key(agent))
             return known if known is not None and known.definition is agent else self._meet(agent)
         if not isinstance(agent, str):
             msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
@@ -251,12 +250,12 @@ class Catalog:
         known = self._agents.get(normalised_id(agent)) or self._find_published(agent)
         if known is None:
             ids = list_names([d.id for d in self.definitions], agent, quoted=True)
-            hint = "" if for_models else _no_agent(agent, self._agents)
+            hint = "" if for_models else _unknown_agent_hint(agent, self._agents)
             msg = f"no agent has the id {agent!r}; known are: {ids}{hint}"
             raise AgentError(msg)
         return known
 
-    def find_handed(self, agent: Agent, agent_id: str) -> Agent:
+    def find_hand_off_target(self, agent: Agent, agent_id: str) -> Agent:
         """
         Return the agent to which the conversation of *agent* was handed over.
 
@@ -271,21 +270,21 @@ class Catalog:
         name = name_of_published(agent_id)
         if name is None:
             return None
-        if (member := packages.find(agent_id)) is not None:
+        if (member := packages.find_agent(agent_id)) is not None:
             return self._meet(member.load())
         # One of the engine's own goes before a bundled one, so that an application can put its own in place of an
         # agent that published definitions name.
-        bundled = None if name in self._agents else bundled_agent(name)
+        bundled = None if name in self._agents else find_bundled_agent(name)
         # Said in the log, once: the name promises an agent of a publisher, and another one runs.
         if name in self._agents or bundled is not None:
-            log_once(stands_for(agent_id, name))
+            log_once(describe_substitution(agent_id, name))
         return self._agents.get(name) if bundled is None else self._meet(bundled)
 
     def _meet(self, definition: AgentDefinition) -> Agent:
-        """Return an agent that was given for one run; the last ones are kept, so that they are checked once."""
+        """Return the compiled agent of a definition given for one run; the last ones are cached, so checked once."""
         known = self._met.get(id(definition))
         if known is None:
-            known = self._family([definition])[_key_of(definition)]
+            known = self._family([definition])[_catalog_key(definition)]
             # The oldest goes, and `pop` has a default because threads may share an engine: two can choose the same one.
             # The agent holds its definition, so no other object takes the id that it is kept under.
             while len(self._met) >= KEPT_DEFINITIONS:
@@ -295,12 +294,12 @@ class Catalog:
 
     def info(self, agent_id: str) -> JsonDict:
         """
-        Return what is told of an agent of this engine.
+        Return the id, names, model, tools, children and schemas of an agent of this engine, as JSON.
 
         Raises:
             AgentError: when no agent has that id.
         """
-        agent = self.find(matching_id(agent_id, self._agents) or agent_id, for_models=True)
+        agent = self.find(find_matching_id(agent_id, self._agents) or agent_id, for_models=True)
         definition = agent.definition
         prompt = definition.input_schema.prompt if definition.input_schema is not None else None
         # Both `id` and `full_agent_id`, as in what Codebuff tells of an agent: handlers that came from there read
@@ -321,13 +320,16 @@ class Catalog:
         return JsonDict(freeze(told))
 
     def _family(self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()) -> dict[str, Agent]:
-        """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
-        definitions = _collect(given, also, self._agents)
+        """Compile *given* and the agents that they may spawn; ids of others refer to agents of the engine."""
+        definitions = _collect_definitions(given, also, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.
         family: dict[str, Agent] = dict(self._agents)
         ids: dict[str, Agent | AgentDefinition] = {**self._agents, **definitions}
-        made = {key: self._published_as(d) or self._agent_of(d, family, ids) for key, d in definitions.items()}
+        made = {
+            key: self._compile_packaged_agent(d) or self._compile_agent(d, family, ids)
+            for key, d in definitions.items()
+        }
         family.update(made)
         used = Counter([id(agent.definition.handle_steps) for agent in family.values()])
         for agent in made.values():
@@ -337,46 +339,46 @@ class Catalog:
             own = [tool for tool in agent.definition.tools if isinstance(tool, ToolLike)]
             is_shared = used[id(agent.definition.handle_steps)] > 1
             names = Names(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
-            tools = with_carried([*own, *listed])
+            tools = with_called_tools([*own, *listed])
             check_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
         return made
 
-    def _published_as(self, definition: AgentDefinition) -> Agent | None:
+    def _compile_packaged_agent(self, definition: AgentDefinition) -> Agent | None:
         """
         Return an agent of a package, ``None`` for any other.
 
         A package is a space of its own: ids without a publisher that its agents name are those of their package, or come
         with the engine. So two packages may have an agent of the same name, and none takes the place of one of the engine's.
         """
-        member = packages.member_of(definition)
+        member = packages.find_package_member(definition)
         if member is None:
             return None
         space = self._spaces.setdefault((member.package.publisher, member.package.name), {})
         known = space.get(member.declared.id)
         if known is None or known.definition is not definition:
-            definitions = _collect([definition], (), {}, within=member)
-            new = {_local(key, d, member): d for key, d in definitions.items()}
+            definitions = _collect_definitions([definition], (), {}, within=member)
+            new = {_key_within_package(key, d, member): d for key, d in definitions.items()}
             ids: dict[str, Agent | AgentDefinition] = {**space, **new}
             new = {key: d for key, d in new.items() if key not in space or d is definition}
-            foreign = {key: d for key, d in new.items() if _is_elsewhere(d, member)}
-            space |= {key: self._agent_of(d, space, ids) for key, d in new.items() if key not in foreign}
+            foreign = {key: d for key, d in new.items() if _is_in_other_package(d, member)}
+            space |= {key: self._compile_agent(d, space, ids) for key, d in new.items() if key not in foreign}
             # Last: two packages may name each other's agents.
             for key, other in foreign.items():
-                agent = self._published_as(other)
+                agent = self._compile_packaged_agent(other)
                 assert agent is not None  # noqa: S101 - it is of a package
                 space[key] = agent
         return space[member.declared.id]
 
-    def _agent_of(
+    def _compile_agent(
         self,
         definition: AgentDefinition,
         family: Mapping[str, Agent],
         ids: Mapping[str, Agent | AgentDefinition],
     ) -> Agent:
         named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
-        own = _by_name(f"agent {definition.id!r}", named)
-        self._check_folders(f"agent {definition.id!r}", own.values())
-        sources = self._sources_of(definition)
+        own = _index_tools(f"agent {definition.id!r}", named)
+        self._check_policy_file_access(f"agent {definition.id!r}", own.values())
+        sources = self._find_sources(definition)
         tools = self._bound.copy()
         for name, tool in own.items():
             tools[name] = tool.binding()
@@ -386,14 +388,14 @@ class Catalog:
         for name, tool in self._workspace_tools.find([name for name in wanted if name not in tools]).items():
             tools[name] = tool.binding()
         if missing := [name for name in listed if name not in tools]:
-            raise _no_tools(definition, missing, [*tools, *self._sources], self._workspace_tools)
+            raise _unknown_tools_error(definition, missing, [*tools, *self._sources], self._workspace_tools)
         check_hooks(f"agent {definition.id!r}", definition.hooks)
-        spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
-        notes = [stands_for(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
-        direct = _direct(definition, {key: ids[key] for key in spawnable}, tools)
+        spawnable = tuple([_resolve_spawnable_id(definition, wanted, ids) for wanted in definition.spawnable_ids])
+        notes = [describe_substitution(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
+        direct = _make_agent_tools(definition, {key: ids[key] for key in spawnable}, tools)
         for name, binding in direct.items():
             tools[name] = binding
-        uses = _uses(definition, tools, ids)
+        uses = _collect_tool_uses(definition, tools, ids)
         offered = _offered_names([*listed, *direct], tools)
         schemas = compile_schemas(definition)
         # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
@@ -403,8 +405,8 @@ class Catalog:
             _check_references(definition, {"set_output": tools["set_output"].spec})
         specs = JsonDict({name: tools[name].spec for name in offered})
         _check_references(definition, specs)
-        with_finder(specs, tools)
-        openings = tuple([_opening(definition, source, tools) for source in sources.values()])
+        add_search_tool(specs, tools)
+        openings = tuple([_make_source_hook(definition, source, tools) for source in sources.values()])
         return Agent(
             definition=definition,
             tools=tools,
@@ -412,23 +414,25 @@ class Catalog:
             specs=specs,
             spawnable=spawnable,
             schemas=schemas,
-            hooks=self._hooks_of(definition, tools, openings),
-            limits=definition.limits.over(self._limits),
+            hooks=self._combine_hooks(definition, tools, openings),
+            limits=definition.limits.fill_from(self._limits),
             openings=openings,
             notes=tuple(filter(None, notes)),
             uses=uses,
             # A whole agent beside, made now: the tools of one that a provider runs programs for are others, and which
             # one is meant is known when a run has its model. So nothing is checked during a run.
-            at_provider=None if (other := _at_provider(definition)) is None else self._agent_of(other, family, ids),
+            at_provider=None
+            if (other := _make_provider_variant(definition)) is None
+            else self._compile_agent(other, family, ids),
             family=family,
         )
 
-    def _check_folders(self, whose: str, tools: Iterable[ToolLike]) -> None:
+    def _check_policy_file_access(self, whose: str, tools: Iterable[ToolLike]) -> None:
         """Refuse tools that may change the file which says what they may do."""
         file = self.policy_file
         if file is None or file.below_root:
             return
-        for tool in with_carried(tools):
+        for tool in with_called_tools(tools):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
@@ -438,16 +442,16 @@ class Catalog:
                 )
                 raise DefinitionError(msg)
 
-    def check_key(self, agent: Agent, key: SigningKey) -> None:
+    def check_key_access(self, agent: Agent, key: SigningKey) -> None:
         """
-        Refuse to sign what an agent does that could read the key.
+        Raise if a tool of the engine or of an agent works in a folder that holds the signing key.
 
         Raises:
             DefinitionError: when a tool of the engine, or of an agent that may run, works in a folder that the key is in.
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.family)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
-        for tool in with_carried([*self._tools.values(), *self._workspace_tools.made, *own]):
+        for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.made, *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder[: len(folder)] == tuple(folder):
                 msg = (
@@ -456,20 +460,20 @@ class Catalog:
                 )
                 raise DefinitionError(msg)
 
-    def _met_source(self, source: ToolSource) -> ToolSource:
-        """Return *source*, or what it gives this engine of itself, and have that closed with the engine."""
+    def _register_source(self, source: ToolSource) -> ToolSource:
+        """Return *source*, or its ``for_engine()``, made once; it is closed with the engine."""
         for_engine = getattr(source, "for_engine", None)
         if id(source) not in self._met_sources:
             # The source itself is kept beside it, so that its id stays its own.
             self._met_sources[id(source)] = source, source if for_engine is None else for_engine()
         return self._met_sources[id(source)][1]
 
-    def _sources_of(self, definition: AgentDefinition) -> dict[str, ToolSource]:
+    def _find_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
         """Return the sources of an agent by name: its own, and those of the engine that it lists."""
-        own = {t.name: self._met_source(t) for t in definition.tools if isinstance(t, ToolSource)}
+        own = {t.name: self._register_source(t) for t in definition.tools if isinstance(t, ToolSource)}
         return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
 
-    def _hooks_of(
+    def _combine_hooks(
         self,
         definition: AgentDefinition,
         known: Mapping[str, ToolBinding],
@@ -485,9 +489,7 @@ class Catalog:
             hooks = Hooks(pre_run=openings) + hooks
         if self._permissions is None:
             return hooks
-        if openings:
-            return hooks + Hooks(pre_tool=_judging(self._permissions, known))
-        return hooks + Hooks(pre_tool=self._permissions.hook(partial(_spec_of, known)))
+        return hooks + Hooks(pre_tool=self._permissions.hook(partial(_find_tool_spec, known)))
 
 
 def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
@@ -500,7 +502,7 @@ def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]
             raise DefinitionError(msg) from None
 
 
-def _opening(
+def _make_source_hook(
     definition: AgentDefinition, source: ToolSource, known: Mapping[str, ToolBinding]
 ) -> Callable[[HookContext], Generator[object, Any, Change]]:
     """Return the ``pre_run`` hook that gives a run the tools of *source*; *known* are those that it has anyway."""
@@ -523,7 +525,7 @@ def _opening(
     return opening
 
 
-def _judges(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
+def _policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
     """Return the policy that judges calls, and the file that it stands in, if it does."""
     if permissions is None:
         return None, None
@@ -532,36 +534,26 @@ def _judges(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, Pol
     return (permissions.policy, permissions) if isinstance(permissions, PolicyFile) else (permissions, None)
 
 
-def _spec_of(known: Mapping[str, ToolBinding], name: str) -> ToolSpec | None:
+def _find_tool_spec(known: Mapping[str, ToolBinding], ctx: HookContext, name: str) -> ToolSpec | None:
+    """Return what is known of a tool: of one that was found when the run began, what its state says."""
     binding = known.get(name)
-    return None if binding is None else binding.spec
+    return ctx.state.tool_definitions.get(name) if binding is None else binding.spec
 
 
-def _judging(policy: Policy, known: Mapping[str, ToolBinding]) -> Callable[[HookContext, ToolCallPart], Decision]:
-    """Return the policy's hook for runs whose tools are found when they begin."""
-
-    def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
-        # A tool that nobody knows is judged by its name, as one without annotations: not read-only.
-        spec = _spec_of(known, call.tool_name) or ctx.state.tool_definitions.get(call.tool_name)
-        return policy.hook(lambda name: spec or ToolSpec(name))(ctx, call)
-
-    return permission
-
-
-def _spawnable(definition: AgentDefinition, wanted: str, ids: Mapping[str, object]) -> str:
-    key = matching_id(wanted, ids)
+def _resolve_spawnable_id(definition: AgentDefinition, wanted: str, ids: Mapping[str, object]) -> str:
+    key = find_matching_id(wanted, ids)
     if key is None:
-        known = f"known are: {list_names(ids, wanted)}{_no_agent(wanted, ids)}"
+        known = f"known are: {list_names(ids, wanted)}{_unknown_agent_hint(wanted, ids)}"
         msg = f"agent {definition.id!r} may spawn {wanted!r}, which no agent is called; {known}"
         raise DefinitionError(msg)
     return key
 
 
-def _uses(
+def _collect_tool_uses(
     definition: AgentDefinition, tools: dict[str, ToolBinding], ids: Mapping[str, Agent | AgentDefinition]
-) -> dict[str, Uses]:
+) -> dict[str, ToolUses]:
     """Return what each tool that yields carries, and add the tools among that to *tools*."""
-    found: dict[str, Uses] = {}
+    found: dict[str, ToolUses] = {}
     # The list grows while it is gone through: what a tool carries may yield and carry something in turn.
     waiting = [name for name, binding in tools.items() if isinstance(binding.runs, Yielding)]
     for name in waiting:
@@ -576,19 +568,19 @@ def _uses(
             if wanted in tools:
                 names.append(wanted)
             else:
-                key = _agent_used(definition, name, wanted, tools, ids)
+                key = _resolve_used_agent_id(definition, name, wanted, tools, ids)
                 other = ids[key]
                 agents[key] = (other.definition if isinstance(other, Agent) else other).display_name
-        found[name] = Uses(tuple(names), agents)
+        found[name] = ToolUses(tuple(names), agents)
     return found
 
 
-def _at_provider(definition: AgentDefinition) -> AgentDefinition | None:
+def _make_provider_variant(definition: AgentDefinition) -> AgentDefinition | None:
     """Return a definition with what programs of a provider may call, and the setting that lets them; ``None`` for most."""
-    own = [tool for tool in definition.tools if _carried_by_provider(tool) is None]
+    own = [tool for tool in definition.tools if _find_provider_body(tool) is None]
     if len(own) == len(definition.tools):
         return None
-    bodies = [body for tool in definition.tools if (body := _carried_by_provider(tool)) is not None]
+    bodies = [body for tool in definition.tools if (body := _find_provider_body(tool)) is not None]
     known = attrs.evolve(definition, tools=own).tool_names
     carried = {tool if isinstance(tool, str) else tool.spec.name: tool for body in bodies for tool in body.uses}
     direct = {*known, *[name for body in bodies for name in body.offers]}
@@ -598,11 +590,11 @@ def _at_provider(definition: AgentDefinition) -> AgentDefinition | None:
         tools=[*own, *[tool for name, tool in carried.items() if name not in known]],
         settings=attrs.evolve(definition.settings, server_tools=[*definition.settings.server_tools, programs]),
     )
-    packages.stands_in(made, definition)
+    packages.register_variant(made, definition)
     return made
 
 
-def _carried_by_provider(tool: object) -> Yielding | None:
+def _find_provider_body(tool: object) -> Yielding | None:
     runs = tool.binding().runs if isinstance(tool, ToolLike) else None
     return runs if isinstance(runs, Yielding) and runs.at_provider else None
 
@@ -629,11 +621,11 @@ def _add_carried_tool(definition: AgentDefinition, by: str, used: ToolLike, tool
     return []
 
 
-def _agent_used(
+def _resolve_used_agent_id(
     definition: AgentDefinition, by: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
 ) -> str:
     """Return the normalised id of an agent that the tool *by* carries."""
-    key = matching_id(wanted, ids)
+    key = find_matching_id(wanted, ids)
     if key is None:
         msg = (
             f"the tool {by!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
@@ -643,7 +635,7 @@ def _agent_used(
     return key
 
 
-def _direct(
+def _make_agent_tools(
     definition: AgentDefinition, children: Mapping[str, Agent | AgentDefinition], known: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
     """Return a tool for each agent that the model of *definition* may spawn."""
@@ -663,7 +655,7 @@ def _direct(
     return made
 
 
-def _collect(
+def _collect_definitions(
     given: Iterable[object],
     also: Iterable[AgentDefinition],
     others: Mapping[str, object],
@@ -675,10 +667,12 @@ def _collect(
     Where one names ``publisher/name@version``, the agent of that package is meant. Where there is none, or it names an agent
     without a publisher, and neither they nor *others* are called so, a bundled agent is meant. Agents *within* a package name those beside them without a publisher.
     """
-    found = _unique(given)
+    found = _index_definitions(given)
     waiting = list(found.values())
-    met = [(_key_of(child), child) for child in also]
-    while waiting or met or (met := [*_resolve_ids(found, others, within), *_find_bundled(found, others)]):
+    met = [(_catalog_key(child), child) for child in also]
+    while (
+        waiting or met or (met := [*_find_packaged_agents(found, others, within), *_find_bundled_agents(found, others)])
+    ):
         for key, child in met:
             if key not in found:
                 found[key] = child
@@ -686,53 +680,55 @@ def _collect(
             # Equal definitions are one agent: a module may be loaded twice, and a tool carry a copy of what is listed
             # as well.
             elif found[key] is not child and found[key] != child:
-                raise _twice(child.id)
+                raise _duplicate_agent_error(child.id)
         met = []
-        if waiting and not _is_elsewhere(last := waiting.pop(0), within):
-            met = [(_key_of(child), child) for child in _children(last)]
+        if waiting and not _is_in_other_package(last := waiting.pop(0), within):
+            met = [(_catalog_key(child), child) for child in _child_definitions(last)]
     return found
 
 
-def _key_of(definition: AgentDefinition) -> str:
+def _catalog_key(definition: AgentDefinition) -> str:
     """Return the id by which an engine finds an agent; that of a package's agent has the publisher in front."""
-    member = packages.member_of(definition)
+    member = packages.find_package_member(definition)
     return normalised_id(definition.id) if member is None else member.id
 
 
-def _local(key: str, definition: AgentDefinition, beside: packages.PackagedAgent) -> str:
+def _key_within_package(key: str, definition: AgentDefinition, beside: packages.PackagedAgent) -> str:
     """Return *key* as agents of a package name it: those of their own without the publisher."""
-    member = packages.member_of(definition)
+    member = packages.find_package_member(definition)
     return key if member is None or member.package != beside.package else member.declared.id
 
 
-def _is_elsewhere(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
+def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
     """Return whether an agent is of a package, and not of the one *within* which is looked: what it names is looked up there."""
-    member = packages.member_of(definition)
+    member = packages.find_package_member(definition)
     return member is not None and (within is None or member.package != within.package)
 
 
-def _resolve_ids(
+def _find_packaged_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
     """Return the agents of packages that *found* name by id, by these ids; within a package those beside them, too."""
     named: dict[str, AgentDefinition] = {}
-    for definition in [d for d in found.values() if not _is_elsewhere(d, within)]:
-        member = packages.member_of(definition)
+    for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
+        member = packages.find_package_member(definition)
         for wanted in [normalised_id(c.strip()) for c in definition.spawnable_agents if isinstance(c, str)]:
             key, meant = wanted, None
             if wanted in found or wanted in others:
                 continue
             if "/" in wanted:
-                other = packages.find(wanted)
+                other = packages.find_agent(wanted)
                 meant = None if other is None else other.load()
-            elif member is not None and (meant := member.beside(wanted) or bundled_agent(wanted)) is not None:
-                key = _key_of(meant)
+            elif (
+                member is not None and (meant := member.find_sibling(wanted) or find_bundled_agent(wanted)) is not None
+            ):
+                key = _catalog_key(meant)
             if meant is not None and key not in found:
                 named[key] = meant
     return list(named.items())
 
 
-def _find_bundled(
+def _find_bundled_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object]
 ) -> list[tuple[str, AgentDefinition]]:
     """Return the bundled agents that *found* name by id, with or without a publisher, where no other agent has that id."""
@@ -742,23 +738,25 @@ def _find_bundled(
         for c in d.spawnable_agents
         if isinstance(c, str) and normalised_id(c.strip()) not in found
     }
-    bundled = [bundled_agent(name) for name in sorted(filter(None, named)) if name not in found and name not in others]
+    bundled = [
+        find_bundled_agent(name) for name in sorted(filter(None, named)) if name not in found and name not in others
+    ]
     return [(normalised_id(agent.id), agent) for agent in bundled if agent is not None]
 
 
-def _children(definition: AgentDefinition) -> list[AgentDefinition]:
-    return [*[c for c in definition.spawnable_agents if not isinstance(c, str)], *carried_by(definition.tools)]
+def _child_definitions(definition: AgentDefinition) -> list[AgentDefinition]:
+    return [*[c for c in definition.spawnable_agents if not isinstance(c, str)], *agents_of_tools(definition.tools)]
 
 
-def _unique(given: Iterable[object]) -> dict[str, AgentDefinition]:
+def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
     found: dict[str, AgentDefinition] = {}
     for definition in given:
         if not isinstance(definition, AgentDefinition):
             msg = f"agents holds AgentDefinition objects, not {definition!r}"
             raise DefinitionError(msg)
-        if _key_of(definition) in found:
-            raise _twice(definition.id)
-        found[_key_of(definition)] = definition
+        if _catalog_key(definition) in found:
+            raise _duplicate_agent_error(definition.id)
+        found[_catalog_key(definition)] = definition
     return found
 
 
@@ -770,7 +768,7 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
         DefinitionError: naming the owner, the point and the hook.
     """
     for point in HOOK_POINTS:
-        for hook in hooks.at(point):
+        for hook in hooks.get_hooks(point):
             name = getattr(hook, "__qualname__", type(hook).__qualname__)
             call = hook if inspect.isroutine(hook) else getattr(hook, "__call__", None)  # noqa: B004
             if not callable(hook):
@@ -784,13 +782,13 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
                 raise DefinitionError(msg)
 
 
-def _by_name(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
+def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     named: dict[str, ToolLike] = {}
     for tool in tools:
         if isinstance(tool, str) or not isinstance(tool, Tool | ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
-                line = line_for([tool])
+                line = python_for_tools([tool])
                 hint = f"; give it {line}" if line else "; a name stands in the tools of an agent"
             msg = f"{owner}: tools holds Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
@@ -802,12 +800,12 @@ def _by_name(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     return named
 
 
-def _twice(agent_id: str) -> DefinitionError:
+def _duplicate_agent_error(agent_id: str) -> DefinitionError:
     msg = f"two agents have the id {agent_id!r} ('_' counts as '-'); ids are unique in an engine"
     return DefinitionError(msg)
 
 
-def _no_tools(
+def _unknown_tools_error(
     definition: AgentDefinition, names: Sequence[str], known: Iterable[str], workspace: WorkspaceTools
 ) -> DefinitionError:
     """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
@@ -816,10 +814,10 @@ def _no_tools(
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
     parts = [f"which the engine was not given; available are: {list_names(sorted(known), names[0])}"]
     if of_workspace:
-        line = f"{workspace.remedy(of_workspace)}, with `from stepengine import Workspace`"
-        parts.append(f"{_all_of(of_workspace)} with stepengine: give the engine {line}")
+        line = f"{workspace.workspace_argument(of_workspace)}, with `from stepengine import Workspace`"
+        parts.append(f"{_names_with_verb(of_workspace)} with stepengine: give the engine {line}")
     if bundled:
-        parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")
+        parts.append(f"{_names_with_verb(bundled)} with stepengine: give the engine {python_for_tools(bundled)}")
     strange = [n for n in names if n not in all_known]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
@@ -827,16 +825,16 @@ def _no_tools(
     return DefinitionError(msg)
 
 
-def _all_of(names: Sequence[str]) -> str:
+def _names_with_verb(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names))} come{'s' * (len(names) == 1)}"
 
 
-def _no_agent(agent_id: str, known: Iterable[str]) -> str:
+def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
     """Return what is known of an agent that an engine does not have: that it comes with the package, or a likelier id."""
-    found = bundled_id(agent_id)
+    found = find_bundled_id(agent_id)
     if found is not None:
         return f"; it comes with stepengine: give it as load_agent({found!r})"
-    return did_you_mean(normalised_id(agent_id), [*known, *bundled_agents()])
+    return did_you_mean(normalised_id(agent_id), [*known, *list_bundled_ids()])
 
 
 # --- what an agent is told of the others: which it may run, and which tools are its own -------------------
@@ -852,10 +850,15 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
     """
     children = {key: agent.child(key).definition for key in agent.spawnable} if _may_spawn(agent) else {}
     if sent is None:
-        lines = [f"- {_introduce(key, child)}" for key, child in children.items()]
+        lines = [f"- {_describe_child(key, child)}" for key, child in children.items()]
         text = "\n".join([MAY_RUN, *lines]) if lines else ""
     else:
-        text = "\n\n".join([_own_tools(agent, sent), *[_in_full(key, child) for key, child in children.items()]])
+        text = "\n\n".join(
+            [
+                _describe_own_tools(agent, sent),
+                *[_describe_child_in_full(key, child) for key, child in children.items()],
+            ]
+        )
     return system_reminder(text) if text else ""
 
 
@@ -882,14 +885,14 @@ def _may_spawn(agent: Agent) -> bool:
     return any(name in agent.offered for name in SPAWNERS)
 
 
-def _introduce(key: str, child: AgentDefinition[object]) -> str:
+def _describe_child(key: str, child: AgentDefinition[object]) -> str:
     """Return an agent's id and what is known of it beside that; one of another package is named with its publisher."""
     known = child.description or (child.display_name if child.display_name != child.id else "")
     named = key if "/" in key else child.id
     return f"{named}: {known}" if known else named
 
 
-def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
+def _describe_own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
     own = [*agent.offered, *(["set_output"] if agent.schemas.output_schema is not None else [])]
     names = ", ".join(dict.fromkeys(own)) or "none"
     shown = {spec.name for spec in sent}
@@ -903,8 +906,8 @@ def _own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
     return "\n".join(lines)
 
 
-def _in_full(key: str, child: AgentDefinition[object]) -> str:
-    lines = [f"You may run the agent {_introduce(key, child)}"]
+def _describe_child_in_full(key: str, child: AgentDefinition[object]) -> str:
+    lines = [f"You may run the agent {_describe_child(key, child)}"]
     if child.input_schema is not None and child.input_schema.prompt:
         lines.append(f"Its prompt: {child.input_schema.prompt}")
     params = params_schema(child)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack, overload
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
-from stepengine.data.questions import checked_interactor
-from stepengine.engine.event_loops import need_loop, refuse_trio
+from stepengine.data.questions import validate_interactor
+from stepengine.engine.event_loops import refuse_trio, require_event_loop
 from stepengine.engine.options import (
     AgentLike,
     ForkOptions,
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     from stepengine.data.yields import StepResult
     from stepengine.engine.run import EngineRun
     from stepengine.engine.session_turns import EngineSessions
-    from stepengine.engine.stepping import Stepper, Tape
+    from stepengine.engine.stepper import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
     from stepengine.journal.recorded_forks import ForkReport, ForkTools
-    from stepengine.journal.replayer import Leeway
+    from stepengine.journal.recorded_part import AllowedDifferences
     from stepengine.models.files import Files
     from stepengine.permissions import Policy, PolicyFile, Rule
-    from stepengine.runtime.clock import Clock
+    from stepengine.runtime.clock import TimeSource
     from stepengine.runtime.handle import ResultMaker, RunHandle
     from stepengine.runtime.hub import ObserverLike
     from stepengine.runtime.prices import Pricing
@@ -62,8 +62,6 @@ if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
     from stepengine.tools.context import ResourceMap
     from stepengine.workspace.workspace import Workspace
-
-__all__ = ("Engine",)
 
 Out = TypeVar("Out")
 
@@ -101,7 +99,7 @@ class Engine:
         workspace: Where agents work: a folder, or a ``Workspace``. It also gives each agent the bundled tools that it names, as far as
             ``Workspace(folder, write=True, shell=True, web=address)`` allows; a folder alone allows those that read and search.
         logger: Where log lines go; the standard logger ``stepengine`` by default.
-        clock: Date, time and sleep: an object with ``now()``, ``now_ms()`` and ``sleep(seconds)``; see ``Clock``.
+        clock: Date, time and sleep: an object with ``now()``, ``now_ms()`` and ``sleep(seconds)``; see ``TimeSource``.
         retry: How failed model calls are tried again.
         rate_limits: What each provider may be asked, by all runs together: one ``RateLimit`` that holds for each provider
             by itself, or limits by provider prefix; none by default.
@@ -137,7 +135,7 @@ class Engine:
         resources: ResourceMap | Iterable[object] = (),
         workspace: Workspace | Path | str | None = None,
         logger: object = None,
-        clock: Clock | None = None,
+        clock: TimeSource | None = None,
         retry: RetryPolicy | None = None,
         rate_limits: RateLimitsLike = None,
         sessions: SessionsLike = None,
@@ -148,9 +146,14 @@ class Engine:
         arguments = locals()
         # Loaded with the first engine: whoever only names the class, to annotate or to define agents, waits for none of it.
         from stepengine.engine.catalog import Catalog
-        from stepengine.engine.checking import check_engine, rates_of, sessions_in, watcher_of
-        from stepengine.engine.launching import Launcher
-        from stepengine.engine.loop_thread import LoopThread, give_back
+        from stepengine.engine.engine_arguments import (
+            check_engine,
+            make_engine_sessions,
+            make_rate_limits,
+            make_watcher,
+        )
+        from stepengine.engine.launcher import Launcher
+        from stepengine.engine.loop_thread import LoopThread, close_threads
         from stepengine.machine import run_agent
         from stepengine.models.base import Provider
         from stepengine.models.registry import Models
@@ -164,8 +167,8 @@ class Engine:
         from stepengine.workspace.workspace import Workspace
 
         check_engine(arguments)
-        GIVEN.learn(os.environ)
-        registry, time = Models.of(models), clock or SystemClock()
+        GIVEN.add_from_environment(os.environ)
+        registry, time = Models.from_value(models), clock or SystemClock()
         place = Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace
         self._models = registry
         self._headless = headless
@@ -190,19 +193,19 @@ class Engine:
                 models=registry,
                 tools=setting,
                 pricing=pricing,
-                interactor=checked_interactor(interactor, "Engine(interactor=...)"),
+                interactor=validate_interactor(interactor, "Engine(interactor=...)"),
                 retry=retry or RetryPolicy(),
-                rates=rates_of(rate_limits, registry, time),
+                rates=make_rate_limits(rate_limits, registry, time),
                 clock=time,
                 sleep_in_process=sleep_in_process,
             ),
-            watchers=tuple([watcher_of(o) for o in observers]),
+            watchers=tuple([make_watcher(o) for o in observers]),
             logger=LOGGER if logger is None else logger,
             headless=bool(headless),
-            sessions=sessions_in(sessions, children=child_sessions),
+            sessions=make_engine_sessions(sessions, children=child_sessions),
         )
         self._loop_thread = LoopThread()
-        self._finalizer = weakref.finalize(self, give_back, self._loop_thread, self._threads)
+        self._finalizer = weakref.finalize(self, close_threads, self._loop_thread, self._threads)
 
     def __repr__(self) -> str:
         return f"<Engine with {len(self.agents)} agents>"
@@ -233,9 +236,9 @@ class Engine:
         Args:
             observer: A function of an event, or an object with ``on_event``.
         """
-        from stepengine.engine.checking import watcher_of
+        from stepengine.engine.engine_arguments import make_watcher
 
-        self._launcher.watchers = (*self._launcher.watchers, watcher_of(observer))
+        self._launcher.watchers = (*self._launcher.watchers, make_watcher(observer))
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ class Engine:
             SessionError: when the session cannot be loaded; nothing was run.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
-        need_loop("run()", "run_sync()")
+        require_event_loop("run()", "run_sync()")
         live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
         if self._headless is None:
             tree = live.tree
@@ -287,7 +290,7 @@ class Engine:
         live = self._launcher.asked(agent, prompt, read_options("run", RunOptions, options))
         events = stream_run(live)
         if live.session is not None:
-            weakref.finalize(events, live.forsake)
+            weakref.finalize(events, live.close_if_unstarted)
         return events
 
     @overload
@@ -310,9 +313,9 @@ class Engine:
         Raises:
             StepEngineError: when no event loop runs here; for the rest, see ``run``.
         """
-        from stepengine.engine.handles import in_background
+        from stepengine.engine.handles import start_in_background
 
-        need_loop("start()", "run_sync()")
+        require_event_loop("start()", "run_sync()")
         asked = read_options("start", StartOptions, options)
         keeps_open = asked.pop("keep_open", False)
         default = None if self._launcher.sessions is None and asked.get("journal") is None else 0.0
@@ -336,7 +339,7 @@ class Engine:
             known.handle = handle
             return known.tree, known
 
-        handle = in_background(self._launcher, live, turn if keeps_open else None)
+        handle = start_in_background(self._launcher, live, turn if keeps_open else None)
         return handle
 
     async def step(self, state: AgentState, agent: str | AgentDefinition | None = None) -> StepResult:
@@ -352,10 +355,10 @@ class Engine:
         Raises:
             StepEngineError: what kept the step from ending, such as the ``ModelError``.
         """
-        from stepengine.engine.launching import ONE_STEP, StepRun
-        from stepengine.engine.planning import RunRequest
+        from stepengine.engine.launcher import ONE_STEP, StepRun
+        from stepengine.engine.run_plans import RunRequest
 
-        need_loop("step()", "step_sync()")
+        require_event_loop("step()", "step_sync()")
         found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
         live = self._launcher.ready(RunRequest(agent=step.agent, limits=ONE_STEP), prepare=step.start)
@@ -405,11 +408,11 @@ class Engine:
             MissingKey: when the run goes on and there is no key for its model.
             ReplayDivergence: when the handler does something else than is recorded.
         """
-        need_loop("resume()", "resume_sync()")
+        require_event_loop("resume()", "resume_sync()")
         from stepengine.journal import runs
 
         asked = read_options("resume", ResumeOptions, options)
-        launch = partial(self._launch, **_of_launch(asked))
+        launch = partial(self._run_recorded, **_pop_launch_options(asked))
         return await runs.resume(journal, launch, **asked)
 
     async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult:
@@ -430,11 +433,11 @@ class Engine:
             JournalError: when the journal is damaged, of a newer version, or holds no run.
             ReplayDivergence: at the first effect that is not what was recorded; it names step, file, line and fields.
         """
-        need_loop("replay()", "replay_sync()")
+        require_event_loop("replay()", "replay_sync()")
         from stepengine.journal import runs
 
         asked = read_options("replay", ReplayOptions, options)
-        return await runs.replay(journal, partial(self._launch, **_of_launch(asked)), **asked)
+        return await runs.replay(journal, partial(self._run_recorded, **_pop_launch_options(asked)), **asked)
 
     @overload
     async def fork(
@@ -468,7 +471,7 @@ class Engine:
             MissingKey: when there is no key for the model.
             ReplayDivergence: when the kept part does not fit the code.
         """
-        need_loop("fork()", "fork_sync()")
+        require_event_loop("fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
         if "tools" in options:
@@ -476,11 +479,11 @@ class Engine:
 
             tools: ForkTools = options.pop("tools")
             asked = read_options("fork", RecordedForkOptions, options)
-            launch = partial(self._launch, **_of_launch(asked))
+            launch = partial(self._run_recorded, **_pop_launch_options(asked))
             return await fork_from_record(journal, launch, tools=tools, **asked)
         asked = read_options("fork", ForkOptions, options)
         source = as_journal(journal)
-        launch = partial(self._launch, **_of_launch(asked), forked=source)
+        launch = partial(self._run_recorded, **_pop_launch_options(asked), forked=source)
         return await runs.fork(source, launch, **asked)
 
     async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle:
@@ -492,11 +495,11 @@ class Engine:
         """
         from stepengine.engine.handles import BackgroundLaunch
 
-        need_loop("start_resume()", "resume_sync()")
+        require_event_loop("start_resume()", "resume_sync()")
         from stepengine.journal import runs
 
         asked = read_options("start_resume", StartResumeOptions, options)
-        other = _of_launch(asked)
+        other = _pop_launch_options(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         raises = asked.get("on_divergence", "raise") == "raise"
         launch = BackgroundLaunch(self._launcher, other, raises=raises, patience=patience)
@@ -510,12 +513,12 @@ class Engine:
         """
         from stepengine.engine.handles import BackgroundLaunch
 
-        need_loop("start_fork()", "fork_sync()")
+        require_event_loop("start_fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
         asked = read_options("start_fork", StartForkOptions, options)
         source = as_journal(journal)
-        other = _of_launch(asked)
+        other = _pop_launch_options(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True, patience=patience)
         return await launch.handle(runs.fork(source, launch, **asked))
@@ -539,12 +542,12 @@ class Engine:
         forked: RunResult | ForkReport = self._loop_thread.run(lambda: self.fork(journal, **options))
         return forked
 
-    async def _launch(self, session: JournaledRun, **changes: Any) -> RunResult:
+    async def _run_recorded(self, session: JournaledRun, **changes: Any) -> RunResult:
         """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
         return await self._launcher.again(session, **changes)()
 
     def stepper(
-        self, journal: JournalLike | Tape, *, agent: AgentLike | None = None, leeway: Leeway | None = None
+        self, journal: JournalLike | Tape, *, agent: AgentLike | None = None, leeway: AllowedDifferences | None = None
     ) -> Stepper:
         """
         Return what goes through a recorded run one result at a time, with neither loop nor threads; close it when done.
@@ -559,9 +562,9 @@ class Engine:
             JournalError: when the journal is damaged, of a newer version, or holds no run.
             ReplayDivergence: when the run begins with something else than is recorded.
         """
-        from stepengine.engine.stepping import Stepper, Tape
+        from stepengine.engine.stepper import Stepper, Tape
         from stepengine.journal import as_journal
-        from stepengine.journal.replayer import NO_LEEWAY
+        from stepengine.journal.recorded_part import NO_LEEWAY
 
         tape = journal if isinstance(journal, Tape) else Tape(as_journal(journal))
         return Stepper(self._launcher, tape, agent, leeway=leeway or NO_LEEWAY)
@@ -593,8 +596,8 @@ class Engine:
             JournalError: when it cannot be kept.
             StepEngineError: when the run has ended, or the child at *path*, or there is none; or when no event loop runs here.
         """
-        need_loop("post()", "post_sync()")
-        from stepengine.engine.posting import post
+        require_event_loop("post()", "post_sync()")
+        from stepengine.engine.run_messages import post
 
         return await post(self._launcher, run, topic, value, id=id, path=path)
 
@@ -652,50 +655,50 @@ class Engine:
 
         Overrides of concurrent tasks do not meet; nested ones add up.
         """
-        with self._launcher.replacing(models, dependency_overrides):
+        with self._launcher.replace_temporarily(models, dependency_overrides):
             yield self
 
     # --- by id --------------------------------------------------------------------------------------------------------
 
     def get(self, run: str) -> RunHandle | None:
         """
-        Return the handle of what is under way, an idle one that is kept open included; ``None`` when there is none.
+        Return the handle of a session or run in this process, also an idle one; ``None`` if there is none.
 
         Args:
             run: A session's id, or that of a run. Of several handles in a session it is the one that was made first.
         """
-        from stepengine.engine.handles import find_by_name
+        from stepengine.engine.handles import find_runs
 
-        return next(iter(find_by_name(self._launcher, run)[0]), None)
+        return next(iter(find_runs(self._launcher, run)[0]), None)
 
     def is_running(self, run: str) -> bool:
-        """Return whether something is under way in the session, or as the run, of that id; what is idle, too."""
-        from stepengine.engine.handles import find_by_name
+        """Return whether a session or run with this id exists in this process, running or idle."""
+        from stepengine.engine.handles import find_runs
 
-        return any(find_by_name(self._launcher, run))
+        return any(find_runs(self._launcher, run))
 
     def active(self) -> tuple[str, ...]:
-        """Return what is under way, with and without a handle: the ids of sessions, and of runs without one."""
+        """Return the ids of the sessions that are running or idle here, and of runs without a session."""
         handles = [handle.session_id or handle.run_id for handle in list(self._launcher.handles)]
         roots = [live.tree.root for live in list(self._launcher.active)]
         return tuple(dict.fromkeys([*handles, *[root.plan.info.session_id or root.state.run_id for root in roots]]))
 
     async def shutdown(self, run: str) -> bool:
-        """End what is under way in the session, or as the run, of that id, and wait for it; return whether there was any."""
-        from stepengine.engine.handles import end, find_by_name
+        """End the session or run with this id in this process, and wait; return whether there was one."""
+        from stepengine.engine.handles import find_runs, request_shutdown
 
-        handles, lives = find_by_name(self._launcher, run)
-        end(handles, lives)
+        handles, lives = find_runs(self._launcher, run)
+        request_shutdown(handles, lives)
         for live in lives:
             await live.ended()
         return bool(handles or lives)
 
     async def shutdown_all(self) -> None:
         """End everything that is under way, and wait for it. The engine stays open; ``aclose`` also gives things back."""
-        from stepengine.engine.handles import end
+        from stepengine.engine.handles import request_shutdown
 
         lives = list(self._launcher.active)
-        end(list(self._launcher.handles), lives)
+        request_shutdown(list(self._launcher.handles), lives)
         for live in lives:
             await live.ended()
 
@@ -709,44 +712,44 @@ class Engine:
         """
         import asyncio
 
-        from stepengine.engine.run import until_ended, warn_of
+        from stepengine.engine.run import stop_and_wait, warn_after_close
 
-        if _loop_here() is None:  # under trio, where nothing of this engine runs in the loop that waits
+        if _find_running_loop() is None:  # under trio, where nothing of this engine runs in the loop that waits
             self.close()
             return
-        forgotten = self._stop_all()
-        left = await until_ended(self._launcher.active)
+        forgotten = self._request_stop_of_all()
+        left = await stop_and_wait(self._launcher.active)
         await self._close_sources()
         if self._loop_thread.is_running:
             await asyncio.to_thread(self._loop_thread.close)
         await self._models.close()
         self._threads.close()
-        warn_of(forgotten, left)
+        warn_after_close(forgotten, left)
 
     def close(self) -> None:
         """Do what ``aclose`` does, for synchronous code; runs of the event loop that calls it are only told to end."""
-        from stepengine.engine.run import until_ended, warn_of
+        from stepengine.engine.run import stop_and_wait, warn_after_close
 
-        forgotten = self._stop_all()
-        here = _loop_here()
-        left = self._loop_thread.run(lambda: until_ended(self._launcher.active, here))
+        forgotten = self._request_stop_of_all()
+        here = _find_running_loop()
+        left = self._loop_thread.run(lambda: stop_and_wait(self._launcher.active, here))
         self._loop_thread.run(lambda: self._close_sources(here))
         self._loop_thread.run(self._models.close)
         self._loop_thread.close()
         self._threads.close()
-        warn_of(forgotten, left)
+        warn_after_close(forgotten, left)
 
     async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
         for source in self._launcher.catalog.sources:
             await source.aclose(blocked)
 
-    def _stop_all(self) -> list[EngineRun]:
+    def _request_stop_of_all(self) -> list[EngineRun]:
         """Tell every run to end; return those in the background whose handles nobody ever looked at."""
-        from stepengine.engine.handles import end
+        from stepengine.engine.handles import request_shutdown
 
         runs = list(self._launcher.active)
         forgotten = [live for live in runs if live.handle and not (live.handle.done or live.handle.is_used)]
-        end(list(self._launcher.handles), runs)
+        request_shutdown(list(self._launcher.handles), runs)
         return forgotten
 
     async def __aenter__(self) -> Self:
@@ -766,7 +769,7 @@ class Engine:
         self.close()
 
 
-def _loop_here() -> asyncio.AbstractEventLoop | None:
+def _find_running_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop that runs in this thread, if one does."""
     import asyncio
 
@@ -776,6 +779,6 @@ def _loop_here() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _of_launch(asked: dict[str, Any]) -> dict[str, Any]:
+def _pop_launch_options(asked: dict[str, Any]) -> dict[str, Any]:
     """Take from what was asked the options of ``Launcher.again``; the others are the journal's."""
     return {name: asked.pop(name) for name in ("agent", "limits", "agent_models") if name in asked}

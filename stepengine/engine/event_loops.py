@@ -8,12 +8,10 @@ import sys
 
 from stepengine.errors import StepEngineError
 
-__all__ = ("need_loop", "refuse_trio")
 
-
-def need_loop(what: str, instead: str = "") -> None:
+def require_event_loop(what: str, instead: str = "") -> None:
     """
-    Refuse *what* where nothing would go on, before anything is made.
+    Raise if no asyncio event loop runs here, before *what* creates anything; *instead* needs no loop.
 
     Raises:
         StepEngineError: when no event loop runs here, or trio's; it names *instead*, which needs none.
@@ -31,13 +29,13 @@ def need_loop(what: str, instead: str = "") -> None:
 
 def refuse_trio(what: str, instead: str = "") -> None:
     """Refuse *what* where trio's event loop runs; where none does, it may be meant for one that will."""
-    if _is_trio():
+    if _is_in_trio_task():
         beside = f", or call {instead} in a thread, by anyio.to_thread.run_sync" if instead else ""
         msg = f"{what} needs asyncio's event loop, and trio's runs here: let anyio use its backend 'asyncio'{beside}"
         raise StepEngineError(msg)
 
 
-def _is_trio() -> bool:
+def _is_in_trio_task() -> bool:
     """Return whether a task of trio runs here; where trio's loop is a guest of asyncio's, both are there."""
     trio = sys.modules.get("trio")
     if trio is None:

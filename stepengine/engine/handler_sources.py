@@ -24,18 +24,16 @@ from attrs import frozen
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.functions import PACKAGE, unwrapped
+from stepengine.data.functions import PACKAGE, unwrap_function
 from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.tools import ToolBinding, ToolLike, Yielding
 from stepengine.data.yields import AgentCall, Sentinel, ToolCall, tool_name_of
 from stepengine.errors import BadYield
 from stepengine.helpers import best_of, call, map_agents, retry
 from stepengine.machine.batch import RUN_FREELY
+from stepengine.machine.child_effects import find_matching_id
 from stepengine.machine.protocol import rows_for
-from stepengine.machine.spawning import matching_id
 from stepengine.tools.definition import Tool
-
-__all__ = ("Names", "SourceWarning", "check_agent_sources", "check_hook_sources")
 
 INERT: Collection[object] = (
     *rows_for("handler"), *rows_for("hook"), *rows_for("tool"), best_of, call, map_agents, retry,
@@ -49,7 +47,7 @@ ARGUMENTS_BEFORE_INCLUDE = 2
 """Arguments of ``ToolCall`` before ``include_tool_call``, which may have no name."""
 MISSING = object()
 # A service may build a definition for each run, all of the same code.
-PARSED: WeakKeyDictionary[CodeType, tuple[_Use, ...]] = WeakKeyDictionary()
+PARSED: WeakKeyDictionary[CodeType, tuple[_NameUse, ...]] = WeakKeyDictionary()
 SHOWN: dict[str, dict[Any, Any]] = {}
 
 
@@ -62,7 +60,7 @@ _Dotted: TypeAlias = tuple[str, ...]
 
 
 @frozen
-class _Use:
+class _NameUse:
     """
     A call by name, or a statement that consists of a name.
 
@@ -103,8 +101,8 @@ class Names:
     is_open: bool
 
 
-class _Scope(NamedTuple):
-    """The names that a function may use, and where a missing tool or agent is listed."""
+class _FunctionScope(NamedTuple):
+    """The names that a function may use, and the lists to add a missing tool or agent to."""
 
     names: Names
     for_tools: str
@@ -130,15 +128,15 @@ def check_agent_sources(
         is_shared: Whether other agents have the same handler. What that names may then be for one of them.
     """
     listed = f"tools=[...] of agent {definition.id!r}", f"spawnable_agents=[...] of agent {definition.id!r}"
-    scope = None if is_shared else _Scope(names, *listed)
-    _check(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
+    scope = None if is_shared else _FunctionScope(names, *listed)
+    _check_function(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
     check_hook_sources(f"agent {definition.id!r}", definition.hooks)
     for tool in tools:
         if isinstance(tool, Tool):
-            _check_tool(tool, _names_of_body(tool.spec.name, names, uses))
+            _check_tool_source(tool, _names_for_tool_body(tool.spec.name, names, uses))
 
 
-def _names_of_body(name: str, names: Names, uses: Mapping[str, tuple[Collection[str], Collection[str]]]) -> Names:
+def _names_for_tool_body(name: str, names: Names, uses: Mapping[str, tuple[Collection[str], Collection[str]]]) -> Names:
     """Return the names that a tool's body may use: those of its agent and of ``uses=``."""
     # The body of a carried tool also has what its callers carry, and any tool that carries others may be among these.
     is_carried = any(name in tools for tools, _ in uses.values())
@@ -148,78 +146,78 @@ def _names_of_body(name: str, names: Names, uses: Mapping[str, tuple[Collection[
     return attrs.evolve(names, offered=offered, agents=agents)
 
 
-def _check_tool(tool: Tool[..., Any], names: Names) -> None:
-    name, function = tool.spec.name, _function_of(tool.body.fn)
+def _check_tool_source(tool: Tool[..., Any], names: Names) -> None:
+    name, function = tool.spec.name, _unwrap_function(tool.body.fn)
     remedy = f"uses=[...] of the tool {name!r}"
     # The body of a tool that does not yield calls no other tool.
     is_generator = isinstance(tool.binding().runs, Yielding)
-    _check(tool.body.fn, f"tool {name!r}", _Scope(names, remedy, remedy) if is_generator else None)
-    if not tool.spec.description.strip() and function is not None and not _is_ours(function):
+    _check_function(tool.body.fn, f"tool {name!r}", _FunctionScope(names, remedy, remedy) if is_generator else None)
+    if not tool.spec.description.strip() and function is not None and not _is_in_package(function):
         text = (
             f"tool {name!r} has no description. Write a docstring: the model reads it to decide when to call the tool."
         )
-        _warn(text, function.__code__.co_filename, function.__code__.co_firstlineno)
+        _emit_source_warning(text, function.__code__.co_filename, function.__code__.co_firstlineno)
 
 
 def check_hook_sources(owner: str, hooks: Hooks) -> None:
     """Warn about lines of hooks that have no effect."""
     for point in HOOK_POINTS:
-        for hook in hooks.at(point):
-            _check(hook, f"the {point} hook of {owner}", None)
+        for hook in hooks.get_hooks(point):
+            _check_function(hook, f"the {point} hook of {owner}", None)
 
 
-def _check(fn: object, owner: str, scope: _Scope | None) -> None:
+def _check_function(fn: object, owner: str, scope: _FunctionScope | None) -> None:
     """Check a function, and the generator functions of its author that it calls by name."""
-    waiting, met = [_function_of(fn)], set[object]()
+    waiting, met = [_unwrap_function(fn)], set[object]()
     for function in waiting:
-        if function is None or function.__code__ in met or _is_ours(function):
+        if function is None or function.__code__ in met or _is_in_package(function):
             continue
         met.add(function.__code__)
-        for line, text in _findings(function, owner, scope):
-            _warn(text, function.__code__.co_filename, line)
-        called = [_look_up(function, one.name) for one in _uses_in(function) if one.is_call]
-        waiting += [_function_of(one) for one in called if inspect.isgeneratorfunction(one)]
+        for line, text in _find_problems(function, owner, scope):
+            _emit_source_warning(text, function.__code__.co_filename, line)
+        called = [_resolve_name(function, one.name) for one in _find_name_uses(function) if one.is_call]
+        waiting += [_unwrap_function(one) for one in called if inspect.isgeneratorfunction(one)]
 
 
-def _is_ours(function: FunctionType) -> bool:
+def _is_in_package(function: FunctionType) -> bool:
     return function.__code__.co_filename.startswith(PACKAGE)
 
 
-def _warn(text: str, file: str, line: int) -> None:
+def _emit_source_warning(text: str, file: str, line: int) -> None:
     # The registry of the file, as `warnings.warn` has it: one line is reported once, however many agents have it.
     warnings.warn_explicit(text, SourceWarning, file, line, registry=SHOWN.setdefault(file, {}))
 
 
-def _findings(function: FunctionType, owner: str, scope: _Scope | None) -> Iterator[tuple[int, str]]:
-    for one in _uses_in(function):
-        value = _look_up(function, one.name)
-        problems = [_dropped_problem(one, value) if one.is_statement else ""]
+def _find_problems(function: FunctionType, owner: str, scope: _FunctionScope | None) -> Iterator[tuple[int, str]]:
+    for one in _find_name_uses(function):
+        value = _resolve_name(function, one.name)
+        problems = [_unused_value_problem(one, value) if one.is_statement else ""]
         if scope is not None and one.is_call:
-            named = _look_up(function, one.first) if isinstance(one.first, tuple) else one.first
-            if _is_among(value, CALLS_A_TOOL):
+            named = _resolve_name(function, one.first) if isinstance(one.first, tuple) else one.first
+            if _contains_identity(value, CALLS_A_TOOL):
                 is_kept = one.is_kept and (value is not ToolCall or one.count <= ARGUMENTS_BEFORE_INCLUDE)
                 problems.append(_tool_problem(named, scope, is_kept=is_kept))
-            elif _is_among(value, CALLS_AN_AGENT):
+            elif _contains_identity(value, CALLS_AN_AGENT):
                 problems.append(_agent_problem(named, scope))
         yield from [(one.line, f"{owner}: {problem}") for problem in problems if problem]
 
 
-def _is_among(value: object, known: Collection[object]) -> bool:
+def _contains_identity(value: object, known: Collection[object]) -> bool:
     # By identity: a value of the author's may be compared by code of the author's.
     return any(value is one for one in known)
 
 
-def _dropped_problem(one: _Use, value: object) -> str:
+def _unused_value_problem(one: _NameUse, value: object) -> str:
     """Return why a statement that consists of one call or name has no effect; ``""`` if it may have one."""
     written = ".".join(one.name)
-    if one.is_call and (_is_among(value, INERT) or inspect.isgeneratorfunction(value)):
+    if one.is_call and (_contains_identity(value, INERT) or inspect.isgeneratorfunction(value)):
         return f"{written}(...) has no effect by itself. Write `yield from {written}(...)`."
     if not one.is_call and isinstance(value, Sentinel):
         return f"{written} has no effect by itself. Write `yield {written}`."
     return ""
 
 
-def _tool_problem(tool: Any, scope: _Scope, *, is_kept: bool) -> str:
+def _tool_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
     try:
         name = tool_name_of(tool)
     except BadYield:
@@ -237,8 +235,8 @@ def _tool_problem(tool: Any, scope: _Scope, *, is_kept: bool) -> str:
     )
 
 
-def _agent_problem(agent: object, scope: _Scope) -> str:
-    if not isinstance(agent, str) or matching_id(agent, dict.fromkeys(scope.names.agents)) is not None:
+def _agent_problem(agent: object, scope: _FunctionScope) -> str:
+    if not isinstance(agent, str) or find_matching_id(agent, dict.fromkeys(scope.names.agents)) is not None:
         return ""
     near = did_you_mean(agent, scope.names.agents) or f". List it in {scope.for_agents}."
     return f"the agent {agent!r} may not be spawned{near}"
@@ -247,20 +245,20 @@ def _agent_problem(agent: object, scope: _Scope) -> str:
 # --- source text ------------------------------------------------------------------------------------------------------
 
 
-def _function_of(fn: object) -> FunctionType | None:
+def _unwrap_function(fn: object) -> FunctionType | None:
     """Return the function whose code runs when *fn* is called, ``None`` where that is not Python code."""
-    found: Any = unwrapped(fn)
+    found: Any = unwrap_function(fn)
     found = inspect.unwrap(found) if callable(found) else None
     found = getattr(found, "__func__", found)
     return found if isinstance(found, FunctionType) else None
 
 
-def _uses_in(function: FunctionType) -> tuple[_Use, ...]:
+def _find_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
     code = function.__code__
     if code not in PARSED:
-        found = _read(_text_of(function)).get((code.co_firstlineno, code.co_name), ())
+        found = _parse_file(_source_of_file(function)).get((code.co_firstlineno, code.co_name), ())
         # Only a run could tell what a name means that the function binds itself.
-        own = _own_names(code)
+        own = _locally_bound_names(code)
         PARSED[code] = tuple(
             [
                 attrs.evolve(one, first=None) if isinstance(one.first, tuple) and one.first[0] in own else one
@@ -271,7 +269,7 @@ def _uses_in(function: FunctionType) -> tuple[_Use, ...]:
     return PARSED[code]
 
 
-def _text_of(function: FunctionType) -> str:
+def _source_of_file(function: FunctionType) -> str:
     """Return the text that the file of a function had when it was loaded, as far as that is known."""
     loader: Any = function.__globals__.get("__loader__")
     file = function.__code__.co_filename
@@ -285,7 +283,7 @@ def _text_of(function: FunctionType) -> str:
 
 
 @lru_cache(KEPT_FILES)
-def _read(text: str) -> Mapping[tuple[int, str], tuple[_Use, ...]]:
+def _parse_file(text: str) -> Mapping[tuple[int, str], tuple[_NameUse, ...]]:
     """Return what the functions of a file use, by first line and name; nothing for text that this Python cannot parse."""
     try:
         tree = ast.parse(text)
@@ -293,34 +291,34 @@ def _read(text: str) -> Mapping[tuple[int, str], tuple[_Use, ...]]:
         return {}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {
-        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): tuple(_parse(node))
+        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): tuple(_name_uses_in_node(node))
         for node in functions
     }
 
 
-def _parse(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_Use]:
+def _name_uses_in_node(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_NameUse]:
     nodes = [inner for part in (*function.body, function.args) for inner in ast.walk(part)]
     dropped = {id(node.value): node.value for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
-        if isinstance(node, ast.Call) and (name := _dotted(node.func)):
-            yield _call_of(node, name, is_statement=id(node) in dropped)
+        if isinstance(node, ast.Call) and (name := _dotted_name(node.func)):
+            yield _make_call_use(node, name, is_statement=id(node) in dropped)
     for value in dropped.values():
-        if name := _dotted(value):
-            yield _Use(value.lineno, name, is_statement=True)
+        if name := _dotted_name(value):
+            yield _NameUse(value.lineno, name, is_statement=True)
 
 
-def _call_of(node: ast.Call, name: _Dotted, *, is_statement: bool) -> _Use:
+def _make_call_use(node: ast.Call, name: _Dotted, *, is_statement: bool) -> _NameUse:
     named = {keyword.arg: keyword.value for keyword in node.keywords}
     first = node.args[0] if node.args else named.get("tool", named.get("agent"))
     # Whatever is passed on with `*` or `**` may hold it.
     is_kept = None not in named and not any(isinstance(one, ast.Starred) for one in node.args)
     if include := named.get("include_tool_call"):
         is_kept = isinstance(include, ast.Constant) and include.value is True
-    said = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else _dotted(first)
-    return _Use(node.lineno, name, True, is_statement, said, is_kept, len(node.args))
+    said = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else _dotted_name(first)
+    return _NameUse(node.lineno, name, True, is_statement, said, is_kept, len(node.args))
 
 
-def _dotted(node: ast.expr | None) -> _Dotted | None:
+def _dotted_name(node: ast.expr | None) -> _Dotted | None:
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -328,7 +326,7 @@ def _dotted(node: ast.expr | None) -> _Dotted | None:
     return (node.id, *reversed(parts)) if isinstance(node, ast.Name) else None
 
 
-def _look_up(function: FunctionType, name: _Dotted) -> object:
+def _resolve_name(function: FunctionType, name: _Dotted) -> object:
     """Resolve a name in a function; ``MISSING`` if only a run could tell."""
     (first, *rest), code = name, function.__code__
     value: Any = MISSING
@@ -345,7 +343,7 @@ def _look_up(function: FunctionType, name: _Dotted) -> object:
     return value
 
 
-def _own_names(code: CodeType) -> set[str]:
+def _locally_bound_names(code: CodeType) -> set[str]:
     """Return the names that a function, or one within it, binds itself."""
-    inner = [_own_names(one) for one in code.co_consts if isinstance(one, CodeType)]
+    inner = [_locally_bound_names(one) for one in code.co_consts if isinstance(one, CodeType)]
     return {*code.co_varnames, *code.co_cellvars}.union(*inner)

@@ -17,13 +17,11 @@ from stepengine.engine.run import EngineRun
 from stepengine.runtime.handle import RunHandle, Turns
 
 if TYPE_CHECKING:
-    from stepengine.engine.launching import Launcher
+    from stepengine.engine.launcher import Launcher
     from stepengine.journal.journaled_run import JournaledRun
 
-__all__ = ("BackgroundLaunch", "end", "find_by_name", "in_background")
 
-
-def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle:
+def start_in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle:
     """Start a run in the background of the running event loop; its handle can be found until it ends."""
     handle = live.start(turns)
     launcher.handles[handle] = None
@@ -31,8 +29,8 @@ def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = Non
     return handle
 
 
-def find_by_name(launcher: Launcher, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
-    """Return the handles and the runs under way of a session, or of a run."""
+def find_runs(launcher: Launcher, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
+    """Return the handles and the running runs whose session or run has the id *run*."""
     roots = [(live, live.tree.root) for live in list(launcher.active)]
     lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
     return [h for h in list(launcher.handles) if run in (h.session_id, h.run_id)], lives
@@ -53,27 +51,27 @@ class BackgroundLaunch:
         live = self._launcher.again(session, **self._options)
         session.raises = self._raises
         live.tree.desk.patience = self._patience
-        handle = in_background(self._launcher, live)
+        handle = start_in_background(self._launcher, live)
         self._started.set_result(handle)
         return await handle.wait()
 
     async def handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
         """Return the handle, once the run has begun; raise why it did not."""
         task = asyncio.create_task(run)
-        task.add_done_callback(_looked_at)
+        task.add_done_callback(_retrieve_exception)
         await asyncio.wait((task, self._started), return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done():
             task.result()
         return self._started.result()
 
 
-def _looked_at(task: asyncio.Task[Any]) -> None:
-    """Look at how it ended: whoever has the handle is told, or it was raised before there was one."""
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    """Retrieve a task's exception, so that asyncio does not log it; the handle or the caller reports it."""
     if not task.cancelled():
         task.exception()
 
 
-def end(handles: Iterable[RunHandle], lives: Iterable[EngineRun]) -> None:
+def request_shutdown(handles: Iterable[RunHandle], lives: Iterable[EngineRun]) -> None:
     """Tell handles and runs to end; to wait for their end, use ``EngineRun.ended``."""
     for handle in handles:
         handle.send(Shutdown())

@@ -18,10 +18,8 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from stepengine.errors import StepEngineError
-from stepengine.workspace.after_fork import Lock, leave, renewed
+from stepengine.workspace.after_fork import Lock, keep_referenced, register_renewable
 from stepengine.workspace.threads import ThreadPool
-
-__all__ = ("LoopThread", "give_back")
 
 T = TypeVar("T")
 JOIN_SECONDS = 10.0
@@ -39,11 +37,11 @@ class LoopThread:
         self._lock = Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        renewed(self)
+        register_renewable(self)
 
     def renew(self) -> None:
-        """Start another thread when one is needed: in a forked child there is none, and its loop is the parent's."""
-        leave(self._loop)
+        """Forget the parent's thread and loop in a forked child; the next ``run`` starts a thread of its own."""
+        keep_referenced(self._loop)
         self._thread = self._loop = None
 
     @property
@@ -58,7 +56,7 @@ class LoopThread:
         Raises:
             StepEngineError: when called from a signal handler, which must not wait.
         """
-        _refuse_signal_handlers()
+        _refuse_in_signal_handler()
         blocked = _blocked.get()
         here = getattr(_own, "thread", None)
         if here is not None:
@@ -90,7 +88,7 @@ class LoopThread:
 
         def begin() -> None:
             if not future.done():
-                tasks.append(loop.create_task(_into(make, future)))
+                tasks.append(loop.create_task(_run_into_future(make, future)))
 
         def cancel() -> None:
             if tasks:
@@ -128,13 +126,13 @@ class LoopThread:
             loop.run_forever()
 
 
-def give_back(loop_thread: LoopThread, threads: ThreadPool) -> None:
+def close_threads(loop_thread: LoopThread, threads: ThreadPool) -> None:
     """End the threads of an engine that nobody closed."""
     loop_thread.close()
     threads.close()
 
 
-async def _into(make: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
+async def _run_into_future(make: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
     try:
         result = await make()
     except BaseException as error:  # noqa: BLE001  (a KeyboardInterrupt out of a tool belongs to the caller, not to the loop)
@@ -143,7 +141,7 @@ async def _into(make: Callable[[], Coroutine[object, Any, T]], future: Future[T]
         future.set_result(result)
 
 
-def _refuse_signal_handlers() -> None:
+def _refuse_in_signal_handler() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}

@@ -8,12 +8,10 @@ from types import ModuleType
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
 
-__all__ = ("EXPECTED", "agents_of", "load_sandboxed")
-
 EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
 
 
-def agents_of(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
+def find_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
     """
     Return the agents of a module, which is called *name* in messages; at least one.
 
@@ -51,6 +49,6 @@ def load_sandboxed(file: Path) -> tuple[AgentDefinition, ...]:
     Raises:
         DefinitionError: naming file and line, for code that cannot run there, and when the extra ``programs`` is not installed.
     """
-    from stepengine.sandbox.strangers import load_file
+    from stepengine.sandbox.untrusted_handlers import load_file
 
     return load_file(file)

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal, Required, TypeAlias, TypedDict
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import FLAG, NUMBER, TEXT, Fine, an_instance, or_none
+from stepengine.data.checks import FLAG, NUMBER, TEXT, FieldCheck, allow_none, instance_check
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
@@ -17,8 +17,8 @@ from stepengine.errors import InputError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
+    from stepengine.journal.file_undo import Roots
     from stepengine.journal.recorded_forks import Purse, Simulator
-    from stepengine.journal.undoing import Roots
     from stepengine.models import Models, Provider
     from stepengine.sessions import SessionStore, VersionedStore
 
@@ -118,6 +118,8 @@ class ReplayOptions(TypedDict, total=False):
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.
+        same_end: Whether a run whose status, output or error is not the recorded one has diverged, too; by default only effects
+            are compared.
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
             a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content
             (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
@@ -129,6 +131,7 @@ class ReplayOptions(TypedDict, total=False):
     live: Collection[str]
     speed: float | None
     complete: bool
+    same_end: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
     ask_again: bool
 
@@ -253,9 +256,9 @@ class StartForkOptions(ForkOptions, total=False):
     wait_for_answers: float | None
 
 
-LIMITS = or_none(an_instance(Limits, "Limits(max_steps=20)"))
-AGENT_MODELS = or_none(
-    Fine(
+LIMITS = allow_none(instance_check(Limits, "Limits(max_steps=20)"))
+AGENT_MODELS = allow_none(
+    FieldCheck(
         lambda value: isinstance(value, Mapping) and all(isinstance(m, str) for pair in value.items() for m in pair),
         'a mapping from agent ids to models, such as {"editor": "anthropic/claude-sonnet-4-5"}',
     )
@@ -272,11 +275,11 @@ def _is_run_id(value: object) -> bool:
 RUN = {
     "limits": LIMITS,
     "agent_models": AGENT_MODELS,
-    "run_id": Fine(_is_run_id, f"1 to {MAX_RUN_ID_CHARS} ASCII letters, digits, _, - and ."),
-    "session_id": or_none(TEXT),
-    "user_id": or_none(TEXT),
+    "run_id": FieldCheck(_is_run_id, f"1 to {MAX_RUN_ID_CHARS} ASCII letters, digits, _, - and ."),
+    "session_id": allow_none(TEXT),
+    "user_id": allow_none(TEXT),
     "keep_open": FLAG,
-    "wait_for_answers": or_none(NUMBER),
+    "wait_for_answers": allow_none(NUMBER),
     "now": FLAG,
 }
 MODEL_HINT = "; a model is set with AgentDefinition(model=...), Engine(default_model=...), or for one run with agent_models={id: model}"
@@ -294,7 +297,7 @@ def read_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> di
             hint = MODEL_HINT if name == "model" else ""
             msg = f"{method}() takes no {name!r}; its options are: {list_names(kind.__annotations__, name)}{hint}"
             raise InputError(msg, issues=(f"{name} is not an option",))
-    issues = [what.problem(name, options[name]) for name, what in RUN.items() if name in options]
+    issues = [RUN[name].problem(name, value) for name, value in options.items() if name in RUN]
     for issue in filter(None, issues):
         msg = f"{method}(): {issue}"
         raise InputError(msg, issues=(issue,))

@@ -23,38 +23,17 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.definition import AgentDefinition, normalised_id, parts_of_id
+from stepengine.data.definition import AgentDefinition, normalised_id, split_agent_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import trust
-from stepengine.engine.modules import agents_of, load_sandboxed
+from stepengine.engine.modules import find_agents, load_sandboxed
 from stepengine.errors import DefinitionError
-from stepengine.machine.author import raised_at
+from stepengine.machine.author import find_raise_line
+from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, with_called_tools
 from stepengine.tools.makers import CATEGORIES
-from stepengine.tools.spawning import BUILT_IN, carried_by, with_carried
 
 if TYPE_CHECKING:
     from importlib import metadata
-
-__all__ = (
-    "FILE",
-    "FORMAT",
-    "GROUP",
-    "Declared",
-    "InstalledPackages",
-    "Package",
-    "PackagedAgent",
-    "declaration_of",
-    "declared_of",
-    "exceeding",
-    "find",
-    "find_installed",
-    "held_by",
-    "id_of",
-    "member_of",
-    "read_declaration",
-    "stands_in",
-    "versions",
-)
 
 GROUP = "stepengine.agents"
 FILE = "stepengine-agents.json"
@@ -83,7 +62,7 @@ VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?
 
 
 @frozen
-class Declared:
+class DeclaredAgent:
     """
     What a package says of one of its agents.
 
@@ -122,7 +101,7 @@ class Package:
     publisher: str
     value: str
     folder: Path
-    agents: Mapping[str, Declared]
+    agents: Mapping[str, DeclaredAgent]
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -131,7 +110,7 @@ class Package:
         return f"{self.name} {self.version}"
 
     @property
-    def wishes(self) -> trust.Wishes:
+    def wishes(self) -> trust.AccessRequest:
         """What a person is asked to agree to: tools by category, agents of others, folders, hosts."""
         tools = sorted({(name, kind) for agent in self.agents.values() for name, kind in agent.tools.items()})
         others = sorted({wanted for agent in self.agents.values() for wanted in agent.spawns if "/" in wanted})
@@ -142,7 +121,7 @@ class Package:
             *[f"writes {folder}" for folder in self.writes],
             *[f"host {host}" for host in self.hosts],
         )
-        return trust.Wishes(self.name, self.version, self.publisher, asks)
+        return trust.AccessRequest(self.name, self.version, self.publisher, asks)
 
 
 class InstalledPackages(NamedTuple):
@@ -163,7 +142,7 @@ class PackagedAgent:
     """An agent of a package."""
 
     package: Package
-    declared: Declared
+    declared: DeclaredAgent
 
     def __str__(self) -> str:
         return f"{self.id} of {self.package}"
@@ -187,13 +166,13 @@ class PackagedAgent:
         held = _load_agents(self.package)
         known = held.agents.get(self.declared.id)
         if known is None:
-            problem = exceeding(self.package, held)
+            problem = find_mismatches(self.package, held)
             msg = f"{self.package}: {'; '.join(problem)}"
             raise DefinitionError(msg)
         return known
 
-    def beside(self, agent_id: str) -> AgentDefinition | None:
-        """Return the agent of the same package with that id, ``None`` where it has none."""
+    def find_sibling(self, agent_id: str) -> AgentDefinition | None:
+        """Return the agent of the same package with this id, or ``None``."""
         declared = self.package.agents.get(normalised_id(agent_id))
         return None if declared is None else PackagedAgent(self.package, declared).load()
 
@@ -201,16 +180,16 @@ class PackagedAgent:
 # --- which there are --------------------------------------------------------------------------------------------------
 
 
-def find_installed() -> InstalledPackages:
+def find_installed_packages() -> InstalledPackages:
     """Return the packages with agents; nothing of them is imported."""
     from importlib import metadata
 
     packages: list[Package] = []
     problems: dict[tuple[str, str], str] = {}
-    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (_name_of(e), e.name)):
-        key = (entry.name[:ID_CHARS], _name_of(entry))
+    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (_package_name(e), e.name)):
+        key = (entry.name[:ID_CHARS], _package_name(entry))
         try:
-            packages.append(_package(entry))
+            packages.append(_read_package(entry))
         except (DefinitionError, ValueError, OSError) as error:
             problems[key] = f"the agents of {key[1]!r} cannot be used: {error}"
     twice = {p.name for p in packages if sum(other.name == p.name for other in packages) > 1}
@@ -220,16 +199,41 @@ def find_installed() -> InstalledPackages:
     return InstalledPackages(tuple([p for p in packages if p.name not in twice]), problems)
 
 
-def versions() -> dict[str, str]:
+def approve_package(name: str) -> trust.AccessRequest:
+    """
+    Approve what an installed package of agents asks for, from now on, and return that. The package is not imported.
+
+    The approval covers this version and later ones that ask for no more.
+
+    Args:
+        name: The package, by its pip name.
+
+    Raises:
+        DefinitionError: when no package of that name with agents is installed, it cannot be used, or the approval cannot be
+            stored; in a command that a tool runs.
+    """
+    trust.refuse_inside_tool("approve_package")
+    found, plain = find_installed_packages(), trust.normalise_package_name(name)
+    package = next((one for one in found.packages if trust.normalise_package_name(one.name) == plain), None)
+    if package is None:
+        said = [said for (_, theirs), said in found.problems.items() if trust.normalise_package_name(theirs) == plain]
+        there = list_names([one.name for one in found.packages], name)
+        msg = said[0] if said else f"there is no package {name!r} with agents; installed are: {there}"
+        raise DefinitionError(msg)
+    trust.approve_access(package.wishes)
+    return package.wishes
+
+
+def list_agent_versions() -> dict[str, str]:
     """Return ``name==version`` of each agent of an installed package, by ``publisher/name``."""
     return {
         f"{p.publisher}/{agent_id}": f"{p.name}=={p.version}"
-        for p in find_installed().packages
+        for p in find_installed_packages().packages
         for agent_id in p.agents
     }
 
 
-def find(wanted: str) -> PackagedAgent | None:
+def find_agent(wanted: str) -> PackagedAgent | None:
     """
     Return the agent of a package that ``publisher/name`` or ``publisher/name@version`` means; ``None`` where there is none.
 
@@ -237,10 +241,10 @@ def find(wanted: str) -> PackagedAgent | None:
         DefinitionError: when another version is installed, two packages have an agent of that id, or the package that could
             have it cannot be used.
     """
-    publisher, name, version = parts_of_id(wanted)
+    publisher, name, version = split_agent_id(wanted)
     if publisher is None or name is None:
         return None
-    found = find_installed()
+    found = find_installed_packages()
     members = [
         PackagedAgent(p, p.agents[name]) for p in found.packages if p.publisher == publisher and name in p.agents
     ]
@@ -254,7 +258,7 @@ def find(wanted: str) -> PackagedAgent | None:
         msg = f"{members[0].id!r} is an agent of {both}, and neither is taken; uninstall one of them"
         raise DefinitionError(msg)
     (member,) = members
-    if version is not None and not _is_version(version, member, wanted):
+    if version is not None and not _matches_version(version, member, wanted):
         msg = (
             f"{wanted!r} was asked for, and {member.package} is installed; install {member.package.name}=={version}, "
             f"or ask for {member.id!r}"
@@ -263,7 +267,7 @@ def find(wanted: str) -> PackagedAgent | None:
     return member
 
 
-def _is_version(version: str, member: PackagedAgent, wanted: str) -> bool:
+def _matches_version(version: str, member: PackagedAgent, wanted: str) -> bool:
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -273,20 +277,20 @@ def _is_version(version: str, member: PackagedAgent, wanted: str) -> bool:
         raise DefinitionError(msg) from None
 
 
-def _name_of(entry: metadata.EntryPoint) -> str:
+def _package_name(entry: metadata.EntryPoint) -> str:
     name = None if entry.dist is None else entry.dist.metadata["Name"]
     return str(name or "a package without a name")[:ID_CHARS]
 
 
-def _package(entry: metadata.EntryPoint) -> Package:
+def _read_package(entry: metadata.EntryPoint) -> Package:
     from packaging.version import InvalidVersion, Version
 
-    name, value = _name_of(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
-    _expect(
+    name, value = _package_name(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
+    _require(
         ID.fullmatch(entry.name) is not None and len(entry.name) <= ID_CHARS,
         _NO_PUBLISHER.format(entry.name[:ID_CHARS]),
     )
-    _expect(
+    _require(
         entry.name != OWN, f"the publisher {OWN!r} stands for what comes with the engine; another one would be fine"
     )
     dist = entry.dist
@@ -299,7 +303,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
     except InvalidVersion:
         msg = f"its version is {version[:ID_CHARS]!r}, which is not a version"
         raise DefinitionError(msg) from None
-    folder = _folder_of(dist, value["module"])
+    folder = _find_code_folder(dist, value["module"])
     return Package(
         name=name,
         version=version,
@@ -313,7 +317,7 @@ def _package(entry: metadata.EntryPoint) -> Package:
 _NO_PUBLISHER = "its publisher is {!r}; lower-case letters, digits and single hyphens would be fine"
 
 
-def _folder_of(dist: metadata.Distribution, module: str) -> Path:
+def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
     """Return the folder of the module's code, found without importing anything of it, and only where the package lies itself."""
     top, *below = module.split(".")
     try:
@@ -323,7 +327,7 @@ def _folder_of(dist: metadata.Distribution, module: str) -> Path:
     if spec is None:
         msg = f"there is no module {top!r}"
         raise DefinitionError(msg)
-    roots = [Path(str(dist.locate_file(""))).resolve(), *_editable(dist)]
+    roots = [Path(str(dist.locate_file(""))).resolve(), *_editable_folder(dist)]
     for place in spec.submodule_search_locations or ():
         folder = Path(place).resolve()
         for part in below:
@@ -334,7 +338,7 @@ def _folder_of(dist: metadata.Distribution, module: str) -> Path:
     raise DefinitionError(msg)
 
 
-def _editable(dist: metadata.Distribution) -> Iterator[Path]:
+def _editable_folder(dist: metadata.Distribution) -> Iterator[Path]:
     """Give the folder of a project that is used where it lies."""
     try:
         told: Any = json.loads((dist.read_text("direct_url.json") or "{}")[:MAX_FILE_BYTES])
@@ -360,33 +364,33 @@ def read_declaration(file: Path) -> dict[str, Any]:
     except OSError as error:
         msg = f"{file.name} cannot be read: {error.strerror}"
         raise DefinitionError(msg) from None
-    return declaration_of(content, file.name)
+    return parse_declaration(content, file.name)
 
 
-def declaration_of(content: bytes, where: str = FILE) -> dict[str, Any]:
+def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
     """Return what the content of such a file says; *where* it stands is named in errors, which are those of ``read_declaration``."""
-    _expect(len(content) <= MAX_FILE_BYTES, f"{where} has more than {MAX_FILE_BYTES:,} bytes")
+    _require(len(content) <= MAX_FILE_BYTES, f"{where} has more than {MAX_FILE_BYTES:,} bytes")
     try:
         told = json.loads(content)
     except (ValueError, RecursionError) as error:
         msg = f"{where} is not JSON: {error}"
         raise DefinitionError(msg) from None
-    _object(told, where, "format", "agents", "reads", "writes", "hosts")
-    _expect(
+    _check_object(told, where, "format", "agents", "reads", "writes", "hosts")
+    _require(
         told.get("format") == FORMAT,
-        f"{where}: its format is {_short(told.get('format'))}; {FORMAT!r} would be fine",
+        f"{where}: its format is {_short_repr(told.get('format'))}; {FORMAT!r} would be fine",
     )
     agents = told.get("agents")
-    _expect(
+    _require(
         isinstance(agents, dict) and 0 < len(agents) <= MAX_AGENTS,
         f"{where}: agents are an object with 1 to {MAX_AGENTS} members",
     )
     found = [_read_declared(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
-    lists = {name: _texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
+    lists = {name: _check_texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
     lists["hosts"] = tuple([_ascii_host(host, f"{where}: hosts") for host in lists["hosts"]])
     declared = {"agents": {each.id: each for each in found}, **lists}
     wanted = len({name for each in found for name in (*each.tools, *each.spawns)}) + sum(map(len, lists.values()))
-    _expect(
+    _require(
         wanted <= MAX_WISHES,
         f"{where} wants {wanted:,} tools, agents, folders and hosts; {MAX_WISHES} at most, as a person agrees to all of them",
     )
@@ -406,54 +410,56 @@ def _ascii_host(host: str, where: str) -> str:
             encoded = ""
         found = f"{'*.' if host.startswith('*.') else ''}{encoded}{colon}{port}"
     # Two hosts in one text, or a user before a host, would be read as something else than they are.
-    _expect(
+    _require(
         HOST.fullmatch(found) is not None,
-        f"{where} has {_short(host)}, which is no host; one like 'api.example.com' would be fine",
+        f"{where} has {_short_repr(host)}, which is no host; one like 'api.example.com' would be fine",
     )
     return found
 
 
-def _read_declared(agent_id: str, value: object, where: str) -> Declared:
-    _expect(
+def _read_declared(agent_id: str, value: object, where: str) -> DeclaredAgent:
+    _require(
         ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS,
         f"{where} is not an id such as 'code-reviewer'",
     )
-    told = _object(value, where, "description", "tools", "spawns")
+    told = _check_object(value, where, "description", "tools", "spawns")
     description, tools = told.get("description", ""), told.get("tools", {})
-    _expect(
+    _require(
         isinstance(description, str) and len(description) <= DESCRIPTION_CHARS,
         f"{where}.description is a text of at most {DESCRIPTION_CHARS:,} characters",
     )
-    _expect(
+    _require(
         isinstance(tools, dict) and len(tools) <= MAX_MEMBERS,
         f"{where}.tools are an object of at most {MAX_MEMBERS} tools",
     )
-    _texts([*tools, *[kind or "none" if isinstance(kind, str) else kind for kind in tools.values()]], f"{where}.tools")
+    _check_texts(
+        [*tools, *[kind or "none" if isinstance(kind, str) else kind for kind in tools.values()]], f"{where}.tools"
+    )
     for name, kind in tools.items():
         # Letters of other scripts and signs look like another tool or category, or like more of the list.
         is_plain = TOOL.fullmatch(name) is not None and (
             not isinstance(kind, str) or CATEGORY.fullmatch(kind) is not None
         )
-        _expect(
+        _require(
             is_plain,
-            f"{where}.tools has {_short(name)}: {_short(kind)}; names and categories have the letters a to z, digits, '_' and '-'",
+            f"{where}.tools has {_short_repr(name)}: {_short_repr(kind)}; names and categories have the letters a to z, digits, '_' and '-'",
         )
-    return Declared(agent_id, description, tools, _texts(told.get("spawns", []), f"{where}.spawns"))
+    return DeclaredAgent(agent_id, description, tools, _check_texts(told.get("spawns", []), f"{where}.spawns"))
 
 
-def _object(value: object, where: str, *known: str) -> dict[str, Any]:
+def _check_object(value: object, where: str, *known: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        msg = f"{where} is {_short(value)}, and no object"
+        msg = f"{where} is {_short_repr(value)}, and no object"
         raise DefinitionError(msg)
     strange = [key for key in value if key not in known]
-    _expect(
+    _require(
         not strange,
-        f"{where} has {_short(strange[:1])}, which is not known; known are {list_names(known, strange[0] if strange else '')}",
+        f"{where} has {_short_repr(strange[:1])}, which is not known; known are {list_names(known, strange[0] if strange else '')}",
     )
     return value
 
 
-def _texts(value: object, where: str) -> tuple[str, ...]:
+def _check_texts(value: object, where: str) -> tuple[str, ...]:
     texts = value if isinstance(value, list) else [value]
     fits = [
         isinstance(one, str) and 0 < len(one) <= TEXT_CHARS and one.isprintable() for one in texts[: 2 * MAX_MEMBERS]
@@ -464,12 +470,12 @@ def _texts(value: object, where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _expect(is_so: bool, problem: str) -> None:  # noqa: FBT001 - it reads as an assertion
+def _require(is_so: bool, problem: str) -> None:  # noqa: FBT001 - it reads as an assertion
     if not is_so:
         raise DefinitionError(problem)
 
 
-def _short(value: object) -> str:
+def _short_repr(value: object) -> str:
     return repr(value)[:ID_CHARS]
 
 
@@ -477,42 +483,44 @@ def _short(value: object) -> str:
 
 
 @frozen
-class Held:
+class PackageAgents:
     """The agents that the code of a package has, by id, and why some of its modules gave none."""
 
     agents: Mapping[str, AgentDefinition]
     problems: tuple[str, ...] = ()
 
 
-_HELD: dict[tuple[str, str, str, Path, bool], Held] = {}
+_HELD: dict[tuple[str, str, str, Path, bool], PackageAgents] = {}
 _MEMBERS: dict[int, tuple[AgentDefinition, PackagedAgent]] = {}
 
 
-def member_of(definition: AgentDefinition) -> PackagedAgent | None:
+def find_package_member(definition: AgentDefinition) -> PackagedAgent | None:
     """Return which agent of a package *definition* is; ``None`` for one that was not loaded from a package."""
     found = _MEMBERS.get(id(definition))
     return None if found is None else found[1]
 
 
-def stands_in(made: AgentDefinition, original: AgentDefinition) -> None:
-    """Have *made*, which was evolved from *original*, be of the same package, if that is of one: what it names is there."""
-    member = member_of(original)
+def register_variant(made: AgentDefinition, original: AgentDefinition) -> None:
+    """Register *made*, evolved from *original*, as an agent of the same package, if that is of one."""
+    member = find_package_member(original)
     if member is not None:
         _MEMBERS[id(made)] = made, member
 
 
-def id_of(definition: AgentDefinition) -> str:
+def published_id(definition: AgentDefinition) -> str:
     """Return the id by which an agent is found: its own, or ``publisher/name`` for a package's agent."""
-    member = member_of(definition)
+    member = find_package_member(definition)
     return definition.id if member is None else member.id
 
 
-def _load_agents(package: Package) -> Held:
+def _load_agents(package: Package) -> PackageAgents:
     """Return the agents of a package, imported and compared with its metadata once."""
     key = (package.name, package.version, package.value, package.folder, package.name in trust.SANDBOXED.get())
     if key not in _HELD:
-        held = _held_in_sandbox(package) if package.name in trust.SANDBOXED.get() else held_by(package.value)
-        if problems := exceeding(package, held):
+        held = (
+            _load_sandboxed_agents(package) if package.name in trust.SANDBOXED.get() else import_agents(package.value)
+        )
+        if problems := find_mismatches(package, held):
             msg = f"{package} is not as its {FILE} says: {'; '.join(problems)}. Nothing of it is used"
             raise DefinitionError(msg)
         _HELD[key] = held
@@ -521,7 +529,7 @@ def _load_agents(package: Package) -> Held:
     return _HELD[key]
 
 
-def _held_in_sandbox(package: Package) -> Held:
+def _load_sandboxed_agents(package: Package) -> PackageAgents:
     """Return the agents of a package without importing it: from those of its files that hold some."""
     agents, problems = list[AgentDefinition](), list[str]()
     for file in sorted(package.folder.glob("*.py")):
@@ -533,10 +541,10 @@ def _held_in_sandbox(package: Package) -> Held:
     if not agents:
         msg = f"{package} has no agent that can run in the sandbox: {'; '.join(problems) or 'no file of it holds one'}"
         raise DefinitionError(msg)
-    return Held(_unique(agents, str(package)), tuple(problems))
+    return PackageAgents(_index_by_id(agents, str(package)), tuple(problems))
 
 
-def held_by(value: str) -> Held:
+def import_agents(value: str) -> PackageAgents:
     """
     Import what an entry names, and return its agents.
 
@@ -552,40 +560,40 @@ def held_by(value: str) -> Held:
     for name in filter(None, attribute.split(".")):
         held = getattr(held, name, None)
     if isinstance(held, ModuleType):
-        return _of_module(held)
+        return _agents_of_module(held)
     agents = [held] if isinstance(held, AgentDefinition) else held
     if not isinstance(agents, list | tuple) or not agents or not all(isinstance(a, AgentDefinition) for a in agents):
-        msg = f"{value!r} is {_short(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
+        msg = f"{value!r} is {_short_repr(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
         raise DefinitionError(msg)
-    return Held(_unique(agents, value))
+    return PackageAgents(_index_by_id(agents, value))
 
 
-def _of_module(module: ModuleType) -> Held:
+def _agents_of_module(module: ModuleType) -> PackageAgents:
     """Return the agents of a module, or of the modules in a package; those of helpers have none, and count for nothing."""
     if hasattr(module, "agent") or hasattr(module, "agents") or not hasattr(module, "__path__"):
-        return Held(_unique(agents_of(module, module.__name__), module.__name__))
+        return PackageAgents(_index_by_id(find_agents(module, module.__name__), module.__name__))
     agents, problems = list[AgentDefinition](), list[str]()
     files = [file for folder in module.__path__ for file in sorted(Path(folder).glob("*.py"))]
     for file in [file for file in files if file.stem.isidentifier() and not file.name.startswith("_")]:
         try:
             found = _import_module(f"{module.__name__}.{file.stem}")
-            agents += agents_of(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
+            agents += find_agents(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
         except DefinitionError as error:
             problems.append(error.message)
-    return Held(_unique(agents, module.__name__), tuple(problems))
+    return PackageAgents(_index_by_id(agents, module.__name__), tuple(problems))
 
 
 def _import_module(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module that ends the process has no agents, and is nothing to end over
-        where = raised_at(error)
+        where = find_raise_line(error)
         said = f"importing {module!r} failed with {type(error).__name__}: {error}"[: 2 * TEXT_CHARS]
         msg = f"{said}{f' ({where})' if where else ''}"
         raise DefinitionError(msg) from error
 
 
-def _unique(agents: Iterable[AgentDefinition], where: str) -> dict[str, AgentDefinition]:
+def _index_by_id(agents: Iterable[AgentDefinition], where: str) -> dict[str, AgentDefinition]:
     found: dict[str, AgentDefinition] = {}
     for agent in agents:
         if found.setdefault(normalised_id(agent.id), agent) is not agent:
@@ -594,7 +602,7 @@ def _unique(agents: Iterable[AgentDefinition], where: str) -> dict[str, AgentDef
     return found
 
 
-def declared_of(agent: AgentDefinition) -> Declared:
+def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
     """Return what is to be declared of an agent: its tools, and what it may spawn, with all that these carry."""
     tools, spawns = dict[str, str](), dict[str, None]()
     waiting, met = [agent], list[AgentDefinition]()
@@ -602,30 +610,30 @@ def declared_of(agent: AgentDefinition) -> Declared:
         if any(each is one for one in met):
             continue
         met.append(each)
-        tools |= dict(_tools_of(each))
+        tools |= dict(_tools_with_categories(each))
         spawns |= dict.fromkeys([child for child in each.spawnable_agents if isinstance(child, str)])
         held = [child for child in each.spawnable_agents if not isinstance(child, str)]
-        waiting += [*held, *carried_by(each.tools)]
-    return Declared(normalised_id(agent.id), agent.description, tools, tuple(spawns))
+        waiting += [*held, *agents_of_tools(each.tools)]
+    return DeclaredAgent(normalised_id(agent.id), agent.description, tools, tuple(spawns))
 
 
-def _tools_of(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
+def _tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
     kinds = {**CATEGORIES, **{name: tool.spec.category for name, tool in BUILT_IN.items()}}
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     for name in agent.tool_names:
         yield name, kinds.get(name, "")
-    for tool in with_carried(own):
+    for tool in with_called_tools(own):
         yield tool.spec.name, tool.spec.category
 
 
-def exceeding(package: Package, held: Held) -> list[str]:
-    """Return where the code of a package has more than its metadata says, or lacks an agent of it; empty where it fits."""
+def find_mismatches(package: Package, held: PackageAgents) -> list[str]:
+    """Return sentences on what a package's code uses beyond its metadata, or lacks of it; empty if it fits."""
     problems: list[str] = []
     for agent_id in sorted({*package.agents} - {*held.agents}):
         why = f" ({'; '.join(held.problems)})" if held.problems else ""
         problems.append(f"its code has no agent {agent_id!r}{why}")
     for agent_id, agent in held.agents.items():
-        said, there = package.agents.get(agent_id), declared_of(agent)
+        said, there = package.agents.get(agent_id), make_declaration(agent)
         if said is None:
             problems.append(f"its agent {agent_id!r} is not declared")
             continue

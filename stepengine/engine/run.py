@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import attrs
 
 from stepengine.data.effects import Notify
-from stepengine.data.events import Event, PhaseChanged, RunFailed, RunFinished, RunStarted
+from stepengine.data.events import Event, PhaseChanged, RunFailed, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
-from stepengine.data.waiting import Waits
-from stepengine.engine.event_loops import need_loop
+from stepengine.data.waits import Waits
+from stepengine.engine.event_loops import require_event_loop
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle, Turns
@@ -27,8 +27,6 @@ from stepengine.runtime.tree import RunTree
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
-
-__all__ = ("EngineRun", "SessionTurn", "failing", "stream_run", "unbegun", "until_ended", "warn_of")
 
 CLOSE_SECONDS = 10.0
 """
@@ -92,18 +90,18 @@ class EngineRun:
     def start(self, turns: Turns | None = None) -> RunHandle:
         """Run in the background of the running event loop; *turns* makes the turns that follow in a kept-open handle."""
         self.handle = handle = RunHandle(self.tree, self, turns=turns)
-        self._enter()
+        self._mark_active()
         handle.on_end(self._leave)  # also where its task is cancelled before it begins
         return handle
 
-    def _enter(self) -> None:
+    def _mark_active(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._active.add(self)
 
     def _leave(self) -> None:
         self._active.discard(self)
         self.handle = None
-        self.forsake()
+        self.close_if_unstarted()
         while self._tells:
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
                 self._tells.pop()()
@@ -140,19 +138,19 @@ class EngineRun:
         """Run to the end as ``__call__`` does, but return the result of a run that reached its step limit."""
         tree = self.tree
         self._begun = True
-        self._enter()
+        self._mark_active()
         try:
-            result = self._result(await self._perform()) if self.turn is None else await self._in_session(self.turn)
-            if tree.hub.goes_on:
+            result = self._result(await self._drive()) if self.turn is None else await self._in_session(self.turn)
+            if tree.hub.is_kept_open:
                 tree.hub.emit(PhaseChanged(phase=RunPhase.IDLE))
-            tree.hub.finish(RunFinished(path="", seq=0, result=result))
+            tree.hub.finish(result)
         finally:
             # Whatever happened: nobody must wait for an event that does not come.
             tree.hub.end()
             if self.session is not None:
-                self.session.close()
+                self.session.writer.close()
             self._leave()
-        crash = tree.leftovers.reraise or tree.hub.crash
+        crash = tree.leftovers.reraise or tree.hub.failures.crash
         if crash is not None:
             raise crash
         if self.session is not None and self.session.raises and isinstance(result.error, ReplayDivergence):
@@ -161,29 +159,32 @@ class EngineRun:
             raise asyncio.CancelledError
         return result
 
-    async def _perform(self, *, begins: bool = True) -> Finished:
+    async def _drive(self, *, begins: bool = True) -> Finished:
         finished = await self.tree.run()
         self.began = finished.began
         # What never began or was broken off has no end that could be written down: who resumes it goes on where it was.
         if self.session is None or not (begins and self.tree.root.has_ended):
             return finished
-        return await self._to_the_end(self.session.finish(finished, self._waits(finished, self._pending(finished))))
+        from stepengine.journal.run_end import finish_run  # a run that is not recorded loads no journal
+
+        waits = self._waits(finished, self._pending_questions(finished))
+        return await self._await_despite_cancel(finish_run(self.session, finished, waits))
 
     async def _in_session(self, turn: SessionTurn) -> RunResult:
         tree = self.tree
         try:
             if not await tree.wait_for(turn.enter):
                 assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
-                tree.services = attrs.evolve(tree.services, machine=unbegun(tree.root.stopping))
-                return attrs.evolve(self._result(await self._perform(begins=False)), session_saved=False)
+                tree.services = attrs.evolve(tree.services, machine=make_stopped_machine(tree.root.stopping))
+                return attrs.evolve(self._result(await self._drive(begins=False)), session_saved=False)
             await turn.open(self)
-            result = self._result(await self._perform())
-            return await self._to_the_end(turn.close(result, tree.root.plan, began=self.began))
+            result = self._result(await self._drive())
+            return await self._await_despite_cancel(turn.close(result, tree.root.plan, began=self.began))
         finally:
             turn.leave()
 
-    async def _to_the_end(self, writing: Coroutine[object, Any, T]) -> T:
-        """Let somebody write down how the run ended, to the end however often this task is cancelled."""
+    async def _await_despite_cancel(self, writing: Coroutine[object, Any, T]) -> T:
+        """Await *writing*, the record of the run's end, however often this task is cancelled, and note that."""
         work = asyncio.create_task(writing)
         while not work.done():
             try:
@@ -192,7 +193,7 @@ class EngineRun:
                 self.tree.root.cancelled = True
         return work.result()
 
-    def _pending(self, finished: Finished) -> tuple[Question, ...]:
+    def _pending_questions(self, finished: Finished) -> tuple[Question, ...]:
         """Return the questions that wait for an answer."""
         if finished.status is not RunStatus.SUSPENDED:
             return ()
@@ -211,37 +212,37 @@ class EngineRun:
         waits = [one for _, known in standing for one in known if one.kind != "question"]
         return (*asks, *waits)
 
-    def forsake(self) -> None:
-        """Give the journal back if the run was never begun, because nobody iterated its stream."""
+    def close_if_unstarted(self) -> None:
+        """Close the journal if the run never started, because nobody iterated its stream."""
         if self.session is not None and not self._begun:
-            self.session.close()
+            self.session.writer.close()
 
     def _result(self, finished: Finished) -> RunResult:
         tree = self.tree
-        warnings = [*finished.warnings, *tree.hub.warnings]
-        warnings += tree.desk.unused
+        warnings = [*finished.warnings, *tree.hub.failures.warnings]
+        warnings += tree.desk.given.unused
         warnings += [note for note in tree.root.plan.planned_from.notes if note not in warnings]
-        if tree.inboxes.root and not tree.hub.goes_on:
-            warnings.append(undelivered(len(tree.inboxes.root)))
-        pending = self._pending(finished)
+        if tree.inboxes.root and not tree.hub.is_kept_open:
+            warnings.append(undelivered_warning(len(tree.inboxes.root)))
+        pending = self._pending_questions(finished)
         return finished.as_result(
             pending_questions=pending,
             waits_for=self._waits(finished, pending),
             session_id=tree.root.plan.info.session_id,
-            journal=None if self.session is None else self.session.journal,
+            journal=None if self.session is None else self.session.writer.journal,
             leaked=tuple(tree.leftovers.leaked),
             warnings=tuple(warnings),
         )
 
 
-def undelivered(count: int) -> str:
+def undelivered_warning(count: int) -> str:
     """Return the warning about messages that did not reach a run."""
     return f"the run ended before {count} of the messages that were sent to it were delivered"
 
 
 async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
     """Run, and give the events; whoever stops iterating cancels the run and waits for its end."""
-    need_loop("stream()", "run_sync()")
+    require_event_loop("stream()", "run_sync()")
     subscription = live.tree.hub.subscribe()
     task = asyncio.create_task(live.run())
     try:
@@ -260,7 +261,7 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
             task.result()
 
 
-def failing(error: StepEngineError) -> MachineMaker:
+def make_failing_machine(error: StepEngineError) -> MachineMaker:
     """Return a machine whose run fails at once, for errors while a run is prepared."""
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
@@ -271,10 +272,10 @@ def failing(error: StepEngineError) -> MachineMaker:
     return machine
 
 
-def unbegun(stop: Stop) -> MachineMaker:
+def make_stopped_machine(stop: Stop) -> MachineMaker:
     """Return a machine whose run ends at once, for one that was stopped while it waited for its turn in a session."""
     if isinstance(stop.error, StepEngineError):
-        return failing(stop.error)
+        return make_failing_machine(stop.error)
 
     def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
         yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
@@ -283,7 +284,7 @@ def unbegun(stop: Stop) -> MachineMaker:
     return machine
 
 
-def warn_of(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
+def warn_after_close(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
     """Warn of background runs that were ended although nobody had asked for their results, and of those that go on."""
     if forgotten:
         ids = ", ".join([live.tree.root.state.run_id for live in forgotten])
@@ -295,11 +296,11 @@ def warn_of(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
         warnings.warn(msg, ResourceWarning, stacklevel=3)
 
 
-async def until_ended(
+async def stop_and_wait(
     active: Collection[EngineRun], blocked: asyncio.AbstractEventLoop | None = None
 ) -> list[EngineRun]:
     """
-    End runs and wait for them, at most ten seconds.
+    Stop runs, wait for them at most ten seconds, and return those that are left.
 
     Args:
         active: The runs under way; each takes itself out when it has ended.

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from stepengine.errors import JournalError
-from stepengine.journal.finding import database_of
-from stepengine.journal.sqlite import BUSY_SECONDS, made_database
-from stepengine.workspace.write_ahead import Database, reason
+from stepengine.journal.sources import parse_database_path
+from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
+from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ("CLAIMED", "STARTED", "ClaimedTime", "KnownSchedule", "ScheduleBook")
 
 FILE = ".schedules.db"
 KEPT_TIMES = 1_000
@@ -69,7 +67,7 @@ class ClaimedTime:
 @frozen
 class KnownSchedule:
     """
-    What is known of a schedule.
+    The recorded state of a schedule: until when it is decided, its missed times, and the last claimed one.
 
     Attributes:
         passed: Until when its times were decided about.
@@ -86,7 +84,7 @@ class KnownSchedule:
 
 class ScheduleBook:
     """
-    What was started of schedules whose runs are recorded into one folder or one SQLite file.
+    The database of started schedule times, for runs that are recorded into one folder or one SQLite file.
 
     Every call may wait for other processes, at most five seconds for one that does nothing.
 
@@ -98,11 +96,11 @@ class ScheduleBook:
     """
 
     def __init__(self, runs: str | Path) -> None:
-        self.path = Path(runs) if database_of(str(runs)) is not None else Path(runs) / FILE
+        self.path = Path(runs) if parse_database_path(str(runs)) is not None else Path(runs) / FILE
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """
-        Return until when the times of each schedule were decided about.
+        Return up to when each schedule's times are decided; for a new or changed schedule, store and return *now*.
 
         One that is new, or whose line was changed, begins now. A clock that was put back begins there again: what was started in
         the meantime is claimed, and is not started twice.
@@ -137,7 +135,7 @@ class ScheduleBook:
                 "WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE id = ? AND passed >= ?) ON CONFLICT DO NOTHING",
                 (schedule, seconds_from_time(at), run, len(missed), CLAIMED, schedule, seconds_from_time(at)),
             )
-            _pass(database, schedule, at, missed if begun.rowcount else ())
+            _advance_passed_time(database, schedule, at, missed if begun.rowcount else ())
             database.execute(
                 "DELETE FROM schedule_times WHERE schedule = ? AND status <> ? AND at < "
                 "(SELECT at FROM schedule_times WHERE schedule = ? ORDER BY at DESC LIMIT 1 OFFSET ?)",
@@ -148,7 +146,7 @@ class ScheduleBook:
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
         with self._writing() as database:
-            return _pass(database, schedule, until, missed)
+            return _advance_passed_time(database, schedule, until, missed)
 
     def claimed(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but have no reported journal."""
@@ -157,15 +155,15 @@ class ScheduleBook:
             return tuple([claimed_time_from_row(row) for row in rows])
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
-        """Say what became of a time."""
+        """Record the status of a claimed time: that of its run."""
         with self._writing() as database:
             database.execute(
                 "UPDATE schedule_times SET status = ?, error = ? WHERE schedule = ? AND at = ?",
                 (status, error, schedule, seconds_from_time(at)),
             )
 
-    def told(self) -> dict[str, KnownSchedule]:
-        """Return what is known of every schedule, also of those that are no more; nothing is made for that."""
+    def load_known_schedules(self) -> dict[str, KnownSchedule]:
+        """Return the recorded state of each schedule by id, deleted ones included. No file is created."""
         if not self.path.exists():
             return {}
         with self._reading() as database:
@@ -207,12 +205,10 @@ class ScheduleBook:
 
         known: Database | None = None
         try:
-            known = Database.at(self.path, made_database(self.path), seconds=BUSY_SECONDS)
+            known = Database.open(self.path, ensure_database(self.path), seconds=BUSY_SECONDS)
             yield known
         except (OSError, sqlite3.Error) as error:
-            msg = (
-                f"{self.path} cannot be used to remember schedules: {reason(error, BUSY_SECONDS)}; nothing was started"
-            )
+            msg = f"{self.path} cannot be used to remember schedules: {describe_error(error, BUSY_SECONDS)}; nothing was started"
             raise JournalError(msg) from error
         finally:
             if known is not None:
@@ -222,7 +218,9 @@ class ScheduleBook:
 ROW = "schedule, at, run, missed, status, error"
 
 
-def _pass(database: sqlite3.Connection, schedule: str, until: datetime, missed: tuple[datetime, ...]) -> bool:
+def _advance_passed_time(
+    database: sqlite3.Connection, schedule: str, until: datetime, missed: tuple[datetime, ...]
+) -> bool:
     newest = seconds_from_time(missed[-1]) if missed else None
     moved = database.execute(
         "UPDATE schedules SET passed = ?, missed = missed + ?, newest_missed = coalesce(?, newest_missed) WHERE id = ? AND passed < ?",

@@ -21,8 +21,8 @@ from attrs import frozen
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine.schedule_book import CLAIMED, STARTED, ClaimedTime, KnownSchedule, ScheduleBook
-from stepengine.engine.schedules import Schedule, metadata_of, newest_between, unique
-from stepengine.engine.waking import LEASE
+from stepengine.engine.schedules import Schedule, check_unique_ids, make_run_metadata, newest_times_between
+from stepengine.engine.waker import LEASE
 from stepengine.errors import (
     DefinitionError,
     JournalCorrupt,
@@ -32,19 +32,17 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.files import FileJournal
-from stepengine.journal.finding import database_of
 from stepengine.journal.show import status_of
-from stepengine.journal.sleeping import index_of
+from stepengine.journal.sleepers import open_wake_index
+from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.store import Journal
-from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.clock import SystemClock, TimeSource
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
     from stepengine.engine.engine import Engine
-
-__all__ = ("Due", "ScheduledRun", "Scheduler", "Standing", "standings")
 
 # A clock that is set, and a machine that slept, are noticed within this time.
 MAX_LOOK_SECONDS = 60.0
@@ -93,9 +91,9 @@ class ScheduledRun:
 
 
 @frozen
-class Standing:
+class ScheduleStatus:
     """
-    How a schedule stands.
+    The status of a schedule: its next time, its last run, and the times that were missed.
 
     Attributes:
         schedule: The schedule.
@@ -116,7 +114,7 @@ class AnyScheduleBook(Protocol):
     """What is needed of a ``ScheduleBook``, wherever it is kept."""
 
     def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
-        """Return until when the times of each schedule were decided about."""
+        """Return up to when each schedule's times are decided; for a new or changed schedule that is *now*."""
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Take a time over; return whether nobody had it before."""
@@ -128,10 +126,10 @@ class AnyScheduleBook(Protocol):
         """Return the times that were claimed and whose outcome nobody has reported."""
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
-        """Say what became of a time."""
+        """Record the status of a claimed time: that of its run."""
 
-    def told(self) -> dict[str, KnownSchedule]:
-        """Return what is known of every schedule."""
+    def load_known_schedules(self) -> dict[str, KnownSchedule]:
+        """Return the recorded state of each schedule by id."""
 
 
 class Scheduler:
@@ -160,7 +158,7 @@ class Scheduler:
         schedules: Iterable[Schedule] = (),
         *,
         runs: str | Path,
-        clock: Clock | None = None,
+        clock: TimeSource | None = None,
         at_once: int = MAX_RUNS,
         tell: Callable[[str, str, RunHandle], Awaitable[object]] | None = None,
     ) -> None:
@@ -187,7 +185,7 @@ class Scheduler:
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
         """Go on with these schedules; errors are those of making a scheduler, and leave everything as it was."""
-        found = unique(schedules)
+        found = check_unique_ids(schedules)
         for schedule in found:
             if isinstance(schedule.agent, str):
                 self.engine.agent(schedule.agent)
@@ -198,19 +196,21 @@ class Scheduler:
 
     def due(self, now: datetime) -> list[Due]:
         """
-        Return what is to be started now, oldest first; what is only told as missed is decided here.
+        Return the times to start now, oldest first; times that are only reported as missed are skipped here.
 
         Raises:
             JournalError: when the book of what was started cannot be used.
         """
         passed = self.book.passed({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
-        return sorted([due for s in self.schedules for due in self._due(s, passed[s.id], now)], key=lambda due: due.at)
+        return sorted(
+            [due for s in self.schedules for due in self._find_due_times(s, passed[s.id], now)], key=lambda due: due.at
+        )
 
-    def _due(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[Due]:
+    def _find_due_times(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[Due]:
         if not schedule.enabled:
             self.book.pass_over(schedule.id, now)
             return ()
-        times = newest_between(schedule, passed, now)
+        times = newest_times_between(schedule, passed, now)
         if not times:
             return ()
         if schedule.catch_up == "all":
@@ -218,13 +218,13 @@ class Scheduler:
         is_late = now - times[-1] > timedelta(seconds=MAX_LATE_SECONDS)
         if schedule.catch_up == "none" and is_late:
             if self.book.pass_over(schedule.id, times[-1], missed=times):
-                _tell_missed(schedule, times)
+                _log_missed_times(schedule, times)
             return ()
         return [Due(schedule, times[-1], times[:-1])]
 
     async def tick(self, now: datetime | None = None) -> list[ScheduledRun]:
         """
-        Start what is due, and return it; nobody waits for the runs to end.
+        Start the runs that are due, and return them without waiting for their ends.
 
         What cannot be started is told in the log and in the book, and does not keep the others from it.
 
@@ -242,19 +242,19 @@ class Scheduler:
                     break
                 claim = asyncio.to_thread(self.book.claim, due.schedule.id, due.at, run=due.run, missed=due.missed)
                 if await claim:
-                    _tell_missed(due.schedule, due.missed)
+                    _log_missed_times(due.schedule, due.missed)
                     begun.append(await self._begin(due))
             return [started for started in begun if started is not None]
 
     def _left_behind(self) -> list[Due]:
-        """Return times that were claimed by somebody who has not begun a journal: it died, or is about to."""
+        """Return claimed times whose journal nobody has started; those with a journal are marked as started."""
         found: list[Due] = []
         for ran in self.book.claimed():
             schedule = self._schedules.get(ran.schedule)
             if ran.run in self._under_way or schedule is None:
                 continue
             try:
-                is_begun = _run_in(self._journal(ran.run)) != ""
+                is_begun = _recorded_run_id(self._journal(ran.run)) != ""
             except JournalError as error:  # whether there is a run is not known: the next look says so
                 LOGGER.warning("schedule %r: %s", ran.schedule, error)
                 continue
@@ -267,15 +267,15 @@ class Scheduler:
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _journal(self, run: str) -> Journal:
-        if database_of(str(self._runs)) is not None:
+        if parse_database_path(str(self._runs)) is not None:
             return SqliteJournal(self._runs, run)
         return FileJournal(self._runs / f"{run}.jsonl")
 
     async def _begin(self, due: Due) -> ScheduledRun | None:
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
-        await asyncio.to_thread(self._tell_wakers, due, self._clock.now() + LEASE)
+        await asyncio.to_thread(self._update_wake_index, due, self._clock.now() + LEASE)
         schedule, journal = due.schedule, self._journal(due.run)
-        metadata = metadata_of(schedule, due.at, len(due.missed))
+        metadata = make_run_metadata(schedule, due.at, len(due.missed))
         started: ScheduledRun | None = None
         try:
             handle = self.engine.start(
@@ -284,7 +284,7 @@ class Scheduler:
             if self._tell is not None:
                 await self._tell(due.run, handle.agent_id, handle)
         except Exception as error:  # noqa: BLE001 - whatever one schedule is wrong about, the others go on
-            watch = self._unless_another_began(due, journal, "", error)
+            watch = self._report_start_error(due, journal, "", error)
         else:
             started = ScheduledRun(due, journal, handle)
             watch = self._watch(started)
@@ -292,12 +292,12 @@ class Scheduler:
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return started
 
-    def _tell_wakers(self, due: Due, wakes_at: datetime | None) -> None:
-        """Let whoever wakes runs resume this one from then on, should this process die; ``None`` when it has ended."""
-        is_database = database_of(str(self._runs)) is not None
+    def _update_wake_index(self, due: Due, wakes_at: datetime | None) -> None:
+        """Store when other processes may resume this run, should this one die; ``None`` removes it, as it ended."""
+        is_database = parse_database_path(str(self._runs)) is not None
         run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
         try:
-            with index_of(self._runs) as index:
+            with open_wake_index(self._runs) as index:
                 if wakes_at is None:
                     index.forget(run)
                 else:
@@ -316,24 +316,24 @@ class Scheduler:
         try:
             result: RunResult = await started.handle.result()
         except Exception as error:  # noqa: BLE001 - as in `_begin`
-            await self._unless_another_began(due, started.journal, started.handle.run_id, error)
+            await self._report_start_error(due, started.journal, started.handle.run_id, error)
             return
         if isinstance(result.error, JournalError):
-            await self._unless_another_began(due, started.journal, started.handle.run_id, result.error)
+            await self._report_start_error(due, started.journal, started.handle.run_id, result.error)
             return
         if result.status is not RunStatus.SUSPENDED:
-            await asyncio.to_thread(self._tell_wakers, due, None)
+            await asyncio.to_thread(self._update_wake_index, due, None)
         if result.error is not None:
             LOGGER.error("the run %s of schedule %r failed: %s", due.run, due.schedule.id, result.error)
         await self._mark(due, result.status.value, "" if result.error is None else str(result.error))
 
-    async def _unless_another_began(self, due: Due, journal: Journal, run_id: str, error: Exception) -> None:
-        """Tell of an error, unless it is that another process was faster with this journal, or is about to begin it."""
+    async def _report_start_error(self, due: Due, journal: Journal, run_id: str, error: Exception) -> None:
+        """Log and store the error of a start, unless another process has this journal or is about to start it."""
         if isinstance(error, JournalLocked):
             return
         if isinstance(error, JournalError):
             with contextlib.suppress(JournalError):
-                if await asyncio.to_thread(_run_in, journal) not in ("", run_id):
+                if await asyncio.to_thread(_recorded_run_id, journal) not in ("", run_id):
                     return
         LOGGER.error("schedule %r could not start its run of %s: %s", due.schedule.id, due.at.isoformat(), error)
         await self._mark(due, "failed", str(error))
@@ -357,7 +357,7 @@ class Scheduler:
                 LOGGER.error("%s", error)
             except Exception:  # noqa: BLE001 - whatever it is, nobody waits for this loop, and no other schedule is to be lost
                 LOGGER.exception("schedules could not be looked after; they are looked at again within a minute")
-            await self._rest(now)
+            await self._wait_for_next_time(now)
 
     async def finished(self) -> None:
         """Wait until no run that was started here is under way."""
@@ -370,7 +370,7 @@ class Scheduler:
         times = [comes for s in self.schedules if s.enabled and (comes := s.next_after(moment)) is not None]
         return min(times, default=None)
 
-    async def _rest(self, looked: datetime) -> None:
+    async def _wait_for_next_time(self, looked: datetime) -> None:
         # From when it was looked: a time that came since then is one, too.
         comes, seconds = self.next_after(looked), MAX_LOOK_SECONDS
         if comes is not None:
@@ -397,49 +397,51 @@ class Scheduler:
                 await loop
 
 
-def standings(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime) -> list[Standing]:
+def standings(schedules: Iterable[Schedule], *, runs: str | Path, now: datetime) -> list[ScheduleStatus]:
     """
-    Return how schedules stand whose runs are recorded into a folder or an SQLite file; nothing is changed or made.
+    Return the status of each schedule whose runs are recorded in *runs*; nothing is changed or created.
 
     Raises:
         JournalError: when the book of what was started cannot be used.
     """
-    return standing(schedules, ScheduleBook(runs).told(), now, lambda ran: _as_it_stands(ran, Path(runs)))
+    return make_schedule_statuses(
+        schedules, ScheduleBook(runs).load_known_schedules(), now, lambda ran: _with_journal_status(ran, Path(runs))
+    )
 
 
-def standing(
+def make_schedule_statuses(
     schedules: Iterable[Schedule],
     told: Mapping[str, KnownSchedule],
     now: datetime,
     as_it_stands: Callable[[ClaimedTime], ClaimedTime],
-) -> list[Standing]:
-    """Return how schedules stand by what a book tells of them; *as_it_stands* looks how the run of a time went on."""
-    found: list[Standing] = []
-    for schedule in unique(schedules):
+) -> list[ScheduleStatus]:
+    """Return schedules' statuses from a book's records; *as_it_stands* updates a time from its run's journal."""
+    found: list[ScheduleStatus] = []
+    for schedule in check_unique_ids(schedules):
         comes = schedule.next_after(now) if schedule.enabled else None
         known = told.get(schedule.id)
         if known is None:
-            found.append(Standing(schedule, comes))
+            found.append(ScheduleStatus(schedule, comes))
         else:
             last = known.last and as_it_stands(known.last)
-            found.append(Standing(schedule, comes, last, known.missed, known.newest_missed))
+            found.append(ScheduleStatus(schedule, comes, last, known.missed, known.newest_missed))
     return found
 
 
-def _as_it_stands(ran: ClaimedTime, runs: Path) -> ClaimedTime:
-    """Return a time with what its journal says: a run that waited for a person may have gone on since."""
-    journal = SqliteJournal(runs, ran.run) if database_of(str(runs)) else FileJournal(runs / f"{ran.run}.jsonl")
+def _with_journal_status(ran: ClaimedTime, runs: Path) -> ClaimedTime:
+    """Return a time with the status in its journal: a run that waited for a person may have been resumed."""
+    journal = SqliteJournal(runs, ran.run) if parse_database_path(str(runs)) else FileJournal(runs / f"{ran.run}.jsonl")
     try:
-        if ran.status not in LIVE or not _run_in(journal):
+        if ran.status not in LIVE or not _recorded_run_id(journal):
             return ran
         return attrs.evolve(ran, status=status_of(journal.history()))
     except JournalError as error:
         return attrs.evolve(ran, status="unreadable", error=error.message)
 
 
-def _run_in(journal: Journal) -> str:
+def _recorded_run_id(journal: Journal) -> str:
     """
-    Return the id of the run that a journal holds; ``""`` for none, and while somebody writes its first line.
+    Return the run id in a journal: ``""`` for none or a first line being written, ``"?"`` if unreadable.
 
     Raises:
         JournalError: when that cannot be known now.
@@ -451,7 +453,7 @@ def _run_in(journal: Journal) -> str:
     return "" if head is None else head.run
 
 
-def _tell_missed(schedule: Schedule, missed: tuple[datetime, ...]) -> None:
+def _log_missed_times(schedule: Schedule, missed: tuple[datetime, ...]) -> None:
     if missed:
         first, last = schedule.local(missed[0]).isoformat(), schedule.local(missed[-1]).isoformat()
         span = last if len(missed) == 1 else f"{first} to {last}"

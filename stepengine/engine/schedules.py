@@ -18,15 +18,21 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import did_you_mean, list_names
-from stepengine.data.checks import FLAG, TEXT, Fine, fine, named_fields, one_of, written
+from stepengine.data.checks import (
+    FLAG,
+    TEXT,
+    FieldCheck,
+    format_literal,
+    make_validator,
+    with_keyword_hints,
+    word_check,
+)
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.errors import DataError, DefinitionError, InputError
 
 if TYPE_CHECKING:
     from cronsim import CronSim
-
-__all__ = ("MAX_TIMES", "CatchUp", "Schedule", "metadata_of", "newest_between", "unique")
 
 CatchUp: TypeAlias = Literal["one", "all", "none"]
 MAX_TIMES = 1_000
@@ -36,7 +42,7 @@ MAX_CRON_CHARS = 200
 MAX_ZONE_CHARS = 100
 """The longest name of a time zone has 32 characters; the name becomes part of a path."""
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
-AGENT = Fine(
+AGENT = FieldCheck(
     lambda value: isinstance(value, str | AgentDefinition) and value != "", "an AgentDefinition or the id of one"
 )
 NAMED = {
@@ -67,7 +73,7 @@ def _frozen_params(given: Any) -> JsonDict | None:
         raise DefinitionError(msg) from None
 
 
-@named_fields
+@with_keyword_hints
 @frozen(kw_only=True)
 class Schedule:
     """
@@ -95,25 +101,25 @@ class Schedule:
         DefinitionError: for a line that nobody can read or that never comes, an unknown time zone, or what else cannot be used.
     """
 
-    agent: str | AgentDefinition = attrs.field(kw_only=False, validator=fine(AGENT))
-    cron: str = attrs.field(validator=fine(TEXT))
-    timezone: str = attrs.field(default="UTC", validator=fine(TEXT))
-    prompt: str = attrs.field(default="", validator=fine(TEXT))
+    agent: str | AgentDefinition = attrs.field(kw_only=False, validator=make_validator(AGENT))
+    cron: str = attrs.field(validator=make_validator(TEXT))
+    timezone: str = attrs.field(default="UTC", validator=make_validator(TEXT))
+    prompt: str = attrs.field(default="", validator=make_validator(TEXT))
     params: JsonDict | None = attrs.field(default=None, converter=_frozen_params)
-    catch_up: CatchUp = attrs.field(default="one", validator=fine(one_of("one", "all", "none")))
-    id: str = attrs.field(default="", validator=fine(TEXT))
-    enabled: bool = attrs.field(default=True, validator=fine(FLAG))
+    catch_up: CatchUp = attrs.field(default="one", validator=make_validator(word_check("one", "all", "none")))
+    id: str = attrs.field(default="", validator=make_validator(TEXT))
+    enabled: bool = attrs.field(default=True, validator=make_validator(FLAG))
     line: str = attrs.field(init=False, eq=False, repr=False)
     _zone: tzinfo = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         fill = object.__setattr__
-        fill(self, "line", _read(self.cron))
-        fill(self, "_zone", _zone_of(self.timezone))
+        fill(self, "line", _parse_cron(self.cron))
+        fill(self, "_zone", _find_time_zone(self.timezone))
         if not self.id:
-            fill(self, "id", self._own_id())
+            fill(self, "id", self._make_id())
         elif ID.fullmatch(self.id) is None:
-            msg = f"Schedule(id=...) has 1 to 40 small letters, digits and hyphens, such as 'nightly-triage', not {written(self.id)}"
+            msg = f"Schedule(id=...) has 1 to 40 small letters, digits and hyphens, such as 'nightly-triage', not {format_literal(self.id)}"
             raise DefinitionError(msg)
 
     @property
@@ -121,7 +127,7 @@ class Schedule:
         """The id of the agent."""
         return self.agent if isinstance(self.agent, str) else self.agent.id
 
-    def _own_id(self) -> str:
+    def _make_id(self) -> str:
         what = [self.line, self.timezone, self.prompt, None if self.params is None else thaw(self.params)]
         digest = sha256(json.dumps([self.agent_id, *what], sort_keys=True).encode("utf-8", "replace")).hexdigest()[:8]
         name = normalised_id(name_of_published(self.agent_id) or self.agent_id).lower()
@@ -130,7 +136,7 @@ class Schedule:
 
     def in_words(self) -> str:
         """Return what the line says, in English, such as ``At 07:00, Monday through Friday``."""
-        return str(_after(self.line, LOOKED_FROM).explain())
+        return str(_iterate_times_after(self.line, LOOKED_FROM).explain())
 
     def local(self, moment: datetime) -> datetime:
         """Return a moment as the wall clock of the schedule shows it."""
@@ -147,18 +153,18 @@ class Schedule:
             InputError: for a time without a zone, which is not a moment.
         """
         try:
-            return self._next(_moment(moment))
+            return self._next(_to_utc(moment))
         except (StopIteration, OverflowError):  # the calendar ends with the year 9999
             return None
 
-    def between(self, after: datetime, until: datetime, *, limit: int = MAX_TIMES) -> tuple[datetime, ...]:
+    def times_between(self, after: datetime, until: datetime, *, limit: int = MAX_TIMES) -> tuple[datetime, ...]:
         """
         Return the times after *after* up to *until*, oldest first, in UTC; no more than the first *limit* of them.
 
         Raises:
             InputError: for a time without a zone.
         """
-        last, found = _moment(until), list[datetime]()
+        last, found = _to_utc(until), list[datetime]()
         comes = self.next_after(after)
         while comes is not None and comes <= last and len(found) < limit:
             found.append(comes)
@@ -166,57 +172,57 @@ class Schedule:
         return tuple(found)
 
     def _next(self, moment: datetime) -> datetime:
-        offset = self._offset(moment)
+        offset = self._utc_offset(moment)
         while True:
-            wall = next(_after(self.line, (moment + offset).replace(tzinfo=None)))
+            wall = next(_iterate_times_after(self.line, (moment + offset).replace(tzinfo=None)))
             comes = wall.replace(tzinfo=UTC) - offset
             turn = self._turn(moment, comes, offset)
             if turn is None:
-                if self._comes_again or not self.local(comes).fold:
+                if self._runs_in_both_passes or not self.local(comes).fold:
                     return comes
                 moment = comes
                 continue
-            later = self._offset(turn)
+            later = self._utc_offset(turn)
             if wall.replace(tzinfo=UTC) < turn + later:  # the clock was put forward over it
                 return turn
             # A time that is the first one of the new offset counts, too.
             moment, offset = turn - SECOND, later
 
     @property
-    def _comes_again(self) -> bool:
+    def _runs_in_both_passes(self) -> bool:
         minute, hour, *_ = self.line.split()
         return minute.startswith("*") or hour.startswith("*")
 
-    def _offset(self, moment: datetime) -> timedelta:
+    def _utc_offset(self, moment: datetime) -> timedelta:
         return self.local(moment).utcoffset() or timedelta()
 
     def _turn(self, moment: datetime, until: datetime, offset: timedelta) -> datetime | None:
         """Return the first second after *moment* up to *until* with another offset than *offset*, if there is one."""
         same, other = moment, min(moment + WEEK, until)
-        while self._offset(other) == offset:
+        while self._utc_offset(other) == offset:
             if other >= until:
                 return None
             same, other = other, min(other + WEEK, until)
         while other - same > SECOND:
             middle = same + (other - same) // 2
-            same, other = (middle, other) if self._offset(middle) == offset else (same, middle)
+            same, other = (middle, other) if self._utc_offset(middle) == offset else (same, middle)
         return other.replace(microsecond=0)
 
 
-def newest_between(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, ...]:
+def newest_times_between(schedule: Schedule, after: datetime, until: datetime) -> tuple[datetime, ...]:
     """Return the newest 1,000 times after *after* up to *until*, oldest first, however long ago that was."""
     span = timedelta(hours=12)
     few = until
     while True:
         begin = max(after, until - span)
-        found = schedule.between(begin, until, limit=2 * MAX_TIMES + 1)
+        found = schedule.times_between(begin, until, limit=2 * MAX_TIMES + 1)
         if begin <= after or len(found) >= MAX_TIMES:
             break
         few, span = begin, span * 2
     # More than that are the oldest since then, not the newest: a line may come each minute of one month of the year.
     while len(found) > 2 * MAX_TIMES:
         middle = begin + (few - begin) // 2
-        some = schedule.between(middle, until, limit=2 * MAX_TIMES + 1)
+        some = schedule.times_between(middle, until, limit=2 * MAX_TIMES + 1)
         if len(some) < MAX_TIMES:
             few = middle
         else:
@@ -224,7 +230,7 @@ def newest_between(schedule: Schedule, after: datetime, until: datetime) -> tupl
     return found[-MAX_TIMES:]
 
 
-def unique(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
+def check_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     """
     Return schedules, each with an id of its own.
 
@@ -243,28 +249,26 @@ def unique(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     return tuple(found.values())
 
 
-def _moment(given: Any) -> datetime:
+def _to_utc(given: Any) -> datetime:
     if not isinstance(given, datetime) or given.utcoffset() is None:
-        msg = f"a moment is a datetime with its zone, such as datetime.now(UTC), not {written(given)}"
+        msg = f"a moment is a datetime with its zone, such as datetime.now(UTC), not {format_literal(given)}"
         raise InputError(msg, issues=("datetime without a zone",))
     return given.astimezone(UTC)
 
 
-def _after(line: str, wall: datetime) -> CronSim:
+def _iterate_times_after(line: str, wall: datetime) -> CronSim:
     """Return an iterator of the times of the wall clock after *wall*."""
     from cronsim import CronSim
 
     return CronSim(line, wall)
 
 
-def _read(cron: str) -> str:
+def _parse_cron(cron: str) -> str:
     """Return a line as ``cronsim`` takes it, once it is known to come."""
     from cronsim import CronSimError
 
     if len(cron) > MAX_CRON_CHARS or not cron.isascii():
-        msg = (
-            f"Schedule(cron=...) is a line of at most {MAX_CRON_CHARS} plain characters, {EXAMPLE}, not {written(cron)}"
-        )
+        msg = f"Schedule(cron=...) is a line of at most {MAX_CRON_CHARS} plain characters, {EXAMPLE}, not {format_literal(cron)}"
         raise DefinitionError(msg)
     line = NAMED.get(cron.strip().lower(), " ".join(cron.split()))
     if line.startswith("@"):
@@ -276,9 +280,11 @@ def _read(cron: str) -> str:
         msg = f"Schedule(cron={cron!r}) has {len(fields)} fields; it has five ({FIELDS}), {EXAMPLE}{more}"
         raise DefinitionError(msg)
     try:
-        next(_after(line, LOOKED_FROM))
+        next(_iterate_times_after(line, LOOKED_FROM))
     except CronSimError as error:
-        msg = f"Schedule(cron={cron!r}) {_unread(str(error), fields)}. It has five fields ({FIELDS}), {EXAMPLE}"
+        msg = (
+            f"Schedule(cron={cron!r}) {_cron_error_text(str(error), fields)}. It has five fields ({FIELDS}), {EXAMPLE}"
+        )
         raise DefinitionError(msg) from None
     except StopIteration:
         msg = f"Schedule(cron={cron!r}) never comes: no day in 50 years is one of its days"
@@ -286,7 +292,7 @@ def _read(cron: str) -> str:
     return line
 
 
-def _unread(said: str, fields: Sequence[str]) -> str:
+def _cron_error_text(said: str, fields: Sequence[str]) -> str:
     if "day-of-month" not in said:
         return f"cannot be read: {said.lower()}"
     if "W" in fields[2].upper():
@@ -294,7 +300,7 @@ def _unread(said: str, fields: Sequence[str]) -> str:
     return f"never comes, or cannot be read: {fields[2]!r} is no day of a month, or of none of the months {fields[3]!r}"
 
 
-def _zone_of(name: str) -> tzinfo:
+def _find_time_zone(name: str) -> tzinfo:
     if name == "UTC":
         return timezone.utc  # noqa: UP017 - `UTC` is a name of this module, too, and this says what is meant
     import zoneinfo
@@ -304,11 +310,11 @@ def _zone_of(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name if 0 < len(name) <= MAX_ZONE_CHARS else "/")
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         near = did_you_mean(name[:MAX_ZONE_CHARS], sorted(zoneinfo.available_timezones()))
-        msg = f"Schedule(timezone=...) is the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {written(name)}{near}"
+        msg = f"Schedule(timezone=...) is the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {format_literal(name)}{near}"
         raise DefinitionError(msg) from None
 
 
-def metadata_of(schedule: Schedule, at: datetime, missed: int) -> Mapping[str, Any]:
-    """Return what the run of a time is told of it."""
+def make_run_metadata(schedule: Schedule, at: datetime, missed: int) -> Mapping[str, Any]:
+    """Return the metadata of a scheduled run: schedule id, scheduled time, and how many times were missed."""
     told: dict[str, Any] = {"schedule": schedule.id, "scheduled_for": schedule.local(at).isoformat()}
     return {**told, "missed": missed} if missed else told

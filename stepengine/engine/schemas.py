@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
+from stepengine.tools.agent_tools import params_schema
 from stepengine.tools.arguments import without_titles
-from stepengine.tools.repair import repairer
+from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import JsonSchema
-from stepengine.tools.spawning import params_schema
-
-__all__ = ("Compiled", "Params", "compile_schemas")
 
 
 class Params(NamedTuple):
@@ -34,7 +32,7 @@ class Params(NamedTuple):
     json: JsonValue
 
 
-class Compiled(NamedTuple):
+class CompiledSchemas(NamedTuple):
     """
     The schemas of one agent as functions.
 
@@ -53,7 +51,7 @@ class Compiled(NamedTuple):
     output_schema: JsonDict | None = None
 
 
-def compile_schemas(agent: AgentDefinition) -> Compiled:
+def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
     """
     Compile the schemas of *agent*.
 
@@ -61,39 +59,41 @@ def compile_schemas(agent: AgentDefinition) -> Compiled:
         DefinitionError: when one of them is neither a pydantic model nor a JSON Schema.
     """
     given = agent.input_schema.params if agent.input_schema is not None else None
-    params = _params(agent.id, given)
+    params = _make_params_validator(agent.id, given)
     schema: object = agent.output_schema
-    mend = _mender(agent)
+    mend = _make_params_corrector(agent)
     if schema is None:
-        return Compiled(params, mend)
+        return CompiledSchemas(params, mend)
     where = f"agent {agent.id!r}: output_schema"
     if isinstance(schema, Mapping):
-        return Compiled(params, mend, _json_output(agent.id, schema, where), None, JsonDict(schema))
-    model = _model(schema, where)
-    return Compiled(
+        return CompiledSchemas(
+            params, mend, _make_json_output_validator(agent.id, schema, where), None, JsonDict(schema)
+        )
+    model = _check_model_class(schema, where)
+    return CompiledSchemas(
         params,
         mend,
-        _model_output(agent.id, model),
+        _make_model_output_validator(agent.id, model),
         model.model_validate,
         JsonDict(freeze(without_titles(model.model_json_schema()))),
     )
 
 
-def _mender(agent: AgentDefinition) -> Callable[[Any], Any]:
+def _make_params_corrector(agent: AgentDefinition) -> Callable[[Any], Any]:
     """Return the function that corrects an agent's params; its schema is made when it is first called."""
 
     @cache
-    def known() -> Callable[[JsonDict], JsonDict] | None:
+    def find_repairer() -> Callable[[JsonDict], JsonDict] | None:
         try:
             schema = params_schema(agent)
         except DefinitionError:
             return None
-        return None if schema is None else repairer(schema, {})
+        return None if schema is None else make_repairer(schema, {})
 
     def mend(given: object) -> Any:
         if not isinstance(given, Mapping):
             return given
-        repair = known()
+        repair = find_repairer()
         try:
             return given if repair is None else repair(freeze_object(given))
         except DataError:
@@ -102,14 +102,14 @@ def _mender(agent: AgentDefinition) -> Callable[[Any], Any]:
     return mend
 
 
-def _model(schema: object, where: str) -> Any:
+def _check_model_class(schema: object, where: str) -> Any:
     if isinstance(schema, type) and hasattr(schema, "model_validate"):
         return schema
     msg = f"{where} is a pydantic model class or a JSON Schema (a dict), not {schema!r}"
     raise DefinitionError(msg)
 
 
-def _checker(schema: Mapping[str, object], where: str) -> Callable[[Any], list[str]]:
+def _make_issue_finder(schema: Mapping[str, object], where: str) -> Callable[[Any], list[str]]:
     try:
         return JsonSchema(where, schema).issues
     except DefinitionError as error:
@@ -117,52 +117,52 @@ def _checker(schema: Mapping[str, object], where: str) -> Callable[[Any], list[s
         raise DefinitionError(msg) from error
 
 
-def _params(agent_id: str, schema: object) -> Callable[[Any], Params]:
+def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Params]:
     where = f"agent {agent_id!r}: input_schema"
     if schema is None:
-        return lambda given: _any_params(agent_id, given)
+        return lambda given: _accept_any_params(agent_id, given)
     if isinstance(schema, Mapping):
-        issues = _checker(schema, where)
-        return lambda given: _json_params(agent_id, issues, given)
-    model = _model(schema, where)
-    return lambda given: _model_params(agent_id, model, given)
+        issues = _make_issue_finder(schema, where)
+        return lambda given: _validate_json_params(agent_id, issues, given)
+    model = _check_model_class(schema, where)
+    return lambda given: _validate_model_params(agent_id, model, given)
 
 
-def _object(agent_id: str, given: object) -> JsonDict:
+def _params_as_json(agent_id: str, given: object) -> JsonDict:
     if given is None:
         return JsonDict()
     dump = getattr(given, "model_dump", None)
     value = dump(mode="json") if dump is not None else given
     if not isinstance(value, Mapping):
-        raise _params_refused(agent_id, [f"params should be an object, not a {type(given).__name__}"])
+        raise _params_error(agent_id, [f"params should be an object, not a {type(given).__name__}"])
     try:
         frozen: JsonDict = freeze(value, "params")
     except DataError as error:
-        raise _params_refused(agent_id, [error.message]) from error
+        raise _params_error(agent_id, [error.message]) from error
     return frozen
 
 
-def _any_params(agent_id: str, given: object) -> Params:
-    value = _object(agent_id, given)
+def _accept_any_params(agent_id: str, given: object) -> Params:
+    value = _params_as_json(agent_id, given)
     return Params(value, None if given is None else value)
 
 
-def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: object) -> Params:
-    value = _object(agent_id, given)
+def _validate_json_params(agent_id: str, issues: Callable[[Any], list[str]], given: object) -> Params:
+    value = _params_as_json(agent_id, given)
     found = issues(value)
     if found:
-        raise _params_refused(agent_id, found)
+        raise _params_error(agent_id, found)
     return Params(value, None if given is None else value)
 
 
-def _model_params(agent_id: str, model: Any, given: Any) -> Params:
-    value = given if isinstance(given, model) else _validate(model, thaw(_object(agent_id, given)))
+def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
+    value = given if isinstance(given, model) else _validate_with_model(model, thaw(_params_as_json(agent_id, given)))
     if isinstance(value, list):
-        raise _params_refused(agent_id, value)
+        raise _params_error(agent_id, value)
     return Params(value, None if given is None else freeze(value.model_dump(mode="json")))
 
 
-def _validate(model: Any, value: Any) -> Any:
+def _validate_with_model(model: Any, value: Any) -> Any:
     """Return the model, or the list of what is wrong with *value*."""
     from pydantic import ValidationError
 
@@ -172,36 +172,36 @@ def _validate(model: Any, value: Any) -> Any:
         return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
 
 
-def _params_refused(agent_id: str, issues: list[str]) -> InputError:
+def _params_error(agent_id: str, issues: list[str]) -> InputError:
     listed = "; ".join(issues)
     msg = f"the params of agent {agent_id!r} do not fit its input_schema: {listed}"
     return InputError(msg, issues=issues)
 
 
-def _missing(agent_id: str, issues: list[str]) -> OutputMissing:
+def _output_error(agent_id: str, issues: list[str]) -> OutputMissing:
     listed = "; ".join(issues)
     msg = f"the output of agent {agent_id!r} does not fit its output_schema: {listed}"
     return OutputMissing(msg, issues=issues)
 
 
-def _json_output(agent_id: str, schema: Mapping[str, object], where: str) -> Callable[[Any], JsonValue]:
-    issues = _checker(schema, where)
+def _make_json_output_validator(agent_id: str, schema: Mapping[str, object], where: str) -> Callable[[Any], JsonValue]:
+    issues = _make_issue_finder(schema, where)
 
     def validate(value: object) -> JsonValue:
         frozen = _freeze_output(agent_id, value)
         found = issues(frozen)
         if found:
-            raise _missing(agent_id, found)
+            raise _output_error(agent_id, found)
         return frozen
 
     return validate
 
 
-def _model_output(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
+def _make_model_output_validator(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
     def validate(value: Any) -> JsonValue:
-        made = value if isinstance(value, model) else _validate(model, thaw(_freeze_output(agent_id, value)))
+        made = value if isinstance(value, model) else _validate_with_model(model, thaw(_freeze_output(agent_id, value)))
         if isinstance(made, list):
-            raise _missing(agent_id, made)
+            raise _output_error(agent_id, made)
         return _freeze_output(agent_id, made.model_dump(mode="json"))
 
     return validate
@@ -212,5 +212,5 @@ def _freeze_output(agent_id: str, value: object) -> JsonValue:
     try:
         frozen: JsonValue = freeze(dump(mode="json") if dump is not None else value, "output")
     except DataError as error:
-        raise _missing(agent_id, [error.message]) from error
+        raise _output_error(agent_id, [error.message]) from error
     return frozen

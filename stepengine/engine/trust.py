@@ -23,29 +23,7 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import log_once
-from stepengine.workspace.user_state import is_private, state_folder
-
-__all__ = (
-    "GATE",
-    "LOCAL",
-    "SANDBOXED",
-    "Foreign",
-    "TrustGate",
-    "Wishes",
-    "agree",
-    "content_of",
-    "foreign_at",
-    "forget",
-    "has_run",
-    "is_sandboxed",
-    "is_trusted",
-    "may_run",
-    "not_agreed",
-    "tell",
-    "trust",
-    "trusted_folders",
-    "withdraw",
-)
+from stepengine.workspace.user_state import is_writable_only_by_user, state_folder
 
 LOCAL = Path("agents")
 """Where the agents of a working folder are."""
@@ -63,9 +41,9 @@ PLUGIN = "stepengine.pytest_plugin"
 
 
 @frozen
-class Foreign:
+class UntrustedFolder:
     """
-    A folder of agent files that nobody trusted.
+    A folder of agent files that is not trusted.
 
     Attributes:
         folder: Its real path.
@@ -93,9 +71,9 @@ class Foreign:
 
 
 @frozen
-class Wishes:
+class AccessRequest:
     """
-    What an installed package says that its agents want.
+    The tools, agents, folders and hosts that the agents of an installed package ask for.
 
     Attributes:
         package: What is installed, as pip names it.
@@ -119,13 +97,13 @@ class Wishes:
 
 
 class TrustGate(Protocol):
-    """Who says whether a folder that is not trusted may run, and is told what did not."""
+    """Decides whether untrusted folders and packages may run, and reports those that may not."""
 
-    def allows(self, foreign: Foreign) -> bool:
+    def allows(self, foreign: UntrustedFolder) -> bool:
         """Return whether its files may run."""
         ...
 
-    def agrees(self, wishes: Wishes) -> bool:
+    def agrees(self, wishes: AccessRequest) -> bool:
         """Return whether what an installed package wants was agreed to."""
         ...
 
@@ -149,32 +127,32 @@ def is_sandboxed(file: Path) -> bool:
     return bool(listed) and any(str(place) in listed for place in (file.resolve(), *file.resolve().parents))
 
 
-def foreign_at(folder: Path) -> Foreign | None:
+def find_untrusted_folder(folder: Path) -> UntrustedFolder | None:
     """Return what a folder of agent files holds that nobody trusted; ``None`` when it is trusted, or holds none."""
     try:
         real = folder.resolve(strict=True)
         files = tuple(sorted([f.name for f in real.glob("*.py") if not f.name.startswith("_")]))
         if not files or is_trusted(real):
             return None
-        return Foreign(real, real.stat().st_uid, files)
+        return UntrustedFolder(real, real.stat().st_uid, files)
     except (OSError, RuntimeError):
         return None
 
 
-def may_run(folder: Path) -> bool:
+def may_run_agent_files(folder: Path) -> bool:
     """
     Return whether the agent files of a folder that nobody typed may run; a person is told when they may not.
 
     On the command line that takes trust. In a program it is enough that code of the folder runs already: its main file
     lies there, Python imports from there, a file of it was loaded by its path, or tests run, which a developer started.
     """
-    foreign = foreign_at(folder)
+    foreign = find_untrusted_folder(folder)
     if foreign is None or foreign.folder in _RAN:
         return True
     gate = GATE.get()
     if gate is not None:
         return gate.allows(foreign)
-    if _runs_already(foreign):
+    if _is_running_code_of(foreign):
         return True
     log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.how}` does")
     return False
@@ -186,12 +164,12 @@ def tell(message: str) -> None:
     (log_once if gate is None else gate.tell)(message)
 
 
-def has_run(file: Path) -> None:
+def mark_folder_as_run(file: Path) -> None:
     """Note that a file was named by its path: code of its folder runs in this process from now on."""
     _RAN.add(file.resolve().parent)
 
 
-def _runs_already(foreign: Foreign) -> bool:
+def _is_running_code_of(foreign: UntrustedFolder) -> bool:
     if PLUGIN in sys.modules:
         return True
     if foreign.owner not in (0, os.geteuid()):
@@ -202,93 +180,110 @@ def _runs_already(foreign: Foreign) -> bool:
     return any(Path(entry).resolve() in (foreign.project, foreign.folder) for entry in sys.path)
 
 
+def refuse_inside_tool(what: str) -> None:
+    """
+    Raise if a tool runs this process, since only a person may do *what*: a model could approve its own calls.
+
+    Raises:
+        DefinitionError: in a command that a tool runs.
+    """
+    from stepengine.workspace.environment import MARKER
+
+    if os.environ.get(MARKER):
+        msg = (
+            f"{what} is for people; here a tool of an agent runs it, so it is refused. Do it in a terminal of your own"
+        )
+        raise DefinitionError(msg)
+
+
 # --- what is trusted --------------------------------------------------------------------------------------------------
 
 
 def is_trusted(folder: Path) -> bool:
     """Return whether a person trusted a folder of agent files, at this real path and with this owner."""
     real = folder.resolve()
-    place = _records(real)
+    place = _find_trust_folder(real)
     if place is None:
         return False
-    record = _read(place / _name(real))
+    record = _read_trust_record(place / _record_file_name(real))
     return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
 
 
-def trust(folder: Path) -> Path:
+def trust_folder(folder: Path) -> Path:
     """
-    Trust a folder of agent files from now on, and return its real path.
+    Trust a folder of agent files from now on, such as ``Path("agents")``, and return its real path.
 
     Raises:
-        DefinitionError: when there is no such folder, or nowhere to keep that outside of it.
+        DefinitionError: when there is no such folder, or nowhere to keep that outside of it; in a command that a tool runs.
     """
     from stepengine.workspace.atomic import make_folder, replace_path
 
+    refuse_inside_tool("trust_folder")
     if not folder.is_dir():
-        msg = f"there is no folder {str(folder)!r}; the folder that holds './agents' would be fine"
+        msg = f"there is no folder {str(folder)!r} of agent files; create it, or name another one"
         raise DefinitionError(msg)
     real = folder.resolve()
-    place = _records(real)
+    place = _find_trust_folder(real)
     if place is None:
         msg = (
-            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_why_not(real)}; "
+            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_unsafe_state_reason(real)}; "
             "set STEPENGINE_STATE_DIR to a folder of your own"
         )
         raise DefinitionError(msg)
     try:
         make_folder(place, 0o700)
         record = {"path": str(real), "owner": real.stat().st_uid}
-        replace_path(place / _name(real), json.dumps(record).encode(), mode=0o600)
+        replace_path(place / _record_file_name(real), json.dumps(record).encode(), mode=0o600)
     except OSError as error:
         msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg) from None
     return real
 
 
-def forget(folder: Path) -> bool:
-    """Trust a folder of agent files no longer, also one that is gone; return whether it was trusted."""
+def untrust_folder(folder: Path) -> bool:
+    """Withdraw the trust in a folder of agent files, also one that is gone; return whether it was trusted."""
     real = folder.resolve()
-    place = _records(real)
-    if place is None or not (place / _name(real)).exists():
+    place = _find_trust_folder(real)
+    if place is None or not (place / _record_file_name(real)).exists():
         return False
-    (place / _name(real)).unlink()
+    (place / _record_file_name(real)).unlink()
     return True
 
 
-def trusted_folders() -> list[Path]:
-    """Return the real paths of the folders that are trusted, those that are gone included."""
+def list_trusted_folders() -> list[Path]:
+    """Return the real paths of the trusted folders, those that are gone included."""
     state = state_folder()
-    found = [] if state is None else [_read(file) for file in sorted((state / TRUSTED).glob("*.json"))]
+    found = [] if state is None else [_read_trust_record(file) for file in sorted((state / TRUSTED).glob("*.json"))]
     return sorted([Path(record["path"]) for record in found if record is not None])
 
 
-def _name(real: Path) -> str:
+def _record_file_name(real: Path) -> str:
     return f"{sha256(os.fsencode(real)).hexdigest()}.json"
 
 
-def _records(real: Path) -> Path | None:
+def _find_trust_folder(real: Path) -> Path | None:
     """Return where trust in a folder is kept; ``None`` where others may write, or the folder itself could bring it along."""
     state = state_folder()
-    return None if state is None or _why_not(real) else state / TRUSTED
+    return None if state is None or _unsafe_state_reason(real) else state / TRUSTED
 
 
-def _why_not(real: Path) -> str:
-    from stepengine.workspace.skills import project_top
+def _unsafe_state_reason(real: Path) -> str:
+    from stepengine.workspace.skills import find_project_root
 
     state = state_folder()
     if state is None:
         return "nowhere, without a home folder"
-    top, home = project_top(real.parent), Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (never raises)
+    top, home = find_project_root(real.parent), Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (never raises)
     if state.resolve().is_relative_to(top) and not home.is_relative_to(top):
         return f"{str(state)!r}, inside of {str(top)!r} itself"
     for folder in (state, state / TRUSTED):
-        if folder.exists() and not is_private(folder):
+        if folder.exists() and not is_writable_only_by_user(folder):
             return f"{str(folder)!r}, where others may write"
     return ""
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    record = _object(file) or {}
+def _read_trust_record(file: Path) -> dict[str, Any] | None:
+    record = _read_json_object(file) or {}
     known = isinstance(record.get("path"), str) and type(record.get("owner")) is int
     return record if known else None
 
@@ -296,16 +291,16 @@ def _read(file: Path) -> dict[str, Any] | None:
 # --- what packages want -----------------------------------------------------------------------------------------------
 
 
-def not_agreed(wishes: Wishes) -> tuple[str, ...] | None:
+def find_unapproved_access(wishes: AccessRequest) -> tuple[str, ...] | None:
     """Return the part that nobody has agreed to yet; ``None`` where nobody ever agreed to the package."""
-    place = _agreements()
-    record = None if place is None else _object(place / _file_of(wishes.package))
+    place = _find_approvals_folder()
+    record = None if place is None else _read_json_object(place / _approval_file_name(wishes.package))
     if record is None or record.get("publisher") != wishes.publisher or not isinstance(record.get("asks"), list):
         return None
     return tuple([wanted for wanted in wishes.asks if wanted not in record["asks"]])
 
 
-def agree(wishes: Wishes) -> None:
+def approve_access(wishes: AccessRequest) -> None:
     """
     Agree to what a package wants, from now on, and in later versions as long as they want no more.
 
@@ -314,7 +309,7 @@ def agree(wishes: Wishes) -> None:
     """
     from stepengine.workspace.atomic import make_folder, replace_path
 
-    place = _agreements()
+    place = _find_approvals_folder()
     if place is None:
         msg = "that cannot be kept: your state folder is not there, or others may write it; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg)
@@ -326,35 +321,38 @@ def agree(wishes: Wishes) -> None:
     }
     try:
         make_folder(place, 0o700)
-        replace_path(place / _file_of(wishes.package), json.dumps(record).encode(), mode=0o600)
+        replace_path(place / _approval_file_name(wishes.package), json.dumps(record).encode(), mode=0o600)
     except OSError as error:
         msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg) from None
 
 
-def withdraw(package: str) -> bool:
-    """Agree no longer to what a package wants, also one that is gone; return whether that was agreed to."""
-    place = _agreements()
-    if place is None or not (place / _file_of(package)).exists():
+def withdraw_approval(package: str) -> bool:
+    """Withdraw the approval of a package, also one that is gone; return whether it was approved."""
+    place = _find_approvals_folder()
+    if place is None or not (place / _approval_file_name(package)).exists():
         return False
-    (place / _file_of(package)).unlink()
+    (place / _approval_file_name(package)).unlink()
     return True
 
 
-def _agreements() -> Path | None:
+def _find_approvals_folder() -> Path | None:
     state = state_folder()
-    if state is None or any(f.exists() and not is_private(f) for f in (state, state / AGREED)):
+    if state is None or any(f.exists() and not is_writable_only_by_user(f) for f in (state, state / AGREED)):
         return None
     return state / AGREED
 
 
-def _file_of(package: str) -> str:
-    # As an index compares names.
-    plain = package.lower().replace("_", "-").replace(".", "-")
-    return f"{sha256(plain.encode()).hexdigest()}.json"
+def _approval_file_name(package: str) -> str:
+    return f"{sha256(normalise_package_name(package).encode()).hexdigest()}.json"
 
 
-def _object(file: Path) -> dict[str, Any] | None:
+def normalise_package_name(name: str) -> str:
+    """Return the name of a package as an index compares names."""
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def _read_json_object(file: Path) -> dict[str, Any] | None:
     try:
         with file.open("rb") as opened:
             record = json.loads(opened.read(MAX_RECORD_BYTES))
@@ -366,7 +364,7 @@ def _object(file: Path) -> dict[str, Any] | None:
 # --- by content -------------------------------------------------------------------------------------------------------
 
 
-def content_of(folder: Path) -> str:
+def hash_folder(folder: Path) -> str:
     """
     Return ``sha256:...`` of all files that a folder of agent files holds, below it too, names included.
 
@@ -375,7 +373,7 @@ def content_of(folder: Path) -> str:
     """
     digest, size = sha256(), 0
     try:
-        for count, (name, file) in enumerate(_files_of(folder.resolve(strict=True))):
+        for count, (name, file) in enumerate(_walk_files(folder.resolve(strict=True))):
             data = file.read_bytes() if file.stat().st_size <= MAX_CONTENT_BYTES else b""
             size += file.stat().st_size
             if count >= MAX_FILES or size > MAX_CONTENT_BYTES:
@@ -388,7 +386,7 @@ def content_of(folder: Path) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _files_of(folder: Path) -> Iterator[tuple[bytes, Path]]:
+def _walk_files(folder: Path) -> Iterator[tuple[bytes, Path]]:
     """Give the names below the folder and the files, in the order of their names; a link to a file counts as that file."""
     for above, folders, files in os.walk(folder):
         folders[:] = sorted([name for name in folders if name != CACHE])

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from stepengine.tools.definition import Tool
     from stepengine.workspace.workspace import Workspace
 
-__all__ = ("WorkspaceTools",)
-
 SEARXNG = "http://localhost:8080"
 """An example of the address of a SearXNG instance, for error messages."""
 
@@ -55,10 +53,10 @@ class WorkspaceTools:
         # Built for the first agent that names one. An engine may have a workspace only for tools of its own, and that may be a place
         # where no bundled tool can work.
         if not self._made:
-            self._add(rootless_tools(place.web))
+            self._add_checked(rootless_tools(place.web))
         if left := sorted(wanted - self._made.keys()):
             try:
-                self._add(workspace_tools(place))
+                self._add_checked(workspace_tools(place))
             except DefinitionError as error:
                 why = error.message.partition(";")[0]
                 msg = (
@@ -68,23 +66,23 @@ class WorkspaceTools:
                 raise DefinitionError(msg) from error
         return {name: self._made[name] for name in wanted if name in self._made}
 
-    def _add(self, tools: Iterable[Tool]) -> None:
+    def _add_checked(self, tools: Iterable[Tool]) -> None:
         self._check(tools)
         self._made |= {tool.name: tool for tool in tools}
 
-    def remedy(self, names: Iterable[str]) -> str:
+    def workspace_argument(self, names: Iterable[str]) -> str:
         """Return the argument of ``Engine`` that gives agents these tools, as Python is written."""
         place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
         has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)
         options = [
             *(["write=True"] if has_write or "write" in needed else []),
             *(["shell=True"] if has_shell or "shell" in needed else []),
-            *([f"web={_quoted(web or SEARXNG)}"] if web or "web" in needed else []),
+            *([f"web={_quote(web or SEARXNG)}"] if web or "web" in needed else []),
         ]
         if place is not None and place.system is not None:
             return f"workspace=workspace.with_access({', '.join(options)})"
-        return f"workspace=Workspace({', '.join([_quoted('.' if place is None else str(place.root)), *options])})"
+        return f"workspace=Workspace({', '.join([_quote('.' if place is None else str(place.root)), *options])})"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)

@@ -2,14 +2,16 @@
 Evaluation: measures agents and what a change does to recorded runs.
 
 Evaluations run cases several times and report each metric with a confidence interval. ``impact`` replays recorded runs over changed
-code and compares them, ``blame`` finds the step at which a run went wrong, ``pinning`` turns recorded runs into tests, and
-``improving`` searches for a better prompt. Replays perform nothing, and cost nothing.
+code and compares them, ``blame`` finds the step at which a run went wrong, ``pinned_tests`` turns recorded runs into tests, and
+``improvement`` searches for a better prompt. Replays perform nothing, and cost nothing.
 
 Not here: printing, which the command line does, and what tests need (``testing``).
 
-Begin with ``evaluating`` or ``impact``.
+Begin with ``case_runs`` or ``impact``.
 """
 
+from stepengine.evaluation.blame import Blame, Blamed, RetriedStep, blame
+from stepengine.evaluation.case_runs import Evaluation
 from stepengine.evaluation.criteria import (
     ANY,
     Case,
@@ -30,21 +32,30 @@ from stepengine.evaluation.criteria import (
     never_called,
     only_changes,
 )
-from stepengine.evaluation.evaluating import Evaluation
 from stepengine.evaluation.evaluation_report import EvaluationReport, evaluate, evaluate_sync
-from stepengine.evaluation.improving import Trials
+from stepengine.evaluation.impact import Impact, impact
+from stepengine.evaluation.improvement import Trials
+from stepengine.evaluation.pinned_tests import PinnedTest, pin
+from stepengine.evaluation.prices import Priced, price
 
 __all__ = (
     "ANY",
+    "Blame",
+    "Blamed",
     "Case",
     "Criterion",
     "Evaluation",
     "EvaluationReport",
+    "Impact",
     "JudgedRun",
     "MadeCall",
+    "PinnedTest",
+    "Priced",
+    "RetriedStep",
     "Trials",
     "Verdict",
     "WorkingFiles",
+    "blame",
     "called",
     "command",
     "contains",
@@ -52,10 +63,13 @@ __all__ = (
     "evaluate",
     "evaluate_sync",
     "fits",
+    "impact",
     "judge",
     "matches",
     "max_cost",
     "max_steps",
     "never_called",
     "only_changes",
+    "pin",
+    "price",
 )

@@ -18,17 +18,15 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.state import RunStatus
+from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.samples import Models, at_once, course_from, model_calls, sample, shown_dollars
-from stepengine.evaluation.statistics import wilson
-from stepengine.journal import ForkReport, Journal, Purse
+from stepengine.evaluation.samples import Models, course_from, format_dollars, model_calls, run_concurrently, sample
+from stepengine.evaluation.statistics import wilson_interval
+from stepengine.journal import ForkReport, Journal, JournalLike, Purse, as_journal
 from stepengine.journal.history import History
-from stepengine.journal.replayer import address_of
-
-__all__ = ("Blame", "Blamed", "RetriedStep", "blame", "change_point", "expected_calls")
+from stepengine.journal.recorded_part import parse_address
 
 FORMAT = "stepengine.blame/1"
 MOST_STEPS = 12
@@ -40,7 +38,7 @@ LIKELY = 1.92
 @frozen
 class RetriedStep:
     """
-    A model step, asked anew.
+    A model step that was repeated with new model calls.
 
     Attributes:
         index: Its number among the model steps of the whole run, from 1.
@@ -62,22 +60,22 @@ class RetriedStep:
 
     @property
     def known(self) -> int:
-        """How many runs from there came to an end."""
+        """The number of repeated runs that ended."""
         return self.ok + self.failed
 
     @property
     def rate(self) -> float | None:
-        """How many of those passed."""
+        """The share of these runs that passed; ``None`` if none ended."""
         return self.ok / self.known if self.known else None
 
     @property
     def is_measurable(self) -> bool:
-        """Whether at least half of the runs came to an end."""
+        """Whether at least half of the repeated runs ended."""
         return self.known > 0 and self.unknown <= self.known
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
-        low, high = wilson(self.ok, self.known)
+        """Return the step as JSON."""
+        low, high = wilson_interval(self.ok, self.known)
         counts = {"ok": self.ok, "failed": self.failed, "unknown": self.unknown}
         return {"step": self.step, "address": self.address, **counts, "rate": self.rate, "low": low, "high": high}
 
@@ -85,7 +83,7 @@ class RetriedStep:
 @frozen
 class Blamed:
     """
-    The step to blame, and its neighbours that may be.
+    The step at which the pass rate falls, and the steps nearby that are also likely.
 
     Attributes:
         step: The most likely one.
@@ -98,7 +96,7 @@ class Blamed:
     last: RetriedStep
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the steps as JSON."""
         ends = {"first": self.first.step, "last": self.last.step}
         return {"step": self.step.step, "address": self.step.address, **ends}
 
@@ -106,17 +104,17 @@ class Blamed:
 @frozen
 class Blame:
     """
-    What asking anew has shown.
+    The report of repeating the steps of a run.
 
     Attributes:
-        check: What the run was to do.
-        k: How many runs there were from each step.
-        steps: The steps that were tried, in order.
-        blamed: The one to blame; ``None`` when none is.
-        why: Why, in a sentence.
-        spent: What it cost in US dollars; ``None`` when that is unknown.
-        performed: How many tool calls were performed in the world of today.
-        stopped: Why it is not complete; ``""`` when it is.
+        check: The condition that the run does not meet.
+        k: The number of runs from each step.
+        steps: The repeated steps, in order.
+        blamed: The step at which the pass rate falls; ``None`` if there is none.
+        why: The reason for this result, in a sentence.
+        spent: The cost in US dollars; ``None`` if it is unknown.
+        performed: The number of tool calls that were performed and not served from the record.
+        stopped: The reason why the report is incomplete; ``""`` if it is complete.
     """
 
     check: str
@@ -129,7 +127,7 @@ class Blame:
     stopped: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON; money is text, and what is unknown is ``None``."""
+        """Return the report as JSON; money is text, and unknown values are ``None``."""
         return {
             "format": FORMAT,
             "check": self.check,
@@ -143,22 +141,22 @@ class Blame:
         }
 
     def lines(self) -> Iterator[str]:
-        """Give it as lines of text: a row for each step, then what follows from them."""
+        """Yield the report as lines of text: a row for each step, then the conclusions."""
         width = max([8, *[len(step.address) for step in self.steps]])
         for step in self.steps:
-            low, high = wilson(step.ok, step.known)
+            low, high = wilson_interval(step.ok, step.known)
             rate = "not measurable" if not step.is_measurable else f"{step.ok} of {step.known} pass"
             odd = f", {step.unknown} unknown" + (f" (called {step.tool})" if step.tool else "") if step.unknown else ""
             mark = " <- blamed" if self.blamed is not None and self.blamed.step == step else ""
             yield f"step {step.step:>3}  {step.address:<{width}} {rate}{odd}  {low:.0%}-{high:.0%}{mark}"
         yield self.why
         done = f"; {self.performed} tool calls were performed in the world of today" if self.performed else ""
-        yield f"spent {shown_dollars(self.spent)}{done}" + (f"; stopped: {self.stopped}" if self.stopped else "")
+        yield f"spent {format_dollars(self.spent)}{done}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
 
-def change_point(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | None:
+def find_change_point(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | None:
     """
-    Return where a rate falls: how many of *counts* stand before the most likely place, and before the first and last likely one.
+    Return how many of *counts* are before the most likely fall of a rate, and before its first and last likely position.
 
     Args:
         counts: For each step in order how many runs passed, and how many came to an end.
@@ -170,11 +168,11 @@ def change_point(counts: Sequence[tuple[int, int]]) -> tuple[int, int, int] | No
     for place in range(1, len(counts)):
         before, after = _sum_counts(counts[:place]), _sum_counts(counts[place:])
         if before[1] and after[1] and before[0] / before[1] > after[0] / after[1]:
-            likely[place] = _likelihood(*before) + _likelihood(*after)
+            likely[place] = _log_likelihood(*before) + _log_likelihood(*after)
     if not likely:
         return None
     best = max(likely, key=lambda place: likely[place])
-    if wilson(*_sum_counts(counts[:best]))[0] <= wilson(*_sum_counts(counts[best:]))[1]:
+    if wilson_interval(*_sum_counts(counts[:best]))[0] <= wilson_interval(*_sum_counts(counts[best:]))[1]:
         return None
     near = [place for place, value in likely.items() if value >= likely[best] - LIKELY]
     return best, min(near), max(near)
@@ -187,13 +185,13 @@ def _sum_counts(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return passed, known
 
 
-def _likelihood(passed: int, known: int) -> float:
+def _log_likelihood(passed: int, known: int) -> float:
     parts = ((passed, passed / known), (known - passed, 1 - passed / known))
     return sum(number * math.log(share) for number, share in parts if number)
 
 
 def expected_calls(journal: Journal, k: int, steps: tuple[int, int] | None = None) -> tuple[int, Decimal | None]:
-    """Return about how many model calls blaming will take, and what they cost as recorded; ``None`` when that is unknown."""
+    """Return the approximate number of model calls of ``blame``, and their cost by the recorded prices; ``None`` if unknown."""
     history = journal.history()
     chosen = _select_steps(model_calls(history), steps)
     # What follows a step is added up for each of them anew: of many steps some tell enough.
@@ -220,8 +218,8 @@ def _select_steps(addresses: Sequence[str], steps: tuple[int, int] | None) -> li
 
 async def blame(
     engine: Engine,
-    journal: Journal,
-    check: Check,
+    journal: JournalLike,
+    check: Check | str | Callable[[RunResult], object],
     *,
     agent: AgentDefinition | None = None,
     k: int = 8,
@@ -234,14 +232,15 @@ async def blame(
     Find the step at which the chance to pass *check* falls.
 
     Args:
-        engine: What runs are performed with.
+        engine: The engine that performs the runs.
         journal: A run that does not pass.
-        check: What it was to do.
-        agent: Its agent as it is now; by default the engine's of the recorded id.
-        k: How many runs from each step.
+        check: The condition of *journal*: an expression over ``output, text, status, tools, steps, cost, error, result``, ``MODULE:FN``, or
+            a function of the result.
+        agent: The current agent of the run; by default the engine's agent with the recorded id.
+        k: The number of runs from each step; 8 by default.
         steps: The first and the last model step to try, from 1; by default all.
-        purse: What may be spent; without bound by default.
-        models: Gives the models of each run, in place of the engine's.
+        purse: The budget; unlimited by default.
+        models: Creates the models of each run, in place of the engine's.
         options: ``tools`` and ``simulate``, as for ``Engine.fork``; tools that may be repeated are performed by default.
 
     Raises:
@@ -251,10 +250,11 @@ async def blame(
     if k < 1:
         msg = f"k is {k}; each step has to be asked at least once"
         raise DataError(msg)
+    journal, check = as_journal(journal), Check.from_any(check)
     money = purse or Purse()
     options.setdefault("tools", "idempotent")
     recorded = await engine.replay(journal, agent=agent)
-    if check.of(recorded).passed:
+    if check.apply(recorded).passed:
         return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", money.known)
     history = journal.history()
     chosen = _select_steps(model_calls(history), steps)
@@ -269,22 +269,22 @@ async def blame(
     )  # fmt: skip
     await search.run()
     tried = tuple([search.steps[i] for i in sorted(search.tried)])
-    found = change_point([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
+    found = find_change_point([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
     measurable = [step for step in tried if step.is_measurable]
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
-    why = _why(tried, blamed, str(options["tools"]))
+    why = _explain_blame(tried, blamed, str(options["tools"]))
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
     return Blame(check.text, k, tried, blamed, why, money.known, search.performed, stopped)
 
 
 def _root_steps(history: History, addresses: Iterable[str]) -> Iterator[int]:
-    """Give the steps of the root in which model calls of it or of its children were made."""
+    """Yield the numbers of the root's steps in which it or its children made model calls."""
     calls = sorted([seq for (path, seq), intent in history.intents.items() if not path and intent.type == "model_call"])
-    for path, seq in map(address_of, addresses):
+    for path, seq in map(parse_address, addresses):
         yield bisect_right(calls, int(path.partition(".")[0]) if path else seq)
 
 
-def _why(tried: Sequence[RetriedStep], blamed: Blamed | None, tools: str) -> str:
+def _explain_blame(tried: Sequence[RetriedStep], blamed: Blamed | None, tools: str) -> str:
     if blamed is not None:
         step = blamed.step
         if blamed.first == blamed.last:
@@ -307,7 +307,7 @@ def _why(tried: Sequence[RetriedStep], blamed: Blamed | None, tools: str) -> str
 
 class _BlameSearch:
     """
-    Asks the steps anew that have to be.
+    Repeats the steps of a run that the search needs.
 
     Args:
         steps: The steps.
@@ -327,29 +327,29 @@ class _BlameSearch:
         self._k = k
 
     async def run(self) -> None:
-        """Try all steps; of many those that halving leads to, and twice as often those beside the place."""
+        """Repeat all steps; if there are many, only those of a binary search, and the steps near its result twice as often."""
         last = len(self.steps) - 1
         if last < MOST_STEPS:
-            await self._try(range(last + 1), self._k)
+            await self._repeat_steps(range(last + 1), self._k)
             return
-        await self._try([0], self._k)
+        await self._repeat_steps([0], self._k)
         low, high = 0, last + 1  # from `low` on runs pass as from the start, from `high` on they do not
         start = self.steps[0].rate or 0.0
         while high - low > 1:
             middle = (low + high) // 2
-            await self._try([middle], self._k)
+            await self._repeat_steps([middle], self._k)
             rate = self.steps[middle].rate
             low, high = (middle, high) if rate is not None and rate > start / 2 else (low, middle)
-        await self._try([place for place in (low - 1, low, high, high + 1) if 0 <= place <= last], 2 * self._k)
+        await self._repeat_steps([place for place in (low - 1, low, high, high + 1) if 0 <= place <= last], 2 * self._k)
 
-    async def _try(self, places: Iterable[int], times: int) -> None:
+    async def _repeat_steps(self, places: Iterable[int], times: int) -> None:
         works = [partial(self._again, at=self.steps[place].address) for place in places for _ in range(times)]
-        given = await at_once(works)
+        given = await run_concurrently(works)
         for number, place in enumerate(places):
             self.tried.add(place)
-            self._count(place, given[number * times : (number + 1) * times])
+            self._add_reports(place, given[number * times : (number + 1) * times])
 
-    def _count(self, place: int, reports: Sequence[ForkReport | None]) -> None:
+    def _add_reports(self, place: int, reports: Sequence[ForkReport | None]) -> None:
         step, called = self.steps[place], dict[str, int]()
         ok = failed = unknown = 0
         for report in reports:
@@ -357,7 +357,7 @@ class _BlameSearch:
                 unknown += 1
                 if report is not None and report.refused is not None:
                     called[report.refused.name] = called.get(report.refused.name, 0) + 1
-            elif self._check.of(report.result).passed:
+            elif self._check.apply(report.result).passed:
                 ok += 1
             else:
                 failed += 1

@@ -17,13 +17,11 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.state import RunResult
-from stepengine.engine.beside import fresh_module_at
+from stepengine.engine.beside import load_fresh_module
 from stepengine.errors import DataError
 from stepengine.journal import Journal
-from stepengine.journal.programs import asked_in, program_of
+from stepengine.journal.programs import get_program, list_program_effects
 from stepengine.runtime.performer import child_path
-
-__all__ = ("Check", "CheckedRun", "function_at", "member_of", "value_of")
 
 PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
 MAX_FILE = 4 * 1024 * 1024
@@ -55,7 +53,7 @@ HELPERS: Mapping[str, Any] = {
 
 @frozen
 class CheckedRun:
-    """Whether a run passes, and why not."""
+    """Whether a run passes, and the reason if it does not."""
 
     passed: bool
     reason: str = ""
@@ -64,7 +62,7 @@ class CheckedRun:
 @frozen
 class Check:
     """
-    What a run has to do to pass.
+    A condition that a run has to meet.
 
     Attributes:
         text: How it was written.
@@ -75,14 +73,28 @@ class Check:
     judge: Callable[[RunResult], Any]
 
     @classmethod
+    def from_any(cls, check: Check | str | Callable[[RunResult], object], root: Path | None = None) -> Check:
+        """
+        Return *check* as a ``Check``: a text as ``of_text``, or a function of the result.
+
+        Raises:
+            DataError: when a text is neither a function nor an expression.
+        """
+        if isinstance(check, Check):
+            return check
+        if callable(check):
+            return cls(getattr(check, "__name__", "the check"), check)
+        return cls.of_text(str(check), root)
+
+    @classmethod
     def of_text(cls, text: str, root: Path | None = None) -> Check:
         """
-        Return the check that *text* says: a function where it is ``MODULE:FN``, else an expression.
+        Return the check in *text*: the function ``MODULE:FN``, or an expression.
 
         Raises:
             DataError: when it is neither.
         """
-        return cls(text, function_at(text, root)) if PLACE.fullmatch(text) else cls.of_expression(text)
+        return cls(text, load_function(text, root)) if PLACE.fullmatch(text) else cls.of_expression(text)
 
     @classmethod
     def of_expression(cls, text: str) -> Check:
@@ -101,11 +113,11 @@ class Check:
             raise DataError(msg) from None
 
         def judge(result: RunResult) -> object:
-            return eval(code, {"__builtins__": HELPERS, **_names(result)})  # noqa: S307 - the caller's own, as typed
+            return eval(code, {"__builtins__": HELPERS, **_expression_names(result)})  # noqa: S307 - the caller's own, as typed
 
         return cls(text, judge)
 
-    def of(self, result: RunResult) -> CheckedRun:
+    def apply(self, result: RunResult) -> CheckedRun:
         """
         Return whether *result* passes.
 
@@ -123,12 +135,12 @@ class Check:
             raise DataError(msg) from error
 
 
-def _names(result: RunResult) -> dict[str, object]:
+def _expression_names(result: RunResult) -> dict[str, object]:
     return {
         "output": plain(result.output),
         "text": result.text,
         "status": result.status.value,
-        "tools": [*[call.tool_name for call in result.tool_calls], *_by_programs(result)],
+        "tools": [*[call.tool_name for call in result.tool_calls], *_tools_called_by_programs(result)],
         "steps": result.state.step_index,
         "cost": None if result.cost is None else float(result.cost),
         "error": None if result.error is None else str(result.error),
@@ -136,23 +148,23 @@ def _names(result: RunResult) -> dict[str, object]:
     }
 
 
-def _by_programs(result: RunResult) -> Iterator[str]:
-    """Give the tools that programs of the run itself called, in the order of the calls; they stand in its journal alone."""
+def _tools_called_by_programs(result: RunResult) -> Iterator[str]:
+    """Yield the tools that programs of the run called, in order, from the journal."""
     if not isinstance(result.journal, Journal):
         return
     history = result.journal.history()
     for (path, seq), intent in sorted(history.intents.items()):
-        if not path and intent.begins_run and program_of(history.form(intent)) is not None:
+        if not path and intent.begins_run and get_program(history.form(intent)) is not None:
             yield from [
                 str(form["tool_name"])
-                for form in asked_in(history, child_path(path, seq))
+                for form in list_program_effects(history, child_path(path, seq))
                 if form["type"] == "tool_call"
             ]
 
 
-def function_at(place: str, root: Path | None = None) -> Callable[..., object]:
+def load_function(place: str, root: Path | None = None) -> Callable[..., object]:
     """
-    Return the function that ``MODULE:FN`` names: ``checks:is_short``, or ``./checks.py:is_short``.
+    Return the function of ``MODULE:FN``, such as ``checks:is_short`` or ``./checks.py:is_short``.
 
     Args:
         place: The name.
@@ -168,7 +180,7 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., object]:
         sys.path.insert(0, str(folder))
     beside = folder / f"{module.removesuffix('.py')}.py"
     if module.endswith(".py") or beside.is_file():
-        found = member_of(beside, name)
+        found = load_member(beside, name)
     else:
         try:
             found = getattr(importlib.import_module(module), name)
@@ -182,15 +194,15 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., object]:
     return made
 
 
-def member_of(file: Path, name: str) -> Any:
+def load_member(file: Path, name: str) -> Any:
     """
-    Return the object *name* of a Python file. The file may import its neighbours, as an agent file may.
+    Return the object *name* of a Python file, which may import its neighbours as an agent file may.
 
     Raises:
         DataError: when it cannot be loaded, or holds nothing of that name.
     """
     try:
-        module = fresh_module_at(file)
+        module = load_fresh_module(file)
     except (Exception, SystemExit) as error:
         msg = f"{file} cannot be loaded: {type(error).__name__}: {error}"
         raise DataError(msg) from error
@@ -200,9 +212,9 @@ def member_of(file: Path, name: str) -> Any:
     return getattr(module, name)
 
 
-def value_of(file: Path) -> Any:
+def load_data(file: Path) -> Any:
     """
-    Return what a file of JSON or YAML holds: plain values.
+    Return the content of a JSON or YAML file as plain values.
 
     Raises:
         DataError: when it cannot be read, is larger than 4 MiB, is neither, or holds an alias.

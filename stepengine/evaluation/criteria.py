@@ -46,22 +46,22 @@ __all__ = (
     "MadeCall",
     "Verdict",
     "WorkingFiles",
+    "apply_check",
     "as_tuple",
     "called",
     "command",
     "contains",
-    "digest_of_function",
     "equals",
     "fits",
+    "get_name",
+    "hash_files",
+    "hash_function",
     "judge",
-    "listing_of",
     "matches",
     "max_cost",
     "max_steps",
-    "name_of",
     "never_called",
     "only_changes",
-    "verdict_of",
 )
 
 COMMAND_SECONDS = 60.0
@@ -72,7 +72,7 @@ BLOCK = 1 << 20
 
 
 def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
-    """Return what was given, a list or any other iterable, as a tuple."""
+    """Return an iterable as a tuple."""
     return tuple(values)
 
 
@@ -82,7 +82,7 @@ Files: TypeAlias = "str | Path | Mapping[str, str] | None"
 @frozen
 class Case:
     """
-    One task.
+    A task of an evaluation: its prompt, files and checks.
 
     Attributes:
         id: Its name, unique in the evaluation; letters, digits, ``.``, ``_`` and ``-``.
@@ -108,7 +108,7 @@ class Case:
 
 
 class _Any:
-    """Equals everything."""
+    """A value that equals everything."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -127,7 +127,7 @@ ANY: Any = _Any()
 @frozen
 class Verdict:
     """
-    What a check says of a run.
+    The result of a check on a run.
 
     Attributes:
         score: From 0 to 1.
@@ -148,11 +148,11 @@ class Verdict:
 
 
 class FilesGone(Exception):
-    """A check needs files of a working copy that is not there any more; its verdict is unknown."""
+    """A check needs the files of a deleted working copy, so that its verdict is unknown."""
 
 
 class JudgeNeeded(Exception):
-    """A judge would have to be asked anew where no model is asked; its verdict is unknown."""
+    """A judge would have to be asked where no model may be called, so that its verdict is unknown."""
 
 
 @frozen
@@ -174,7 +174,7 @@ class MadeCall:
 @frozen
 class WorkingFiles:
     """
-    The files of a working copy when its run had ended; links are no files.
+    The files of a working copy at the end of its run, without links.
 
     Attributes:
         before: The path of each file that was there at first, with the SHA-256 of its bytes.
@@ -193,12 +193,12 @@ class WorkingFiles:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The paths of files that were made, changed or deleted, sorted."""
+        """The paths of created, changed and deleted files, sorted."""
         return tuple(sorted([p for p in {*self.before, *self.after} if self.before.get(p) != self.after.get(p)]))
 
     def text(self, path: str) -> str:
         """
-        Return the text of a file; ``""`` when there is none of that path.
+        Return the text of a file; ``""`` if it does not exist.
 
         Raises:
             FilesGone: when the working copy is gone and the text was not kept.
@@ -224,19 +224,19 @@ class WorkingFiles:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file that is not a link, as much of it as anybody looks at."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+    """Return the text of a file that is not a link, up to a size limit."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
         return file.read(MAX_FILE).decode(errors="replace")
 
 
-def listing_of(root: Path) -> dict[str, str]:
-    """Return the path of each file below *root* with the SHA-256 of its bytes; links and what they lead to are left out."""
+def hash_files(root: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file below *root* by path, without links."""
     found: dict[str, str] = {}
     for path in _files_below(root):
         digest = hashlib.sha256()
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
                 while block := file.read(BLOCK):
                     digest.update(block)
@@ -258,7 +258,7 @@ def _files_below(root: Path) -> Iterator[Path]:
 @frozen
 class JudgedRun:
     """
-    A run that has completed, as checks see it.
+    A completed run, as checks see it.
 
     Attributes:
         case: The case.
@@ -276,27 +276,27 @@ class JudgedRun:
 
     @property
     def output(self) -> Any:
-        """Its output as JSON."""
+        """The output of the run as JSON."""
         return plain(self.result.output)
 
     @property
     def text(self) -> str:
-        """What it said: its text, or its output where that is text."""
+        """The text of the run, or its output if that is a text."""
         return self.result.text
 
     @property
     def steps(self) -> int:
-        """How many steps the run itself took."""
+        """The number of steps of the run itself."""
         return self.result.state.step_index
 
     @property
     def cost(self) -> Decimal | None:
-        """What it cost in US dollars, children included; ``None`` when that is unknown."""
+        """The cost of the run and its children in US dollars; ``None`` if it is unknown."""
         return self.result.cost
 
     @property
     def tool_calls(self) -> tuple[MadeCall, ...]:
-        """The calls of the run in order, the refused ones included, then those that its children made."""
+        """The tool calls of the run in order, denied ones included, followed by those of its children."""
         own = [MadeCall(call.tool_name, plain(call.input)) for call in self.result.tool_calls]
         history = self.journal.history()
         intents = [
@@ -336,17 +336,17 @@ class Criterion:
         return attrs.evolve(self, name=name)
 
 
-def name_of(check: CheckFunction) -> str:
+def get_name(check: CheckFunction) -> str:
     """Return the name of a check: its own, or that of its function."""
     return check.name if isinstance(check, Criterion) else str(getattr(check, "__name__", type(check).__name__))
 
 
-def digest_of_function(function: Any) -> str:
-    """Return a digest of what a function does, as far as its source tells; what it calls is not looked into."""
+def hash_function(function: Any) -> str:
+    """Return a digest of a function's source; the functions that it calls are not included."""
     if isinstance(function, Criterion):
         return _digest(["criterion", function.of])
     if isinstance(function, functools.partial):
-        return _digest(["partial", digest_of_function(function.func), repr(function.args), repr(function.keywords)])
+        return _digest(["partial", hash_function(function.func), repr(function.args), repr(function.keywords)])
     inner = inspect.unwrap(function)
     try:
         source = inspect.getsource(inner)
@@ -367,9 +367,9 @@ def _digest(parts: Sequence[str]) -> str:
     return hashlib.sha256(canonical([*parts]).encode()).hexdigest()[:16]
 
 
-async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
+async def apply_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     """
-    Return what a check says of a run.
+    Return the verdict of a check on a run.
 
     Raises:
         DataError: when it says something that is not a verdict.
@@ -379,10 +379,10 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
     if inspect.isawaitable(said):
         said = await said
     if isinstance(said, bool):
-        return Verdict(float(said), said, "" if said else f"{name_of(check)} does not hold")
+        return Verdict(float(said), said, "" if said else f"{get_name(check)} does not hold")
     made = said if isinstance(said, Verdict) else Verdict(said) if isinstance(said, int | float) else None
     if made is None or not 0 <= made.score <= 1:
-        msg = f"the check {name_of(check)} gave {said!r}; it gives True or False, a number from 0 to 1, or a Verdict"
+        msg = f"the check {get_name(check)} gave {said!r}; it gives True or False, a number from 0 to 1, or a Verdict"
         raise DataError(msg)
     return made
 
@@ -391,7 +391,7 @@ def _make_criterion(name: str, function: CheckFunction, *of: object, is_judge: b
     return Criterion(name, function, repr((name, *of)), is_judge)
 
 
-def _holds(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what it is about
+def _make_verdict(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what it is about
     return Verdict(float(holds), holds, "" if holds else reason)
 
 
@@ -404,17 +404,17 @@ def _shorten(value: object) -> str:
 
 
 def equals(expected: object) -> Criterion:
-    """Return a check that the output is *expected*."""
+    """Return a check that the output equals *expected*."""
 
     def check(run: JudgedRun) -> Verdict:
-        return _holds(run.output == expected, f"the output is {_shorten(run.output)}, not {_shorten(expected)}")
+        return _make_verdict(run.output == expected, f"the output is {_shorten(run.output)}, not {_shorten(expected)}")
 
     return _make_criterion("equals", check, expected)
 
 
 def _refuse_structured(run: JudgedRun, check: str) -> None:
     """
-    Raise where a check of the text would ignore the output.
+    Raise an error for a run with structured output, which a check of the text would ignore.
 
     Raises:
         DataError: when the output is not a text.
@@ -428,19 +428,21 @@ def _refuse_structured(run: JudgedRun, check: str) -> None:
 
 
 def contains(*words: str) -> Criterion:
-    """Return a check that the text of the run holds every one of *words*, however they are written."""
+    """Return a check that the text of the run contains every one of *words*, in upper or lower case."""
 
     def check(run: JudgedRun) -> Verdict:
         _refuse_structured(run, "contains")
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
-        return _holds(not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten(run.text)}")
+        return _make_verdict(
+            not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten(run.text)}"
+        )
 
     return _make_criterion("contains", check, words)
 
 
 def matches(pattern: str) -> Criterion:
     """
-    Return a check that the text holds a match of *pattern*.
+    Return a check that the pattern matches a part of the text.
 
     The syntax is that of RE2 and Rust, without look-around: whatever the text is, a search takes time in proportion to it.
 
@@ -460,7 +462,7 @@ def matches(pattern: str) -> Criterion:
         try:
             search.validate_python(run.text)
         except ValidationError:
-            return _holds(False, f"the text does not match {pattern!r}: {_shorten(run.text)}")
+            return _make_verdict(False, f"the text does not match {pattern!r}: {_shorten(run.text)}")
         return Verdict(1.0, passed=True)
 
     return _make_criterion("matches", check, pattern)
@@ -468,7 +470,7 @@ def matches(pattern: str) -> Criterion:
 
 def fits(schema: Any) -> Criterion:
     """
-    Return a check that the output fits a JSON Schema, or the one of a pydantic model.
+    Return a check that the output is valid for a JSON Schema or pydantic model.
 
     Raises:
         DefinitionError: when it is not a schema that can be checked.
@@ -480,7 +482,7 @@ def fits(schema: Any) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         issues = compiled.issues(run.output, "output")
-        return _holds(not issues, "; ".join(issues[:3]))
+        return _make_verdict(not issues, "; ".join(issues[:3]))
 
     return _make_criterion("fits", check, canonical(raw))
 
@@ -502,44 +504,44 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
         calls = [call for call in run.tool_calls if call.tool == tool]
         found = any(all(k in call.input and v == call.input[k] for k, v in expected.items()) for call in calls)
         inputs = ", ".join([_shorten(canonical(call.input)) for call in calls[:3]])
-        return _holds(found, f"{tool} was called with {inputs} only" if calls else f"{tool} was not called")
+        return _make_verdict(found, f"{tool} was called with {inputs} only" if calls else f"{tool} was not called")
 
     return _make_criterion(f"called_{tool}", check, sorted(expected.items(), key=lambda item: item[0]))
 
 
 def never_called(*tools: str) -> Criterion:
-    """Return a check that neither the run nor a child called one of *tools*, not even in vain."""
+    """Return a check that neither the run nor a child called one of *tools*, not even without success."""
 
     def check(run: JudgedRun) -> Verdict:
         made = sorted({call.tool for call in run.tool_calls} & {*tools})
-        return _holds(not made, f"it called {', '.join(made)}")
+        return _make_verdict(not made, f"it called {', '.join(made)}")
 
     return _make_criterion("never_called", check, tools)
 
 
 def max_cost(dollars: Decimal | float | str) -> Criterion:
-    """Return a check that the run costs no more than *dollars*; one whose cost nobody knows fails."""
+    """Return a check that the run costs at most *dollars*; an unknown cost fails."""
     most = Decimal(str(dollars))
 
     def check(run: JudgedRun) -> Verdict:
         said = "what it cost is unknown" if run.cost is None else f"it cost ${run.cost}, more than ${most}"
-        return _holds(run.cost is not None and run.cost <= most, said)
+        return _make_verdict(run.cost is not None and run.cost <= most, said)
 
     return _make_criterion("max_cost", check, str(most))
 
 
 def max_steps(steps: int) -> Criterion:
-    """Return a check that the run took no more than *steps* steps, those of children not counted."""
+    """Return a check that the run took at most *steps* steps, without those of children."""
 
     def check(run: JudgedRun) -> Verdict:
-        return _holds(run.steps <= steps, f"it took {run.steps} steps, more than {steps}")
+        return _make_verdict(run.steps <= steps, f"it took {run.steps} steps, more than {steps}")
 
     return _make_criterion("max_steps", check, steps)
 
 
 def only_changes(*patterns: str) -> Criterion:
     """
-    Return a check that no files but those of *patterns* were made, changed or deleted; without a pattern, none at all.
+    Return a check that only files matching *patterns* were created, changed or deleted; without a pattern, no file.
 
     Args:
         patterns: Paths in the working copy; ``*`` stands for any characters.
@@ -547,14 +549,14 @@ def only_changes(*patterns: str) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         others = [path for path in run.files.changed if not any(fnmatchcase(path, p) for p in patterns)]
-        return _holds(not others, f"it changed {', '.join(map(_shorten, others[:5]))}")
+        return _make_verdict(not others, f"it changed {', '.join(map(_shorten, others[:5]))}")
 
     return _make_criterion("only_changes", check, patterns)
 
 
 def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int = 0) -> Criterion:
     """
-    Return a check that a command in the working copy ends with *code*.
+    Return a check that a command in the working copy exits with *code*.
 
     It is started without a shell and without variables that are named like secrets, and ended with all that it started.
     What it runs may be code that a model wrote, and is not kept from the rest of the machine.
@@ -575,12 +577,12 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
     async def check(run: JudgedRun) -> Verdict:
         import asyncio
 
-        return await asyncio.to_thread(_run, words, run.files.folder, seconds, code)
+        return await asyncio.to_thread(_run_command, words, run.files.folder, seconds, code)
 
     return _make_criterion("command", check, words, seconds, code)
 
 
-def _run(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
+def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
     env = without_secret_variables(os.environ)
     with tempfile.TemporaryFile() as said:
         try:
@@ -605,8 +607,8 @@ def _run(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdi
         lines = text.strip().splitlines() or ["it said nothing"]
     program = Path(words[0]).name
     if ended is None:
-        return _holds(False, f"{program} took longer than {seconds:g} seconds")
-    return _holds(ended == code, f"{program} ended with {ended}: {_shorten(lines[-1])}")
+        return _make_verdict(False, f"{program} took longer than {seconds:g} seconds")
+    return _make_verdict(ended == code, f"{program} ended with {ended}: {_shorten(lines[-1])}")
 
 
 # --- judges -----------------------------------------------------------------------------------------------------------
@@ -632,7 +634,7 @@ Answer with one JSON object: {{"score": NUMBER FROM 0 TO 1, "reason": "ONE SENTE
 
 def judge(agent: object, rubric: str) -> Criterion:
     """
-    Return a check that an agent decides; its own runs are recorded beside the run that it judges.
+    Return a check that an agent decides; the judge's runs are recorded next to the judged run.
 
     Args:
         agent: The judge, a definition or the path or id of an agent. It is given rubric, task and answer as its prompt, and
@@ -653,7 +655,7 @@ def judge(agent: object, rubric: str) -> Criterion:
 
 
 def _read_verdict(said: object) -> Verdict:
-    """Return what a judge said; the object may stand in a fence or among words."""
+    """Parse the verdict in a judge's output; its JSON may be in a code fence or between words."""
     import json
 
     found = said

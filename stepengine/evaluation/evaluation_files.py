@@ -12,14 +12,12 @@ import attrs
 
 from stepengine.data.alike import list_names
 from stepengine.data.limits import Limits
-from stepengine.engine.loading import AgentPlace
+from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, StepEngineError
 from stepengine.evaluation import criteria
-from stepengine.evaluation.checks import member_of, value_of
+from stepengine.evaluation.case_runs import Evaluation
+from stepengine.evaluation.checks import load_data, load_member
 from stepengine.evaluation.criteria import Case
-from stepengine.evaluation.evaluating import Evaluation
-
-__all__ = ("load_evaluation", "path_of_agent")
 
 MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
     name: getattr(criteria, name)
@@ -52,27 +50,27 @@ def load_evaluation(file: Path) -> Evaluation:
         msg = f"there is no evaluation file {str(file)!r}"
         raise DataError(msg)
     if file.suffix == ".py":
-        found = member_of(file, "evaluation")
+        found = load_member(file, "evaluation")
         if isinstance(found, Evaluation):
             return found
         msg = f"{file}: 'evaluation' is {found!r}; it is an Evaluation(...)"
         raise DataError(msg)
     if file.suffix in (".yaml", ".yml"):
-        return _EvaluationReader(str(file)).evaluation(value_of(file))
+        return _EvaluationReader(str(file)).evaluation(load_data(file))
     msg = f"{str(file)!r} is neither a .py nor a .yaml file"
     raise DataError(msg)
 
 
-def path_of_agent(agent: object, root: Path) -> str:
-    """Return the path of an agent file, relative to *root*, that an evaluation names; the name itself where no such file exists."""
-    place = AgentPlace.of_text(str(agent))
-    named = None if place is None else place.under(root)
+def resolve_agent_path(agent: object, root: Path) -> str:
+    """Return the path of an agent file relative to *root*; *agent* itself if it names no existing file."""
+    place = AgentLocation.of_text(str(agent))
+    named = None if place is None else place.with_root(root)
     return str(named) if named is not None and named.file.is_file() else str(agent)
 
 
 @attrs.define
 class _EvaluationReader:
-    """Reads an evaluation out of plain values, and notes all that is wrong."""
+    """Reads an evaluation from plain values, and collects all errors."""
 
     name: str
     problems: list[str] = attrs.field(factory=list)
@@ -82,25 +80,27 @@ class _EvaluationReader:
             msg = f"{self.name} holds no evaluation: name, cases, agents, checks"
             raise DataError(msg)
         given = dict(told)
-        given["cases"] = [case for each in self._list(given, "cases") if (case := self._case(each)) is not None]
-        given["checks"] = self._checks(given, "the evaluation")
-        given["limits"] = self._limits(given.get("limits"))
+        given["cases"] = [
+            case for each in self._read_list(given, "cases") if (case := self._read_case(each)) is not None
+        ]
+        given["checks"] = self._read_checks(given, "the evaluation")
+        given["limits"] = self._read_limits(given.get("limits"))
         given.setdefault("name", Path(self.name).stem)
-        made: Evaluation | None = self._make(Evaluation, given, "the evaluation")
+        made: Evaluation | None = self._make_object(Evaluation, given, "the evaluation")
         if self.problems or made is None:
             msg = "\n  ".join([f"{self.name} cannot be used:", *self.problems])
             raise DataError(msg)
         return made
 
-    def _case(self, told: object) -> Case | None:
+    def _read_case(self, told: object) -> Case | None:
         if not isinstance(told, Mapping):
             self.problems.append(f"a case is an object with an id, not {told!r}")
             return None
         where = f"case {told.get('id')!r}"
-        made: Case | None = self._make(Case, {**told, "checks": self._checks(told, where)}, where)
+        made: Case | None = self._make_object(Case, {**told, "checks": self._read_checks(told, where)}, where)
         return made
 
-    def _make(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
+    def _make_object(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in given if name not in known]
         self.problems += [f"{where}: there is no {name!r}; there is {list_names(known, name)}" for name in unknown]
@@ -110,24 +110,24 @@ class _EvaluationReader:
             self.problems.append(f"{where}: {error}")
             return None
 
-    def _limits(self, told: object) -> Limits | None:
+    def _read_limits(self, told: object) -> Limits | None:
         return (
             None
             if told is None
-            else self._make(Limits, told if isinstance(told, Mapping) else {"limits": told}, "limits")
+            else self._make_object(Limits, told if isinstance(told, Mapping) else {"limits": told}, "limits")
         )
 
-    def _list(self, told: Mapping[str, object], name: str) -> list[Any]:
+    def _read_list(self, told: Mapping[str, object], name: str) -> list[Any]:
         value = told.get(name) or []
         if isinstance(value, list):
             return value
         self.problems.append(f"{name} is a list, not {value!r}")
         return []
 
-    def _checks(self, told: Mapping[str, object], where: str) -> list[criteria.Criterion]:
-        return [made for each in self._list(told, "checks") if (made := self._check(each, where)) is not None]
+    def _read_checks(self, told: Mapping[str, object], where: str) -> list[criteria.Criterion]:
+        return [made for each in self._read_list(told, "checks") if (made := self._read_check(each, where)) is not None]
 
-    def _check(self, told: object, where: str) -> criteria.Criterion | None:
+    def _read_check(self, told: object, where: str) -> criteria.Criterion | None:
         name, value = next(iter(told.items())) if isinstance(told, Mapping) and len(told) == 1 else (told, None)
         maker = MAKERS.get(name) if isinstance(name, str) else None
         if maker is None:

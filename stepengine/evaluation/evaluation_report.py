@@ -21,18 +21,16 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
 from stepengine.engine import Engine
-from stepengine.engine.loading import load_agent
+from stepengine.engine.loader import load_agent
 from stepengine.engine.options import ModelsLike
 from stepengine.errors import DataError, JournalError
+from stepengine.evaluation.case_runs import Evaluation, run_samples
 from stepengine.evaluation.criteria import Case
-from stepengine.evaluation.evaluating import Evaluation, run_samples
-from stepengine.evaluation.evaluation_files import load_evaluation, path_of_agent
-from stepengine.evaluation.reporting import failed_lines, summary_lines
-from stepengine.evaluation.scoring import PASS, Scores, checked, parse_gates, scores_of
+from stepengine.evaluation.evaluation_files import load_evaluation, resolve_agent_path
+from stepengine.evaluation.report_pages import failed_lines, summary_lines
+from stepengine.evaluation.scoring import PASS, Scores, check_gates, parse_gates, score_outcome
 from stepengine.journal import Purse
 from stepengine.models.scripted import ScriptedModel
-
-__all__ = ("EvaluationReport", "evaluate", "evaluate_sync")
 
 MAX_SEED = 2**31
 """Seeds are below it: short enough to type, and enough that two evaluations hardly ever draw the same one."""
@@ -132,7 +130,7 @@ async def evaluate(
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = loaded if n is None else attrs.evolve(loaded, n=n)
     asked = parse_gates(loaded, gates)
-    load = partial(_load, root=where)
+    load = partial(_load_agent, root=where)
     place = Path(tempfile.mkdtemp(prefix="stepengine-eval-") if folder is None else folder)
     outcome = await run_samples(
         loaded,
@@ -147,8 +145,8 @@ async def evaluate(
         concurrency=concurrency,
         budget=_parse_budget(budget),
     )
-    scores = scores_of(outcome)
-    return EvaluationReport(scores, {gate.text: problem for gate, problem in checked(asked, scores)}, place)
+    scores = score_outcome(outcome)
+    return EvaluationReport(scores, {gate.text: problem for gate, problem in check_gates(asked, scores)}, place)
 
 
 def evaluate_sync(evaluation: Evaluation | str | Path, **options: Any) -> EvaluationReport:
@@ -162,9 +160,9 @@ def _find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> 
     return Path.cwd() if isinstance(evaluation, Evaluation) else Path(evaluation).resolve().parent
 
 
-def _load(agent: Any, *, root: Path) -> AgentDefinition:
+def _load_agent(agent: Any, *, root: Path) -> AgentDefinition:
     """Return an agent of an evaluation; a path starts from *root*."""
-    return agent if isinstance(agent, AgentDefinition) else load_agent(path_of_agent(agent, root))
+    return agent if isinstance(agent, AgentDefinition) else load_agent(resolve_agent_path(agent, root))
 
 
 def _script_models(replies: Any) -> Callable[[Case], Any]:

@@ -26,16 +26,19 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
-from stepengine.evaluation.samples import Course, Models, at_once, course_from, sample, shown_dollars
-from stepengine.evaluation.statistics import Estimate, Ratio, log_ratio, mean_of, paired, rate
-from stepengine.journal import ForkReport, Journal, Purse
-from stepengine.journal.divergence import Field, fields_between
-from stepengine.journal.encoding import comparable
+from stepengine.evaluation.samples import Course, Models, course_from, format_dollars, run_concurrently, sample
+from stepengine.evaluation.statistics import (
+    Estimate,
+    Ratio,
+    estimate_difference,
+    estimate_mean,
+    estimate_rate,
+    estimate_ratio,
+)
+from stepengine.journal import ForkReport, Journal, JournalLike, Purse, as_journal
+from stepengine.journal.divergence import FieldDifference
 from stepengine.journal.history import History
-from stepengine.journal.replayer import address_of
-from stepengine.journal.show import ended_of
-
-__all__ = ("Expected", "Impact", "ImpactGate", "RepeatedJournal", "Sample", "expected_of", "first_difference", "impact")
+from stepengine.journal.recorded_part import parse_address
 
 FORMAT = "stepengine.impact/1"
 SAME, ASKED, HANDLER, UNREADABLE = "same", "asked", "handler changed", "unreadable"
@@ -47,7 +50,7 @@ FAILED = (RunStatus.FAILED.value,)
 @frozen
 class RepeatedJournal:
     """
-    One journal, repeated by the present code.
+    A journal that was replayed with the current code.
 
     Attributes:
         file: Its name.
@@ -64,42 +67,32 @@ class RepeatedJournal:
     journal: Journal | None = None
     broke_at: str = ""
     step: int = 0
-    difference: tuple[Field, ...] = ()
+    difference: tuple[FieldDifference, ...] = ()
     message: str = ""
 
     @property
     def is_asked(self) -> bool:
-        """Whether models are asked anew: not where nothing differs, or only the end does."""
+        """Whether models are called again: not for an unreadable journal, nor where nothing or only the end differs."""
         return self.kind in (ASKED, HANDLER) and self.broke_at != END
 
 
 async def first_difference(
     engine: Engine, file: str, journal: Journal, agent: AgentDefinition | None = None
 ) -> RepeatedJournal:
-    """Return where the present code first does something else than *journal* says; nothing is performed."""
+    """Replay *journal* with the current code, and return its first difference; nothing is performed."""
     try:
-        result = await engine.replay(journal, agent=agent, on_divergence="stop")
-        history = journal.history()
+        result = await engine.replay(journal, agent=agent, same_end=True, on_divergence="stop")
         if isinstance(result.error, ReplayDivergence):
-            return _find_divergence(file, journal, history, result.error)
-        made = None if result.journal is None else ended_of(result.journal.history())
-        recorded = ended_of(history)
+            return _find_divergence(file, journal, journal.history(), result.error)
     except StepEngineError as error:
         return RepeatedJournal(file, UNREADABLE, message=error.message)
-    if recorded is None or made is None:
-        return RepeatedJournal(file, SAME, journal)
-    before, after = [{**comparable(end), "status": end.status.value} for end in (recorded, made)]
-    fields = tuple(fields_between(before, after))
-    if not fields:
-        return RepeatedJournal(file, SAME, journal)
-    said = "every effect is as recorded, but the run ends in another way"
-    return RepeatedJournal(file, HANDLER, journal, END, result.state.step_index, fields, said)
+    return RepeatedJournal(file, SAME, journal)
 
 
 def _find_divergence(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
-    known = history.intents.get(address_of(error.address))
+    known = history.intents.get(parse_address(error.address))
     by_request = error.kind == "changed" and known is not None and known.type == "model_call"
-    fields = tuple([Field(*field) for field in error.diff])
+    fields = tuple([FieldDifference(*field) for field in error.diff])
     said = error.message.partition("\n")[0]
     return RepeatedJournal(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
 
@@ -107,7 +100,7 @@ def _find_divergence(file: str, journal: Journal, history: History, error: Repla
 @frozen
 class Expected:
     """
-    What asking anew will take, going by what is recorded.
+    The estimated model calls and cost of new samples.
 
     Attributes:
         calls: How many model calls.
@@ -120,8 +113,8 @@ class Expected:
     high: Decimal | None
 
 
-def expected_of(found: Sequence[RepeatedJournal], n: int) -> Expected:
-    """Return what *n* samples of each journal will take."""
+def estimate_calls(found: Sequence[RepeatedJournal], n: int) -> Expected:
+    """Return the estimated model calls and cost of *n* samples of each journal."""
     calls, cost = 0, Decimal(0)
     is_known = True
     for one in found:
@@ -134,9 +127,9 @@ def expected_of(found: Sequence[RepeatedJournal], n: int) -> Expected:
 
 
 @frozen
-class Sample:
+class ForkSample:
     """
-    One fork, compared with what was recorded.
+    A fork, compared with its recorded run.
 
     Attributes:
         course: What it did from the place on.
@@ -152,40 +145,40 @@ class Sample:
 
     @property
     def has_left(self) -> bool:
-        """Whether a call left the record, so that nobody knows how the run would have gone on."""
+        """Whether a call differs from the record, so that the rest of the run is unknown."""
         return self.report.refused is not None
 
     @property
     def has_failed(self) -> bool:
-        """Whether the run failed by itself."""
+        """Whether the forked run failed by itself."""
         return not self.has_left and self.course.status in FAILED
 
 
 @frozen
 class Judged:
-    """A journal with its samples, and those of the old agent, if that was asked, too."""
+    """A journal with its samples, and with samples of the old agent if they were requested."""
 
     found: RepeatedJournal
     recorded: Course | None = None
-    samples: tuple[Sample, ...] = ()
-    baseline: tuple[Sample, ...] = ()
+    samples: tuple[ForkSample, ...] = ()
+    baseline: tuple[ForkSample, ...] = ()
 
-    def share(self, what: Callable[[Sample], bool], *, of_baseline: bool = False) -> float | None:
-        """Return how many of the samples do something; nothing changes where nothing was asked."""
+    def share(self, what: Callable[[ForkSample], bool], *, of_baseline: bool = False) -> float | None:
+        """Return the share of samples where *what* is true; 0 if no model was called, ``None`` without samples."""
         if not self.found.is_asked:
             return 0.0
         samples = self.baseline if of_baseline else self.samples
         return fmean([what(each) for each in samples]) if samples else None
 
     def ratio(self, what: str) -> tuple[float | None, float | None]:
-        """Return cost, steps or tokens as recorded, or of the old agent, and their mean now; those that left do not count."""
+        """Return two costs, steps or tokens: recorded or old agent's, and the mean of samples within the record."""
         if self.recorded is None:
             return None, None
         before = _mean_of(self.baseline, what) if self.baseline else _number(getattr(self.recorded, what))
         return before, _mean_of(self.samples, what)
 
 
-def _mean_of(samples: Sequence[Sample], what: str) -> float | None:
+def _mean_of(samples: Sequence[ForkSample], what: str) -> float | None:
     values = [_number(getattr(each.course, what)) for each in samples if not each.has_left]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
@@ -198,15 +191,15 @@ def _number(value: Any) -> float | None:
 @frozen
 class Impact:
     """
-    What a change does to recorded runs.
+    The effect of a change on recorded runs.
 
     Attributes:
         agent: The agent's id.
-        n: How many samples there were of each run.
+        n: The number of samples of each run.
         tools: Which calls were performed; see ``Engine.fork``.
         journals: The runs.
-        spent: What it cost in US dollars; ``None`` when that is unknown.
-        stopped: Why it is not complete; ``""`` when it is.
+        spent: The cost in US dollars; ``None`` if it is unknown.
+        stopped: The reason why the report is incomplete; ``""`` if it is complete.
     """
 
     agent: str
@@ -218,31 +211,35 @@ class Impact:
 
     @property
     def has_baseline(self) -> bool:
-        """Whether the old agent was asked, too."""
+        """Whether the old agent was sampled, too."""
         return any(one.baseline for one in self.journals)
 
-    def rate_of(self, what: Callable[[Sample], bool]) -> Estimate:
-        """Return how often something happens: its mean over the runs, or the difference to the old agent."""
+    def estimate_rate(self, what: Callable[[ForkSample], bool]) -> Estimate:
+        """Return how often *what* is true: the mean over the runs, or the difference to the old agent."""
         runs = {one.found.file: one.share(what) for one in self.journals if one.found.kind != UNREADABLE}
         now = {file: share for file, share in runs.items() if share is not None}
         if not self.has_baseline:
-            return rate([bool(share) for share in now.values()]) if self.n == 1 else mean_of([*now.values()])
+            return (
+                estimate_rate([bool(share) for share in now.values()])
+                if self.n == 1
+                else estimate_mean([*now.values()])
+            )
         base = {one.found.file: one.share(what, of_baseline=True) for one in self.journals}
-        return paired({file: share for file, share in base.items() if share is not None}, now)
+        return estimate_difference({file: share for file, share in base.items() if share is not None}, now)
 
-    def ratio_of(self, what: str) -> Ratio:
-        """Return how many times as much the runs cost, or take of steps or tokens, from the first difference on."""
-        return log_ratio([one.ratio(what) for one in self.journals if one.samples])
+    def estimate_ratio(self, what: str) -> Ratio:
+        """Return the ratio of new to old cost, steps or tokens, from the first difference on."""
+        return estimate_ratio([one.ratio(what) for one in self.journals if one.samples])
 
     def values(self) -> dict[str, float | None]:
-        """Return what a gate may look at."""
-        changed, left, failed = [self.rate_of(what) for what in (_has_changed, _has_left, _has_failed)]
-        ratios = {what: self.ratio_of(what).ratio for what in ("cost", "steps", "tokens")}
+        """Return the values that gates can compare."""
+        changed, left, failed = [self.estimate_rate(what) for what in (_has_changed, _has_left, _has_failed)]
+        ratios = {what: self.estimate_ratio(what).ratio for what in ("cost", "steps", "tokens")}
         return {"changed": changed.mean, "left": left.mean, "failed": failed.mean, **ratios}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON; money is text, and what is unknown is ``None``."""
-        changed, cost = self.rate_of(_has_changed), self.ratio_of("cost")
+        """Return the report as JSON; money is text, and unknown values are ``None``."""
+        changed, cost = self.estimate_rate(_has_changed), self.estimate_ratio("cost")
         return {
             "format": FORMAT,
             "agent": self.agent,
@@ -251,11 +248,11 @@ class Impact:
             "baseline": self.has_baseline,
             "journals": [_journal_json(one) for one in self.journals],
             "summary": {
-                "changed": _float(changed.mean),
+                "changed": _finite_or_none(changed.mean),
                 "low": changed.low,
                 "high": changed.high,
-                "left": _float(self.rate_of(_has_left).mean),
-                "failed": _float(self.rate_of(_has_failed).mean),
+                "left": _finite_or_none(self.estimate_rate(_has_left).mean),
+                "failed": _finite_or_none(self.estimate_rate(_has_failed).mean),
                 "cost_ratio": cost.ratio,
                 "cost_low": cost.low,
                 "cost_high": cost.high,
@@ -265,25 +262,25 @@ class Impact:
         }
 
     def lines(self) -> Iterator[str]:
-        """Give the report as lines of text."""
+        """Yield the report as lines of text."""
         asked = [one for one in self.journals if one.samples]
         left = [one for one in asked if any(each.has_left for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
-        yield f"{_format_count(len(self.journals), 'journal')}: {self._classes()}"
+        yield f"{_format_count(len(self.journals), 'journal')}: {self._count_classes()}"
         if asked:
-            yield from self._findings(left)
-        yield f"spent {shown_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
+            yield from self._describe_findings(left)
+        yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
-    def _classes(self) -> str:
+    def _count_classes(self) -> str:
         counts: dict[str, int] = {}
         for one in self.journals:
-            counts[_class_of(one.found)] = counts.get(_class_of(one.found), 0) + 1
+            counts[_classify(one.found)] = counts.get(_classify(one.found), 0) + 1
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
-    def _findings(self, left: Sequence[Judged]) -> Iterator[str]:
+    def _describe_findings(self, left: Sequence[Judged]) -> Iterator[str]:
         changed, number = (
-            self.rate_of(_has_changed),
+            self.estimate_rate(_has_changed),
             len([one for one in self.journals if one.found.kind != UNREADABLE]),
         )
         if self.has_baseline and math.isnan(changed.mean):
@@ -292,15 +289,15 @@ class Impact:
             yield f"the choice of tools changed {_format_signed(changed)} more often than the old agent's own noise"
         else:
             runs = sum((one.share(_has_changed) or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
-            yield f"{runs} of {number} chose another tool in most samples ({_percent(changed)})"
+            yield f"{runs} of {number} chose another tool in most samples ({_format_percent(changed)})"
         calls = [each.report.refused for one in left for each in one.samples if each.report.refused is not None]
         if calls:
             called = f"{calls[0].name} {json.dumps(plain(calls[0].input), ensure_ascii=False)}"
             yield f"{len(left)} left the record: {called}"
-        failed = self.rate_of(_has_failed)
-        yield f"{'failed more often' if self.has_baseline else 'failed'}: {_percent(failed)}"
+        failed = self.estimate_rate(_has_failed)
+        yield f"{'failed more often' if self.has_baseline else 'failed'}: {_format_percent(failed)}"
         than = "the old agent asked again" if self.has_baseline else "as recorded"
-        ratios = [f"{what} {_change(self.ratio_of(what))}" for what in ("cost", "steps", "tokens")]
+        ratios = [f"{what} {_format_ratio(self.estimate_ratio(what))}" for what in ("cost", "steps", "tokens")]
         yield f"from the first difference on, against {than}: {', '.join(ratios)}"
         performed = sum(each.report.performed for one in self.journals for each in one.samples)
         served = sum(each.report.served for one in self.journals for each in one.samples)
@@ -309,19 +306,19 @@ class Impact:
             yield "model noise is not taken out (--baseline compares with the old agent, asked again)"
 
 
-def _has_changed(each: Sample) -> bool:
+def _has_changed(each: ForkSample) -> bool:
     return each.changed
 
 
-def _has_left(each: Sample) -> bool:
+def _has_left(each: ForkSample) -> bool:
     return each.has_left
 
 
-def _has_failed(each: Sample) -> bool:
+def _has_failed(each: ForkSample) -> bool:
     return each.has_failed
 
 
-def _class_of(found: RepeatedJournal) -> str:
+def _classify(found: RepeatedJournal) -> str:
     if found.kind == SAME:
         return "unchanged"
     if found.kind == UNREADABLE:
@@ -335,7 +332,7 @@ def _format_count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _percent(made: Estimate) -> str:
+def _format_percent(made: Estimate) -> str:
     if math.isnan(made.mean):
         return "unknown"
     if made.low is None or made.high is None:
@@ -349,7 +346,7 @@ def _format_signed(made: Estimate) -> str:
     return f"{made.mean:+.0%} ({made.low * 100:+.0f} to {made.high:+.0%})"
 
 
-def _change(made: Ratio) -> str:
+def _format_ratio(made: Ratio) -> str:
     if made.ratio is None:
         return "unknown"
     if made.low is None or made.high is None:
@@ -357,7 +354,7 @@ def _change(made: Ratio) -> str:
     return f"{made.ratio - 1:+.0%} ({(made.low - 1) * 100:+.0f} to {made.high - 1:+.0%})"
 
 
-def _float(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
@@ -375,7 +372,7 @@ def _journal_json(one: Judged) -> dict[str, object]:
     }
 
 
-def _sample_json(each: Sample) -> dict[str, object]:
+def _sample_json(each: ForkSample) -> dict[str, object]:
     course, report = each.course, each.report
     head = report.journal.history().head
     refused = report.refused
@@ -401,7 +398,7 @@ def _sample_json(each: Sample) -> dict[str, object]:
 
 async def impact(
     engine: Engine,
-    found: Sequence[RepeatedJournal],
+    journals: Sequence[RepeatedJournal | JournalLike],
     *,
     agent: AgentDefinition | None = None,
     old: AgentDefinition | None = None,
@@ -411,32 +408,38 @@ async def impact(
     **options: Any,
 ) -> Impact:
     """
-    Ask models anew from the first difference of each run on, and compare.
+    Call models again from the first difference of each run on, and compare the new samples with the record.
 
     Args:
-        engine: What runs are performed with.
-        found: The runs, as ``first_difference`` gives them.
-        agent: The agent as it is now; by default the engine's of the recorded id.
-        old: The agent as it was: it is asked again from the same place as often, and what is told is the difference to it.
-        n: How many samples of each run.
-        purse: What may be spent; without bound by default.
-        models: Gives the models of each sample, in place of the engine's.
+        engine: The engine that performs the runs.
+        journals: The runs, or the results of ``first_difference`` for them.
+        agent: The current agent; by default the engine's agent with the recorded id.
+        old: The agent before the change: it is sampled as often from the same place, and the report compares with it.
+        n: The number of samples of each run; 5 by default.
+        purse: The budget; unlimited by default.
+        models: Creates the models of each sample, in place of the engine's.
         options: ``tools``, ``simulate`` and ``reuse``, as for ``Engine.fork``.
 
     Raises:
         DataError: when *n* is not above 0.
-        StepEngineError: what keeps a model from being asked, such as a missing key.
+        StepEngineError: when a model cannot be called, such as for a missing key.
     """
     if n < 1:
         msg = f"n is {n}; at least one sample of each run has to be made"
         raise DataError(msg)
+    found = [
+        one
+        if isinstance(one, RepeatedJournal)
+        else await first_difference(engine, (journal := as_journal(one)).name, journal, agent)
+        for one in journals
+    ]
     money = purse or Purse()
     ask = partial(sample, engine, purse=money, models=models, **options)
     asked = [one for one in found if one.is_asked]
     new = [partial(_take_sample, ask, one, agent=agent) for one in asked for _ in range(n)]
     before = [partial(_take_sample, ask, one, agent=old, is_old=True) for one in asked for _ in range(n)] if old else []
     # A sample and its baseline are made one after the other, so that a budget that ends early leaves pairs.
-    made = await at_once(
+    made = await run_concurrently(
         [work for pair in (zip(new, before, strict=True) if old else zip(new, strict=True)) for work in pair]
     )
     now, was = (made[::2], made[1::2]) if old else (made, [])
@@ -456,9 +459,9 @@ async def impact(
 
 async def _take_sample(
     ask: Callable[..., Any], one: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
-) -> Sample | None:
+) -> ForkSample | None:
     assert one.journal is not None  # noqa: S101 - a run that is asked was read
-    if is_old and address_of(one.broke_at) not in one.journal.history().intents:
+    if is_old and parse_address(one.broke_at) not in one.journal.history().intents:
         return None  # the old agent does nothing there
     place = {"at": one.broke_at, "reuse": False} if is_old else {}
     report: ForkReport | None = await ask(one.journal, agent=agent, **place)
@@ -472,7 +475,7 @@ async def _take_sample(
     equal = (recorded.status, recorded.output) == (course.status, course.output)
     # Where either of them asked no model, nobody chose.
     changed = None not in (recorded.decision, course.decision) and recorded.decision != course.decision
-    return Sample(course, changed, equal, report)
+    return ForkSample(course, changed, equal, report)
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------
@@ -498,7 +501,7 @@ class ImpactGate:
     @classmethod
     def parsed(cls, text: str) -> ImpactGate:
         """
-        Return what *text* says.
+        Parse a gate.
 
         Raises:
             DataError: when it is not such a condition.
@@ -510,7 +513,7 @@ class ImpactGate:
         return cls(found[1], found[2], float(found[3]))
 
     def holds(self, values: Mapping[str, float | None]) -> bool:
-        """Return whether it holds; not for what is unknown."""
+        """Return whether the condition is true; False if the value is unknown."""
         value = values[self.name]
         return value is not None and COMPARED[self.sign](value, self.bound)
 

@@ -12,14 +12,12 @@ from typing import NamedTuple
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.functions import location_of
 
-__all__ = ("Origin", "origin_of")
-
 MAX_SOURCE = 4 * 1024 * 1024
 
 
 class Origin(NamedTuple):
     """
-    A place in a file.
+    The file and line where an agent is defined.
 
     Attributes:
         file: The file.
@@ -30,21 +28,21 @@ class Origin(NamedTuple):
     line: int
 
 
-def origin_of(agent: AgentDefinition) -> Origin | None:
-    """Return where an agent is defined: the module that has it, or its handler, else ``None``."""
+def find_origin(agent: AgentDefinition) -> Origin | None:
+    """Return where an agent is defined: in the module that has it, or by its handler; ``None`` if that is unknown."""
     handler = agent.handle_steps
     location = location_of(handler) if handler is not None else ""
     handled, _, line = location.rpartition(":")
-    modules = [one for one in _modules() if any(_is(agent, held) for held in _held(one))]
+    modules = [one for one in _author_modules() if any(_is_same_agent(agent, held) for held in _agents_in(one))]
     own = next((one for one in modules if one.__file__ == handled), modules[0] if modules else None)
     if own is not None and own.__file__ is not None:
         file = Path(own.__file__)
-        at = _line_in(file, agent.id)
+        at = _find_line(file, agent.id)
         return Origin(file, at or (int(line) if handled == own.__file__ else 0))
     return Origin(Path(handled), int(line)) if handled and line.isdecimal() and Path(handled).is_file() else None
 
 
-def _modules() -> Iterator[ModuleType]:
+def _author_modules() -> Iterator[ModuleType]:
     package = str(Path(__file__).resolve().parents[1])
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -52,7 +50,7 @@ def _modules() -> Iterator[ModuleType]:
             yield module
 
 
-def _held(module: ModuleType) -> Iterator[AgentDefinition]:
+def _agents_in(module: ModuleType) -> Iterator[AgentDefinition]:
     for value in list(vars(module).values()):
         if isinstance(value, AgentDefinition):
             yield value
@@ -60,29 +58,31 @@ def _held(module: ModuleType) -> Iterator[AgentDefinition]:
             yield from [one for one in value if isinstance(one, AgentDefinition)]
 
 
-def _is(agent: AgentDefinition, other: AgentDefinition) -> bool:
+def _is_same_agent(agent: AgentDefinition, other: AgentDefinition) -> bool:
     # An engine may have added hooks to it, so that it is another object.
     return normalised_id(agent.id) == normalised_id(other.id) and agent.handle_steps is other.handle_steps
 
 
-def _line_in(file: Path, agent_id: str) -> int:
-    """Return the line of the call that makes the agent; 0 where there is none in words."""
+def _find_line(file: Path, agent_id: str) -> int:
+    """Return the line of the call that creates the agent; 0 if its id is not a literal."""
     try:
         source = file.read_bytes()
         tree = ast.parse(source) if len(source) <= MAX_SOURCE else None
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
         return 0
     for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.Call) and any(_says(each, agent_id) for each in [*node.args[:1], *_ids(node)]):
+        if isinstance(node, ast.Call) and any(
+            _is_literal_id(each, agent_id) for each in [*node.args[:1], *_id_arguments(node)]
+        ):
             return node.lineno
     return 0
 
 
-def _ids(node: ast.Call) -> list[ast.expr]:
+def _id_arguments(node: ast.Call) -> list[ast.expr]:
     return [one.value for one in node.keywords if one.arg == "id"]
 
 
-def _says(node: ast.expr, agent_id: str) -> bool:
+def _is_literal_id(node: ast.expr, agent_id: str) -> bool:
     return (
         isinstance(node, ast.Constant)
         and isinstance(node.value, str)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -19,12 +19,12 @@ from attrs import frozen
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage, add_cost
-from stepengine.evaluation.samples import in_program_order
-from stepengine.journal import Journal
+from stepengine.evaluation.samples import sort_in_program_order
+from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.history import History
+from stepengine.journal.recorded_requests import RecordedRequests
+from stepengine.models.pricing import cost_of
 from stepengine.runtime.sizes import estimated_tokens
-
-__all__ = ("FORMAT", "Priced", "RecordedCall", "calls_of", "family_of", "priced", "recorded_cost")
 
 FORMAT = "stepengine.price/1"
 FACTORS = (0.8, 1.35)
@@ -55,14 +55,14 @@ class RecordedCall:
 @frozen
 class Priced:
     """
-    What a run would have cost.
+    The cost of a recorded run with another model.
 
     Attributes:
         model: The model.
-        low: US dollars at the least; ``None`` when there is no price.
-        high: US dollars at the most.
-        recorded: What the run cost; ``None`` when that is unknown.
-        unknown: How many model calls say nothing of what they used; they are not in the sums.
+        low: The lowest cost in US dollars; ``None`` when there is no price.
+        high: The highest cost in US dollars; ``None`` when there is no price.
+        recorded: The recorded cost of the run in US dollars; ``None`` when that is unknown.
+        unknown: The number of model calls without recorded usage; they are not in the sums.
     """
 
     model: str
@@ -72,32 +72,48 @@ class Priced:
     unknown: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON; money is text."""
-        money = {name: _text(getattr(self, name)) for name in ("low", "high", "recorded")}
+        """Return the cost as JSON; money is text."""
+        money = {name: _dollars_text(getattr(self, name)) for name in ("low", "high", "recorded")}
         return {"model": self.model, **money, "unknown": self.unknown}
 
 
-def _text(dollars: Decimal | None) -> str | None:
+def _dollars_text(dollars: Decimal | None) -> str | None:
     return None if dollars is None else str(dollars)
 
 
-def calls_of(journal: Journal) -> list[RecordedCall]:
+def price(journal: JournalLike, *models: str) -> list[Priced]:
+    """
+    Return what a recorded run would cost with each of these models, by today's prices.
+
+    Args:
+        journal: The run.
+        models: The models, ``provider/name``.
+
+    Raises:
+        JournalError: when the journal cannot be read.
+    """
+    calls, now = recorded_calls(as_journal(journal)), datetime.now(UTC)
+    return [price_calls(calls, model, cost_of, now) for model in models]
+
+
+def recorded_calls(journal: Journal) -> list[RecordedCall]:
     """
     Return the model calls of a run that were answered.
 
     Raises:
         JournalError: when the journal cannot be read.
     """
-    return [*_calls(journal.history())]
+    return [*_iter_calls(journal.history())]
 
 
-def _calls(history: History) -> Iterator[RecordedCall]:
+def _iter_calls(history: History) -> Iterator[RecordedCall]:
+    requests = RecordedRequests(history)
     before: dict[str, ModelRequest] = {}
-    for address, intent in in_program_order(history):
+    for address, intent in sort_in_program_order(history):
         result = history.results.get(address) if intent.type == "model_call" else None
         if result is None:
             continue
-        request = history.request(intent)
+        request = requests.get(intent)
         shared = _shareable_part(before.get(address[0]), request)
         before[address[0]] = request
         reply = getattr(history.outcome(result), "value", None)
@@ -106,7 +122,7 @@ def _calls(history: History) -> Iterator[RecordedCall]:
 
 
 def _shareable_part(before: ModelRequest | None, request: ModelRequest) -> float:
-    """Return which share of a prompt a cache could have held: what the one before begins with, if nothing else differs."""
+    """Return the share of a prompt that a cache could hold: the common start with the previous request."""
     if before is None or (before.system_prompt, before.tools) != (request.system_prompt, request.tools):
         return 0.0
     same = before.messages.shared_prefix(request.messages)
@@ -117,26 +133,26 @@ def _shareable_part(before: ModelRequest | None, request: ModelRequest) -> float
     return min(1.0, held / whole) if whole else 0.0
 
 
-def family_of(model: str) -> str:
-    """Return the family whose tokenizer a model shares, as far as its name tells: ``claude``, ``gpt``, ``gemini`` ..."""
+def model_family(model: str) -> str:
+    """Return the model family with the same tokenizer, judged by the model's name: ``claude``, ``gpt``, ``gemini`` ..."""
     found = FAMILY.search(model.rpartition("/")[2].lower()[:100])
     name = "" if found is None else found[0]
     return "gpt" if name in OF_OPENAI else name
 
 
 def recorded_cost(calls: Sequence[RecordedCall]) -> Decimal | None:
-    """Return what calls cost together; ``None`` when one of them is unknown."""
+    """Return the total cost of calls; ``None`` if the cost of one is unknown."""
     total: Decimal | None = Decimal(0)
     for call in calls:
         total = add_cost(total, call.cost)
     return total
 
 
-def priced(
+def price_calls(
     calls: Sequence[RecordedCall], model: str, price: Callable[[str, Usage, datetime], Decimal | None], now: datetime
 ) -> Priced:
     """
-    Return what *calls* would cost with another model.
+    Return the cost of *calls* with another model.
 
     Args:
         calls: What was recorded.
@@ -161,9 +177,9 @@ def priced(
 
 
 def _variants(call: RecordedCall, model: str) -> Iterator[Usage]:
-    """Give what a call may use with another model: another tokenizer, other luck with its cache, no thoughts."""
+    """Yield possible usages of a call with another model: other token counts, cache hits, or no reasoning."""
     usage = call.usage or Usage()
-    factors = NO_FACTOR if family_of(call.model) == family_of(model) else FACTORS
+    factors = NO_FACTOR if model_family(call.model) == model_family(model) else FACTORS
     held = min(usage.prompt_tokens, round(usage.prompt_tokens * call.shared))
     caches = (
         usage,

@@ -20,24 +20,12 @@ from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
 from stepengine.journal import ForkReport, Journal, Purse
 from stepengine.journal.history import History
-from stepengine.journal.programs import asked_in, program_of
+from stepengine.journal.programs import get_program, list_program_effects
 from stepengine.journal.recorded_forks import ForkTools
-from stepengine.journal.records import Address, Intent, shown_address
-from stepengine.journal.replayer import Cut, address_of
-from stepengine.journal.show import ended_of, status_of
+from stepengine.journal.recorded_part import JournalCut, parse_address
+from stepengine.journal.records import Address, Intent, format_address
+from stepengine.journal.show import find_root_end, status_of
 from stepengine.runtime.performer import child_path
-
-__all__ = (
-    "AT_ONCE",
-    "Course",
-    "Models",
-    "at_once",
-    "course_from",
-    "in_program_order",
-    "model_calls",
-    "sample",
-    "shown_dollars",
-)
 
 AT_ONCE = 4
 Models = Callable[[], Any]
@@ -56,7 +44,7 @@ async def sample(
     **options: Any,
 ) -> ForkReport | None:
     """
-    Fork *journal* once, so that the effect *at* is asked for anew; *tools* and *options* are those of ``Engine.fork``.
+    Fork *journal* once and call the model again at the effect *at*; *tools* and *options* are those of ``Engine.fork``.
 
     Returns:
         How it went; ``None`` when there is no money left for it.
@@ -64,15 +52,15 @@ async def sample(
     if purse.is_empty:
         return None
     if at is not None:
-        path, seq = address_of(at)
-        options["at"] = shown_address(path, seq - 1)
+        path, seq = parse_address(at)
+        options["at"] = format_address(path, seq - 1)
     with nullcontext() if models is None else engine.override(models=models()):
         made = await engine.fork(journal, tools=tools, budget=purse, **options)
     return None if made.is_unpaid else made
 
 
-async def at_once(works: Sequence[Callable[[], Awaitable[Made]]], most: int = AT_ONCE) -> list[Made]:
-    """Do *works*, at most *most* at a time, and return what they give, in order; the first error ends the others."""
+async def run_concurrently(works: Sequence[Callable[[], Awaitable[Made]]], most: int = AT_ONCE) -> list[Made]:
+    """Call *works*, at most *most* at a time, and return their results in order; the first error cancels the others."""
     gate = asyncio.Semaphore(most)
 
     async def one(work: Callable[[], Awaitable[Made]]) -> Made:
@@ -90,7 +78,7 @@ async def at_once(works: Sequence[Callable[[], Awaitable[Made]]], most: int = AT
 @frozen
 class Course:
     """
-    What a run did from one place on.
+    The effects and the end of a run from one effect on.
 
     Attributes:
         decision: The tools that the first model reply there called, with their inputs; of a program what it asked for, since hardly
@@ -113,11 +101,11 @@ class Course:
 
 
 def course_from(history: History, at: str) -> Course:
-    """Return what the run of *history* did from the effect *at* on: there, in the runs that it began, and after it."""
-    address = address_of(at)
-    cut = Cut(history)
-    cut.at(address)
-    after = [i for a, i in in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
+    """Return the course of a run from the effect *at* on, including the runs that it started."""
+    address = parse_address(at)
+    cut = JournalCut(history)
+    cut.cut_at(address)
+    after = [i for a, i in sort_in_program_order(history) if a[1] >= 0 and not cut.keeps_intent(a)]
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
     models = [i for i in after if i.type == "model_call"]
@@ -126,7 +114,7 @@ def course_from(history: History, at: str) -> Course:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
             decision = tuple(_decided_calls(history, intent, reply))
-    ended = ended_of(history)
+    ended = find_root_end(history)
     return Course(
         decision=decision,
         tools=tuple([str(history.form(i)["tool_name"]) for i in after if i.type == "tool_call"]),
@@ -139,7 +127,7 @@ def course_from(history: History, at: str) -> Course:
 
 
 def _decided_calls(history: History, asked: Intent, reply: ModelReply) -> Iterator[tuple[str, Any]]:
-    """Give the calls of a reply; a call that ran a program is replaced by the calls, agents and questions of that program."""
+    """Yield the tool calls of a reply; a call that ran a program is replaced by the program's calls, agents and questions."""
     programs = list(_programs_after(history, asked))
     for call in reply.tool_calls:
         given = plain(call.input)
@@ -147,24 +135,24 @@ def _decided_calls(history: History, asked: Intent, reply: ModelReply) -> Iterat
         inner = []
         if found is not None:
             programs.remove(found)
-            inner = list(_asked_in(history, found[2]))
+            inner = list(_requests_of_program(history, found[2]))
         yield from inner or [(call.tool_name, given)]
 
 
 def _programs_after(history: History, asked: Intent) -> Iterator[tuple[str, str, str]]:
-    """Give the programs that were run for a reply: the tool, the text, and the path of what it asked for."""
+    """Yield the programs that were run for a reply: the tool, the source, and the path of the program's effects."""
     seq = asked.seq + 1
     while (effect := history.intents.get((asked.path, seq))) is not None and effect.type != "model_call":
         form = history.form(effect)
-        text = program_of(form)
+        text = get_program(form)
         if text is not None:
             yield form["tool_name"], text, child_path(asked.path, seq)
         seq += 1
 
 
-def _asked_in(history: History, path: str) -> Iterator[tuple[str, Any]]:
-    """Give what a program asked for, by names and inputs: neither waits nor whether its calls were allowed."""
-    for form in asked_in(history, path):
+def _requests_of_program(history: History, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield names and inputs of a program's requests, without waits and permission checks."""
+    for form in list_program_effects(history, path):
         if form["type"] == "tool_call":
             yield form["tool_name"], plain(form["input"])
         elif form["type"] == "agent_call":
@@ -173,8 +161,8 @@ def _asked_in(history: History, path: str) -> Iterator[tuple[str, Any]]:
             yield "ask", [question["text"] for question in form["questions"]]
 
 
-def in_program_order(history: History) -> list[tuple[Address, Intent]]:
-    """Return the effects of a run in the order of their addresses, a child's after the Spawn that began it."""
+def sort_in_program_order(history: History) -> list[tuple[Address, Intent]]:
+    """Return the effects of a run sorted by address, those of a child after the Spawn that started it."""
 
     def place(address: Address) -> list[int]:
         path, seq = address
@@ -192,14 +180,14 @@ def _reply_to(history: History, intent: Intent) -> ModelReply | None:
 def model_calls(history: History) -> list[str]:
     """Return the addresses of the model calls that have a reply, in program order."""
     return [
-        shown_address(*address)
-        for address, intent in in_program_order(history)
+        format_address(*address)
+        for address, intent in sort_in_program_order(history)
         if intent.type == "model_call" and address in history.results
     ]
 
 
-def shown_dollars(amount: Decimal | None) -> str:
-    """Return an amount as people read it; small ones with more digits."""
+def format_dollars(amount: Decimal | None) -> str:
+    """Return an amount as readable text; small amounts have more digits."""
     if amount is None:
         return "an unknown amount"
     return f"${amount:.4f}" if amount >= Decimal("0.01") or not amount else f"${amount:.6f}"

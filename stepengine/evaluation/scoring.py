@@ -18,20 +18,18 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.errors import DataError
-from stepengine.evaluation.evaluating import Evaluation, Outcome, Sample
+from stepengine.evaluation.case_runs import Evaluation, Outcome, Sample
 from stepengine.evaluation.statistics import (
     FEWEST_CASES,
     Estimate,
     Ratio,
-    by_case,
-    holm,
-    log_ratio,
-    mean_of,
-    paired,
-    rate,
+    adjust_p_values,
+    estimate_difference,
+    estimate_mean,
+    estimate_rate,
+    estimate_ratio,
+    mean_by_case,
 )
-
-__all__ = ("FORMAT", "GateOfScores", "Pair", "Ratios", "Row", "Scores", "checked", "parse_gates", "scores_of")
 
 FORMAT = "stepengine.eval/1"
 PASS = "pass"  # noqa: S105 - a word of tables
@@ -48,7 +46,7 @@ MAX_GATE = 300
 @frozen
 class Row:
     """
-    A check on a side.
+    The score of a side in one check.
 
     Attributes:
         side: The side.
@@ -70,7 +68,7 @@ class Row:
 @frozen
 class Pair:
     """
-    How far a side is above the base in a check, case by case.
+    The difference of a side to the base in one check, by case.
 
     Attributes:
         base: The base.
@@ -95,7 +93,7 @@ class Pair:
 
 @frozen
 class Ratios:
-    """How many times as much a side needs as the base."""
+    """The ratio of a side to the base in cost, steps or tokens."""
 
     base: str
     side: str
@@ -106,7 +104,7 @@ class Ratios:
 @frozen
 class Scores:
     """
-    What an evaluation says.
+    The scores of an evaluation.
 
     Attributes:
         outcome: What it was counted from.
@@ -125,11 +123,11 @@ class Scores:
     broken: Mapping[str, str]
 
     def units(self, side: str, check: str) -> dict[str, float]:
-        """Return the mean of each case, or group, of a side in a check or measure."""
-        return by_case(_by_unit(self.outcome, side, _reader(check)))
+        """Return the mean of each case or group of a side in a check or measure."""
+        return mean_by_case(_by_unit(self.outcome, side, _make_value_reader(check)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as in ``results.json``; of times it holds the seconds of samples only."""
+        """Return the scores as in ``results.json``, without times except the seconds of samples."""
         outcome, evaluation = self.outcome, self.outcome.evaluation
         of_case: dict[str, list[Sample]] = {case.id: [] for case in evaluation.cases}
         for sample in outcome.samples:
@@ -153,14 +151,14 @@ class Scores:
             ],
             "summary": [
                 {
-                    "side": row.side, "check": row.check, **_ends(row.mean), "cases": row.mean.cases,
+                    "side": row.side, "check": row.check, **_interval_as_json(row.mean), "cases": row.mean.cases,
                     "samples": row.samples, "errors": row.errors, "judge": row.is_judge,
                 }
                 for row in self.rows
             ],
             "pairs": [
                 {
-                    "base": p.base, "side": p.side, "check": p.check, **_ends(p.difference, "difference"),
+                    "base": p.base, "side": p.side, "check": p.check, **_interval_as_json(p.difference, "difference"),
                     "p": p.difference.p, "p_adjusted": p.p_adjusted, "better": p.better, "worse": p.worse, "equal": p.equal,
                 }
                 for p in self.pairs
@@ -177,7 +175,7 @@ class Scores:
         }  # fmt: skip
 
 
-def _ends(estimate: Estimate, name: str = "mean") -> dict[str, float | None]:
+def _interval_as_json(estimate: Estimate, name: str = "mean") -> dict[str, float | None]:
     mean = None if math.isnan(estimate.mean) else estimate.mean
     return {name: mean, "low": estimate.low, "high": estimate.high}
 
@@ -185,16 +183,16 @@ def _ends(estimate: Estimate, name: str = "mean") -> dict[str, float | None]:
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-def scores_of(outcome: Outcome) -> Scores:
-    """Return what the samples of an evaluation say."""
+def score_outcome(outcome: Outcome) -> Scores:
+    """Return the scores of the samples of an evaluation."""
     sides = [side.name for side in outcome.sides]
     judges = {name for sample in outcome.samples for name, score in sample.scores.items() if score.is_judge}
     names = [*dict.fromkeys([name for sample in outcome.samples for name in sample.scores])]
     checks = [PASS, *names] if any(name not in judges for name in names) else names
-    rows = [_row(outcome, side, check, is_judge=check in judges) for side in sides for check in checks]
-    pairs = [_pair(outcome, sides[0], side, check) for side in sides[1:] for check in checks]
-    adjusted = holm([pair.difference.p for pair in pairs])
-    ratios = [_ratios(outcome, sides[0], side, of) for side in sides[1:] for of in MEASURES]
+    rows = [_make_row(outcome, side, check, is_judge=check in judges) for side in sides for check in checks]
+    pairs = [_make_pair(outcome, sides[0], side, check) for side in sides[1:] for check in checks]
+    adjusted = adjust_p_values([pair.difference.p for pair in pairs])
+    ratios = [_make_ratios(outcome, sides[0], side, of) for side in sides[1:] for of in MEASURES]
     broken: dict[str, str] = {}
     for sample in outcome.samples:
         for name, score in sample.scores.items():
@@ -216,7 +214,7 @@ def _too_many_errors(outcome: Outcome, side: str) -> int:
     return errors if errors > TOO_MANY_ERRORS * len(own) else 0
 
 
-def _reader(check: str) -> Callable[[Sample], float | None]:
+def _make_value_reader(check: str) -> Callable[[Sample], float | None]:
     if check in MEASURES:
         return MEASURES[check]
     if check == PASS:
@@ -234,30 +232,30 @@ def _by_unit(outcome: Outcome, side: str, read: Callable[[Sample], float | None]
     return found
 
 
-def _row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
-    read = _reader(check)
+def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
+    read = _make_value_reader(check)
     values = _by_unit(outcome, side, read)
     own = [s for s in outcome.samples if s.side == side and (check == PASS or check in s.scores)]
     number = sum(map(len, values.values()))
     once = all(len(each) == 1 and each[0] in (0, 1) for each in values.values())
-    means = by_case(values)
-    mean = rate([value == 1 for value in means.values()]) if once else mean_of([*means.values()])
+    means = mean_by_case(values)
+    mean = estimate_rate([value == 1 for value in means.values()]) if once else estimate_mean([*means.values()])
     return Row(side, check, mean, number, len(own) - number, is_judge)
 
 
-def _pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
-    below, above = [by_case(_by_unit(outcome, name, _reader(check))) for name in (base, side)]
+def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
+    below, above = [mean_by_case(_by_unit(outcome, name, _make_value_reader(check))) for name in (base, side)]
     differences = [above[unit] - below[unit] for unit in below if unit in above]
     better, worse = sum(d > EVEN for d in differences), sum(d < -EVEN for d in differences)
-    made = paired(below, above)
+    made = estimate_difference(below, above)
     if made.low is not None and made.high is not None:
         made = attrs.evolve(made, low=max(-1.0, made.low), high=min(1.0, made.high))
     return Pair(base, side, check, made, better, worse, len(differences) - better - worse)
 
 
-def _ratios(outcome: Outcome, base: str, side: str, of: str) -> Ratios:
-    below, above = [by_case(_by_unit(outcome, name, MEASURES[of])) for name in (base, side)]
-    return Ratios(base, side, of, log_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}]))
+def _make_ratios(outcome: Outcome, base: str, side: str, of: str) -> Ratios:
+    below, above = [mean_by_case(_by_unit(outcome, name, MEASURES[of])) for name in (base, side)]
+    return Ratios(base, side, of, estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}]))
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------
@@ -275,7 +273,7 @@ FORMS = "'pass >= 0.8', 'new.pass - base.pass > -0.05' or 'new.cost <= 1.2 * bas
 @frozen
 class GateOfScores:
     """
-    Something that has to hold.
+    A condition on the scores.
 
     Attributes:
         text: As it was written.
@@ -298,7 +296,7 @@ class GateOfScores:
     @classmethod
     def parsed(cls, text: str) -> GateOfScores:
         """
-        Return the gate that is written so.
+        Parse a gate.
 
         Raises:
             DataError: when it cannot be read as one.
@@ -306,25 +304,27 @@ class GateOfScores:
         words = SIGN.sub(r" \1 ", text[:MAX_GATE]).split() if len(text) <= MAX_GATE else []
         signs = [i for i, word in enumerate(words) if word.lstrip("~") in COMPARE]
         if len(signs) != 1:
-            raise _no_gate(text)
+            raise _gate_error(text)
         before, sign, after = words[: signs[0]], words[signs[0]], words[signs[0] + 1 :]
         made = partial(cls, text, sign=sign.lstrip("~"), by_mean=sign.startswith("~"))
         match before, after:
-            case [left], [bound] if _number(bound) is not None:
-                return made(left=_name(left, text), bound=_number(bound) or 0.0)
-            case [left, "-", right], [bound] if _number(bound) is not None:
-                return made(left=_check_side(left, text), right=_check_side(right, text), bound=_number(bound) or 0.0)
+            case [left], [bound] if _parse_number(bound) is not None:
+                return made(left=_check_name(left, text), bound=_parse_number(bound) or 0.0)
+            case [left, "-", right], [bound] if _parse_number(bound) is not None:
+                return made(
+                    left=_check_side(left, text), right=_check_side(right, text), bound=_parse_number(bound) or 0.0
+                )
             case [left], [right]:
                 return made(left=_check_side(left, text), right=_check_side(right, text), bound=1.0, is_ratio=True)
-            case [left], [first, "*", second] if (_number(first) is None) != (_number(second) is None):
-                factor, right = (first, second) if _number(second) is None else (second, first)
-                times = _number(factor) or 0.0
+            case [left], [first, "*", second] if (_parse_number(first) is None) != (_parse_number(second) is None):
+                factor, right = (first, second) if _parse_number(second) is None else (second, first)
+                times = _parse_number(factor) or 0.0
                 return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
-        raise _no_gate(text)
+        raise _gate_error(text)
 
     def named(self, names: GateNames) -> list[SideCheck]:
         """
-        Return what it compares; without a side that is every side but the base.
+        Return the sides and checks that the gate compares; without a side, all but the base.
 
         Raises:
             DataError: when it names a side or check that does not exist, or compares two checks.
@@ -339,8 +339,8 @@ class GateOfScores:
         return made
 
     def problem(self, scores: Scores) -> str:
-        """Return why it does not hold, or why that is not decided; ``""`` when it holds."""
-        named = self.named(GateNames.of(scores.outcome.evaluation))
+        """Return why the gate does not hold or is undecided; ``""`` if it holds."""
+        named = self.named(GateNames.from_evaluation(scores.outcome.evaluation))
         outcome = scores.outcome
         if outcome.missing:
             return f"not decided: {outcome.missing} of {outcome.planned} samples are missing; `--continue` runs them"
@@ -350,19 +350,19 @@ class GateOfScores:
             if side in scores.unmeasured:
                 return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
         if not self.right:
-            return next((said for each in named if (said := self._problem_of_value(each, scores))), "")
+            return next((said for each in named if (said := self._value_problem(each, scores))), "")
         check = named[0].check
         above, below = [scores.units(*each) for each in named]
         if check in MEASURES and self.is_ratio:
-            made = log_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
+            made = estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
             mean = math.nan if made.ratio is None else made.ratio
-            return self._problem_of(mean, made.low, made.high, self.bound, made.pairs)
+            return self._mean_problem(mean, made.low, made.high, self.bound, made.pairs)
         factor, threshold = (self.bound, 0.0) if self.is_ratio else (1.0, self.bound)
         spread = max(map(abs, (*above.values(), *below.values())), default=1.0) if check in MEASURES else 1.0
-        found = paired({unit: factor * value for unit, value in below.items()}, above, spread=spread)
-        return self._problem_of(found.mean, found.low, found.high, threshold, found.cases)
+        found = estimate_difference({unit: factor * value for unit, value in below.items()}, above, spread=spread)
+        return self._mean_problem(found.mean, found.low, found.high, threshold, found.cases)
 
-    def _problem_of(self, mean: float, low: float | None, high: float | None, threshold: float, cases: int) -> str:
+    def _mean_problem(self, mean: float, low: float | None, high: float | None, threshold: float, cases: int) -> str:
         value = mean if self.by_mean else low if self.sign.startswith(">") else high
         if value is None:
             return f"{cases} cases are too few for an interval, which takes {FEWEST_CASES}; ~{self.sign} compares means"
@@ -373,7 +373,7 @@ class GateOfScores:
         which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
         return f"{which} is {value:.4g}, not {self.sign} {threshold:g}"
 
-    def _problem_of_value(self, each: SideCheck, scores: Scores) -> str:
+    def _value_problem(self, each: SideCheck, scores: Scores) -> str:
         values = [*scores.units(*each).values()]
         if not values:
             return f"there is no value of {each.side}.{each.check}"
@@ -394,21 +394,21 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     """
     gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *more)]
     for gate in gates:
-        gate.named(GateNames.of(evaluation))
+        gate.named(GateNames.from_evaluation(evaluation))
     return gates
 
 
-def checked(gates: Sequence[GateOfScores], scores: Scores) -> Iterator[tuple[GateOfScores, str]]:
-    """Give each gate with why it does not hold, or ``""``."""
+def check_gates(gates: Sequence[GateOfScores], scores: Scores) -> Iterator[tuple[GateOfScores, str]]:
+    """Yield each gate with the reason why it does not hold, or ``""``."""
     for gate in gates:
         yield gate, gate.problem(scores)
 
 
-def _no_gate(text: str) -> DataError:
+def _gate_error(text: str) -> DataError:
     return DataError(f"{text[:MAX_GATE]!r} is not a gate; one is like {FORMS}, and ~ before the sign compares means")
 
 
-def _number(word: str) -> float | None:
+def _parse_number(word: str) -> float | None:
     try:
         value = float(word)
     except ValueError:
@@ -416,14 +416,14 @@ def _number(word: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _name(word: str, text: str) -> str:
+def _check_name(word: str, text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,200}", word):
-        raise _no_gate(text)
+        raise _gate_error(text)
     return word
 
 
 def _check_side(word: str, text: str) -> str:
-    if "." not in _name(word, text):
+    if "." not in _check_name(word, text):
         msg = f"{text!r} is not a gate: {word!r} names no side; write SIDE.{word}"
         raise DataError(msg)
     return word
@@ -432,7 +432,7 @@ def _check_side(word: str, text: str) -> str:
 @frozen
 class GateNames:
     """
-    What gates may name.
+    The names that gates can use.
 
     Attributes:
         sides: The sides; ``base`` stands for the first, unless one is called so.
@@ -443,15 +443,15 @@ class GateNames:
     checks: Sequence[str]
 
     @classmethod
-    def of(cls, evaluation: Evaluation) -> GateNames:
-        """Return the names of an evaluation."""
+    def from_evaluation(cls, evaluation: Evaluation) -> GateNames:
+        """Return the names of the agents, measures and checks of an evaluation."""
         every = [evaluation.checks_of(case) for case in evaluation.cases]
         named = dict.fromkeys([name for checks in every for name in checks])
         return cls([*evaluation.agents], [PASS, *MEASURES, *named])
 
     def split(self, name: str) -> SideCheck:
         """
-        Return side and check of a name; names of both may hold dots.
+        Split a name into side and check; both may contain dots.
 
         Raises:
             DataError: when there is no such side or check.

@@ -1,7 +1,7 @@
 """
 What samples say: rates, means, paired differences and ratios, each with its 95 % interval.
 
-The unit is the case. Samples of one case are not independent, so whoever calls takes their mean first (``by_case``). Nothing
+The unit is the case. Samples of one case are not independent, so whoever calls takes their mean first (``mean_by_case``). Nothing
 here knows of runs; the standard library is all it needs.
 """
 
@@ -13,20 +13,6 @@ from statistics import NormalDist, fmean, stdev
 
 import attrs
 from attrs import frozen
-
-__all__ = (
-    "FEWEST_CASES",
-    "Estimate",
-    "Ratio",
-    "by_case",
-    "holm",
-    "log_ratio",
-    "mean_of",
-    "paired",
-    "rate",
-    "t_quantile",
-    "wilson",
-)
 
 FEWEST_CASES = 5
 """With fewer cases there are values, and no interval."""
@@ -69,7 +55,7 @@ class Estimate:
 @frozen
 class Ratio:
     """
-    How many times as much: costs, steps or tokens.
+    A ratio of costs, steps or tokens, with its interval.
 
     Attributes:
         ratio: The geometric mean of the pairs' ratios; ``None`` where no pair can be compared.
@@ -86,15 +72,15 @@ class Ratio:
     left_out: int
 
 
-def by_case(samples: Mapping[str, Iterable[float]]) -> dict[str, float]:
+def mean_by_case(samples: Mapping[str, Iterable[float]]) -> dict[str, float]:
     """Return the mean of each case that has samples."""
     means = {case: [*values] for case, values in samples.items()}
     return {case: fmean(values) for case, values in means.items() if values}
 
 
-def wilson(successes: int, number: int, *, level: float = LEVEL) -> tuple[float, float]:
+def wilson_interval(successes: int, number: int, *, level: float = LEVEL) -> tuple[float, float]:
     """
-    Return the interval of a rate: of *number* independent tries, *successes* went well.
+    Return the confidence interval of a rate: *successes* of *number* independent tries.
 
     Without a try it is everything: 0 to 1.
 
@@ -113,8 +99,8 @@ def wilson(successes: int, number: int, *, level: float = LEVEL) -> tuple[float,
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def rate(passed: Sequence[bool]) -> Estimate:
-    """Return the rate of cases that passed, each tried once; where all went alike, with the rule of three."""
+def estimate_rate(passed: Sequence[bool]) -> Estimate:
+    """Return the rate of passed cases, each tried once; if all passed or all failed, by the rule of three."""
     number, successes = len(passed), sum(passed)
     if number < FEWEST_CASES:
         return Estimate(fmean(passed) if passed else math.nan, None, None, number)
@@ -122,28 +108,21 @@ def rate(passed: Sequence[bool]) -> Estimate:
         far = RULE_OF_THREE / number
         low, high = (0.0, far) if successes == 0 else (1 - far, 1.0)
     else:
-        low, high = wilson(successes, number)
+        low, high = wilson_interval(successes, number)
     return Estimate(successes / number, low, high, number)
 
 
-def mean_of(cases: Sequence[float], *, least: float = 0.0, most: float = 1.0) -> Estimate:
-    """
-    Return the mean over the means of cases.
-
-    Args:
-        cases: One value each.
-        least: The smallest value that there can be; no interval goes beyond.
-        most: The largest.
-    """
-    made = _over(cases, spread=most - least)
+def estimate_mean(cases: Sequence[float]) -> Estimate:
+    """Return the mean of the case means *cases*, each from 0 to 1, with an interval within 0 and 1."""
+    made = _mean_estimate(cases, spread=1.0)
     if made.low is None or made.high is None:
         return made
-    return attrs.evolve(made, low=max(least, made.low), high=min(most, made.high))
+    return attrs.evolve(made, low=max(0.0, made.low), high=min(1.0, made.high))
 
 
-def paired(base: Mapping[str, float], side: Mapping[str, float], *, spread: float = 1.0) -> Estimate:
+def estimate_difference(base: Mapping[str, float], side: Mapping[str, float], *, spread: float = 1.0) -> Estimate:
     """
-    Return by how much *side* is above *base*: the mean of the differences of the cases that both have.
+    Return by how much *side* exceeds *base*: the mean difference over the cases that both have.
 
     Args:
         base: One value for each case.
@@ -151,27 +130,27 @@ def paired(base: Mapping[str, float], side: Mapping[str, float], *, spread: floa
         spread: How far apart two values can be; what the rule of three is scaled by where all differences are equal.
     """
     differences = [side[case] - base[case] for case in base if case in side]
-    made = _over(differences, spread=spread)
+    made = _mean_estimate(differences, spread=spread)
     if made.error is None:
         return made
-    p = None if made.low is None else _p_of(made.mean, made.error, made.cases, spread)
+    p = None if made.low is None else _p_value(made.mean, made.error, made.cases, spread)
     return attrs.evolve(made, p=p, detectable=DETECTABLE * made.error)
 
 
-def log_ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio:
-    """Return how many times as much the second of each pair is, one pair for each case; ``None`` is unknown."""
+def estimate_ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio:
+    """Return the geometric mean of second to first in *pairs*, one pair per case; ``None`` values are unknown."""
     known = [*pairs]
     logs = [math.log(b / a) for a, b in known if a is not None and b is not None and a > 0 and b > 0]
     left = len(known) - len(logs)
     if not logs:
         return Ratio(None, None, None, 0, left)
-    made = _over(logs, spread=0.0)
+    made = _mean_estimate(logs, spread=0.0)
     ends = [None if end is None else math.exp(end) for end in (made.low, made.high)]
     return Ratio(math.exp(made.mean), ends[0], ends[1], len(logs), left)
 
 
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p values adjusted for how many there are, by Holm; an unknown one stays so, and does not count."""
+def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p values adjusted for their number by Holm's method; ``None`` values stay and are not counted."""
     known = sorted([(p, index) for index, p in enumerate(p_values) if p is not None])
     made: list[float | None] = [None] * len(p_values)
     reached = 0.0
@@ -181,8 +160,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return made
 
 
-def _over(values: Sequence[float], *, spread: float) -> Estimate:
-    """Return the mean of values with its t interval; where all are equal, with the rule of three."""
+def _mean_estimate(values: Sequence[float], *, spread: float) -> Estimate:
+    """Return the mean of values with its t interval; if all are equal, by the rule of three."""
     number = len(values)
     if number < 2:  # noqa: PLR2004 - one value has no spread
         return Estimate(values[0] if values else math.nan, None, None, number)
@@ -194,10 +173,10 @@ def _over(values: Sequence[float], *, spread: float) -> Estimate:
     return Estimate(mean, mean - half, mean + half, number, error=error)
 
 
-def _p_of(mean: float, error: float, number: int, spread: float) -> float:
-    """Return the p value that belongs to the interval of ``_over``: 0.05 where an end of that is 0."""
+def _p_value(mean: float, error: float, number: int, spread: float) -> float:
+    """Return the p value that fits the interval of ``_mean_estimate``: 0.05 if one end of it is 0."""
     if error:
-        return 2 * (1 - _t_below(abs(mean / error), number - 1))
+        return 2 * (1 - _t_cumulative(abs(mean / error), number - 1))
     return float((1 - LEVEL) ** (number * abs(mean) / (RULE_OF_THREE * spread))) if spread else float(mean == 0)
 
 
@@ -205,25 +184,25 @@ def _p_of(mean: float, error: float, number: int, spread: float) -> float:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the value that Student's t with *freedom* degrees of freedom stays below with *probability*."""
+    """Return the quantile of Student's t with *freedom* degrees of freedom at *probability*."""
     if probability < 0.5:  # noqa: PLR2004 - the middle of a symmetric distribution
         return -t_quantile(1 - probability, freedom)
     low, high = 0.0, 1.0
-    while _t_below(high, freedom) < probability:
+    while _t_cumulative(high, freedom) < probability:
         high *= 2
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if _t_below(middle, freedom) < probability else (low, middle)
+        low, high = (middle, high) if _t_cumulative(middle, freedom) < probability else (low, middle)
     return high
 
 
-def _t_below(t: float, freedom: int) -> float:
-    """Return how likely Student's t is below *t*, which is not negative."""
+def _t_cumulative(t: float, freedom: int) -> float:
+    """Return the probability that Student's t is below *t*, which must not be negative."""
     return 1 - _beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
 
 
 def _beta(x: float, a: float, b: float) -> float:
-    """Return the regularized incomplete beta function, by its continued fraction."""
+    """Return the regularized incomplete beta function, computed by its continued fraction."""
     if x <= 0 or x >= 1:
         return min(1.0, max(0.0, x))
     if x > (a + 1) / (a + b + 2):

@@ -11,8 +11,6 @@ from stepengine.data.state import ChildResult
 from stepengine.data.yields import AgentCall, Parallel, StepResult, Yieldable
 from stepengine.errors import BadYield
 
-__all__ = ("best_of", "map_agents")
-
 Item = TypeVar("Item")
 Out = TypeVar("Out")
 Steps = Generator[Yieldable, StepResult, Out]
@@ -47,10 +45,12 @@ def map_agents(
         BadYield: when ``map_agents`` is called without *prompt* and *params*, and an item is neither a string nor a mapping.
         LimitExceeded: when a limit that was set has no room for that many children; none has started.
     """
-    return _run_all([_call_for(agent, number, item, prompt, params) for number, item in enumerate(items)], concurrency)
+    return _run_in_parallel(
+        [_make_agent_call(agent, number, item, prompt, params) for number, item in enumerate(items)], concurrency
+    )
 
 
-def _call_for(
+def _make_agent_call(
     agent: str | AgentDefinition[Out],
     number: int,
     item: Item,
@@ -71,7 +71,7 @@ def _call_for(
     raise BadYield(msg)
 
 
-def _run_all(calls: Sequence[AgentCall[Out]], concurrency: int) -> Steps[tuple[ChildResult[Out], ...]]:
+def _run_in_parallel(calls: Sequence[AgentCall[Out]], concurrency: int) -> Steps[tuple[ChildResult[Out], ...]]:
     return (yield from Parallel(calls, concurrency=max(concurrency, 1))) if calls else ()
 
 

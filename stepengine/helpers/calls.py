@@ -10,8 +10,6 @@ from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult, ToolCall, Yieldable
 from stepengine.errors import ChildError, ModelError, PerformError, StepEngineError, ToolError
 
-__all__ = ("YieldedFrom", "call", "retry")
-
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -42,12 +40,12 @@ def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepRe
         ToolInputError: when the input does not fit.
     """
     if isinstance(tool, str) and not isinstance(tool, ToolName):
-        return (yield from _by_name(tool, args[0] if args else object, kwargs))
+        return (yield from _call_by_name(tool, args[0] if args else object, kwargs))
     result = yield from ToolCall(tool, tool.arguments(*args, **kwargs))
     return tool.decode(result)
 
 
-def _by_name(tool: str, as_: type[R], value: dict[str, object]) -> Generator[Yieldable, StepResult, R]:
+def _call_by_name(tool: str, as_: type[R], value: dict[str, object]) -> Generator[Yieldable, StepResult, R]:
     result = yield from ToolCall(tool, value)
     given = result.text if as_ is str else result.data
     if given is None:

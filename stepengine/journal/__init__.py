@@ -6,8 +6,8 @@ snapshot of a state. To go on with a run is to run the agent again over its reco
 the one at the same address, and answered with what came of it then, until the record ends. That is why a handler has to do the same
 when it is sent the same, and why an edit of it is found at the first effect that differs.
 
-``Recorder`` wraps the performer from outside, between limits and gate. It asks ``Replayer`` about the past and writes to a store by
-way of the ``Encoder``. ``JournaledRun`` holds what belongs to one run and its journal, and its ``Mode`` says what differs between
+``Recorder`` wraps the performer from outside, between limits and gate, and writes to a store by way of the ``Encoder``. Of a run with a
+past, ``RecordPlayer`` is in its place: it asks ``Replayer`` about the past, and hands live effects on to the recorder. ``JournaledRun`` composes the parts that work on one run and its journal, and its ``Mode`` says what differs between
 recording, resuming, replaying and the other ways to open one. ``History`` is what was read: intents and results by address, decoded
 when somebody asks. Stores (memory, file, SQLite) hold the same lines; they lock, commit and mend, and know nothing of effects.
 What others send to a run (answers, messages, results) comes by the mailbox beside the journal.
@@ -19,72 +19,100 @@ runs with ``runs`` and ``journaled_run``.
 
 Must not be here: anything that the driver would have to know. The floors below have never heard of journals.
 
-Begin with ``records``, then ``recorder`` and ``replayer``; ``encoding`` and ``store`` for the bytes.
+Begin with ``records``, then ``recorder``, ``record_player`` and ``replayer``; ``encoding`` and ``store`` for the bytes.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
-    from stepengine.journal.comparing import Difference, diff
-    from stepengine.journal.decided import Decided, decisions
+    from stepengine.journal.decided import Decided, JudgedCall, decisions, judge_calls
+    from stepengine.journal.event_stream import follow_events
+    from stepengine.journal.file_undo import Undone, undo
     from stepengine.journal.files import FileJournal
-    from stepengine.journal.finding import JournalLike, as_journal
-    from stepengine.journal.following import Follower, News
-    from stepengine.journal.mend import Edit, Report, Sealed, check, repair, scrub, sealed
+    from stepengine.journal.follower import Follower, NewRecords, News, Tail
+    from stepengine.journal.history import History
+    from stepengine.journal.line_journal import LineJournal
+    from stepengine.journal.mailbox import Letter, Mailbox
+    from stepengine.journal.mend import Edit, JournalReport, Sealed, check, repair, scrub, sealed
+    from stepengine.journal.messages import send_answers, send_cancel, send_input, send_message, send_tool_result
+    from stepengine.journal.origins import CallOrigins, call_origins, value_sources
     from stepengine.journal.questions import InDoubt
     from stepengine.journal.recorded_forks import Called, ForkReport, Purse
+    from stepengine.journal.recorded_runs import RecordedRun, list_runs
+    from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result
+    from stepengine.journal.run_diff import Difference, diff
     from stepengine.journal.runs import OnDivergence
-    from stepengine.journal.scanning import Leak, scan
+    from stepengine.journal.secret_scan import Leak, scan
     from stepengine.journal.show import machine_data
     from stepengine.journal.signing import SigningKey
+    from stepengine.journal.sources import JournalLike, as_journal
     from stepengine.journal.sqlite import SqliteJournal
-    from stepengine.journal.store import Journal, MemoryJournal
-    from stepengine.journal.undoing import Undone, undo
-    from stepengine.journal.verifying import Verified, verify
-    from stepengine.journal.watching import follow_events
+    from stepengine.journal.store import Journal, MemoryJournal, Writer
+    from stepengine.journal.verification import Verified, verify
     from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue, SecretFound
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
-            "stepengine.journal.comparing": (
+            "stepengine.journal.run_diff": (
                 "Difference",
                 "diff",
             ),
             "stepengine.journal.decided": (
                 "Decided",
+                "JudgedCall",
                 "decisions",
+                "judge_calls",
             ),
             "stepengine.journal.files": ("FileJournal",),
-            "stepengine.journal.finding": (
+            "stepengine.journal.origins": (
+                "CallOrigins",
+                "call_origins",
+                "value_sources",
+            ),
+            "stepengine.journal.sources": (
                 "JournalLike",
                 "as_journal",
             ),
-            "stepengine.journal.following": (
+            "stepengine.journal.follower": (
                 "Follower",
+                "NewRecords",
                 "News",
+                "Tail",
             ),
+            "stepengine.journal.history": ("History",),
+            "stepengine.journal.line_journal": ("LineJournal",),
+            "stepengine.journal.mailbox": ("Letter", "Mailbox"),
             "stepengine.journal.mend": (
                 "Edit",
-                "Report",
+                "JournalReport",
                 "Sealed",
                 "check",
                 "repair",
                 "scrub",
                 "sealed",
             ),
+            "stepengine.journal.messages": (
+                "send_answers",
+                "send_cancel",
+                "send_input",
+                "send_message",
+                "send_tool_result",
+            ),
             "stepengine.journal.questions": ("InDoubt",),
+            "stepengine.journal.records": ("Blob", "Head", "Input", "Intent", "Record", "Result"),
+            "stepengine.journal.recorded_runs": ("RecordedRun", "list_runs"),
             "stepengine.journal.recorded_forks": (
                 "Called",
                 "Purse",
                 "ForkReport",
             ),
             "stepengine.journal.runs": ("OnDivergence",),
-            "stepengine.journal.scanning": (
+            "stepengine.journal.secret_scan": (
                 "Leak",
                 "scan",
             ),
@@ -94,16 +122,17 @@ else:
             "stepengine.journal.store": (
                 "Journal",
                 "MemoryJournal",
+                "Writer",
             ),
-            "stepengine.journal.undoing": (
+            "stepengine.journal.file_undo": (
                 "Undone",
                 "undo",
             ),
-            "stepengine.journal.verifying": (
+            "stepengine.journal.verification": (
                 "Verified",
                 "verify",
             ),
-            "stepengine.journal.watching": ("follow_events",),
+            "stepengine.journal.event_stream": ("follow_events",),
             "stepengine.redaction": (
                 "RedactField",
                 "RedactHeader",
@@ -116,6 +145,8 @@ else:
     )
 
 __all__ = (
+    "Blob",
+    "CallOrigins",
     "Called",
     "Decided",
     "Difference",
@@ -123,36 +154,59 @@ __all__ = (
     "FileJournal",
     "Follower",
     "ForkReport",
+    "Head",
+    "History",
     "InDoubt",
+    "Input",
+    "Intent",
     "Journal",
     "JournalLike",
+    "JournalReport",
+    "JudgedCall",
     "Leak",
+    "Letter",
+    "LineJournal",
+    "Mailbox",
     "MemoryJournal",
+    "NewRecords",
     "News",
     "OnDivergence",
     "Purse",
+    "Record",
+    "RecordedRun",
     "RedactField",
     "RedactHeader",
     "RedactPattern",
     "RedactValue",
     "Redactor",
-    "Report",
+    "Result",
     "Sealed",
     "SecretFound",
     "SigningKey",
     "SqliteJournal",
+    "Tail",
     "Undone",
     "Verified",
+    "Writer",
     "as_journal",
+    "call_origins",
     "check",
     "decisions",
     "diff",
     "follow_events",
+    "judge_calls",
+    "list_runs",
     "machine_data",
     "repair",
     "scan",
     "scrub",
     "sealed",
+    "send_answers",
+    "send_cancel",
+    "send_input",
+    "send_message",
+    "send_tool_result",
     "undo",
+    "value_sources",
     "verify",
 )

@@ -1,5 +1,5 @@
 """
-What was altered in the lines of a signed journal, and the chain of signatures that a writer continues.
+Find alterations in the lines of a signed journal, and continue its chain of signatures.
 
 Nothing of the journal is believed before a signature vouches for it. What was changed is named by the marks that the next
 signature holds, in the numbers that records have now: what comes after a change is judged by itself.
@@ -14,11 +14,16 @@ from typing import Any, NamedTuple
 
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.history import History
-from stepengine.journal.reading import read_lines
-from stepengine.journal.records import TAIL_BYTES, TAIL_FORM, Head, checksum_if_right
-from stepengine.journal.signing import Chain, JournalSignature, SigningKey, fingerprint_of, is_of, mark_of
-
-__all__ = ("JournalScan", "chain_of", "changes_in", "head_of", "listed")
+from stepengine.journal.line_reader import read_lines
+from stepengine.journal.records import TAIL_BYTES, TAIL_FORM, Head, verify_checksum
+from stepengine.journal.signing import (
+    JournalSignature,
+    SignatureChain,
+    SigningKey,
+    compute_mark,
+    is_valid_signature,
+    key_fingerprint,
+)
 
 SHOWN_CHANGES = 20
 """About one screen of changes; further ones are only counted."""
@@ -26,9 +31,9 @@ FALSE = "record {}, a signature, was altered or is not of its key"
 UNCHECKED = "record {} was altered: its checksum is wrong"
 
 
-def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
+def restore_chain(key: SigningKey, content: bytes, history: History) -> SignatureChain:
     """
-    Return the chain of signatures that is continued by a writer who has opened a whole journal.
+    Return the chain of signatures for a writer that opened a whole journal.
 
     Args:
         key: By which it goes on.
@@ -40,9 +45,9 @@ def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
         JournalError: when it was signed by another key.
     """
     if not content:
-        return Chain(key)
+        return SignatureChain(key)
     look = JournalScan([key.public])
-    look.at_all(content)
+    look.scan_lines(content)
     if look.problems:
         msg = (
             f"{history.name} is not as it was signed: {'; '.join(listed(look.problems))}. Nothing was run; `stepengine journal check --key` tells "
@@ -50,10 +55,10 @@ def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
         )
         raise JournalCorrupt(msg)
     if look.others:
-        theirs = ", ".join(sorted({fingerprint_of(other) for other in look.others}))
-        msg = f"{history.name} is signed by {theirs}, and {key.path} is {fingerprint_of(key.public)}; go on with the key it began with"
+        theirs = ", ".join(sorted({key_fingerprint(other) for other in look.others}))
+        msg = f"{history.name} is signed by {theirs}, and {key.path} is {key_fingerprint(key.public)}; go on with the key it began with"
         raise JournalError(msg)
-    return Chain(
+    return SignatureChain(
         key,
         look.hash,
         records=look.count,
@@ -64,8 +69,8 @@ def chain_of(key: SigningKey, content: bytes, history: History) -> Chain:
     )
 
 
-def head_of(content: bytes, name: str) -> Head | None:
-    """Return the head of a journal; ``None`` where its first line is not one."""
+def parse_head_line(content: bytes, name: str) -> Head | None:
+    """Return the head of a journal, or ``None`` if its first line is no head."""
     try:
         records = read_lines(content[: content.find(b"\n") + 1], name).records
     except StepEngineError:
@@ -74,7 +79,7 @@ def head_of(content: bytes, name: str) -> Head | None:
 
 
 def listed(problems: Sequence[str]) -> list[str]:
-    """Return the first of many sentences, and how many more there are."""
+    """Return the first of many sentences, and the number of the others."""
     more = len(problems) - SHOWN_CHANGES
     return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
 
@@ -112,61 +117,62 @@ class JournalScan:
         self._torn = 0
         self._closes_last = False
 
-    def at_all(self, content: bytes) -> None:
-        """Look at every line."""
+    def scan_lines(self, content: bytes) -> None:
+        """Scan all lines of a journal."""
         end = content.rfind(b"\n") + 1
         self._torn = len(content) - end
-        head = head_of(content, "")
+        head = parse_head_line(content, "")
         previous, link = 0, head is not None and head.link
         for line in content[:end].split(b"\n")[:-1]:
             self.count += 1
-            if checksum_if_right(line, previous) is None:
+            if verify_checksum(line, previous) is None:
                 self._unchecked.append(self.count)
             # The checksum that a line states for itself, so that an altered line does not make the next ones wrong.
             tail = TAIL_FORM.search(line, max(0, len(line) - TAIL_BYTES)) if link else None
             previous = 0 if tail is None else int(tail[1], 16)
-            signature = self._trusted_signature(line)
+            signature = self._parse_trusted_signature(line)
             if signature is not None:
-                self._judge(signature)
+                self._check_signature(signature)
             self.hash.update(line + b"\n")
             if signature is None:
-                self.marks.append(mark_of(line))
+                self.marks.append(compute_mark(line))
                 self.is_closed = False
             else:
-                self._go_on(signature)
+                self._start_span(signature)
         self.problems += [FALSE.format(number) for number in self._false if number > self.last]
         if not self.problems:
             # Of a signature's own line, the checksum alone is not signed by it, or by one after it.
             self.problems += [UNCHECKED.format(number) for number in self._unchecked if number <= self.last]
 
-    def _trusted_signature(self, line: bytes) -> JournalSignature | None:
-        """Return the signature that a line is, by a key that is trusted."""
-        signature = JournalSignature.of(line)
+    def _parse_trusted_signature(self, line: bytes) -> JournalSignature | None:
+        """Return the valid signature by a trusted key in a line, else ``None``; record others and false ones."""
+        signature = JournalSignature.from_line(line)
         if signature is None:
             return None
         if signature.key not in self._trusted:
             self.others.add(signature.key)
             return None
-        if not is_of(signature):
+        if not is_valid_signature(signature):
             self._false.append(self.count)
             return None
         return signature
 
-    def _go_on(self, signature: JournalSignature) -> None:
+    def _start_span(self, signature: JournalSignature) -> None:
+        """Record a signature and start the span of records that the next one covers."""
         if signature.found:
             first, to = self.count - min(signature.found, len(self.marks)), self.count - 1
             self._found.append(
-                f"{_range(first, to)} stood there unsigned when the run was resumed, and was signed then"
+                f"{_format_record_range(first, to)} stood there unsigned when the run was resumed, and was signed then"
             )
         self.last, self.signatures = self.count, self.signatures + 1
         self.is_closed, self.marks = signature.closes, []
         self._signed_to = signature.records + 1
-        self.key, self.time = fingerprint_of(signature.key), signature.time
+        self.key, self.time = key_fingerprint(signature.key), signature.time
         self.digest = self.hash.hexdigest()
         self.digests.add(self.digest)
 
     def unsigned(self) -> Iterator[str]:
-        """Give what nobody vouches for."""
+        """Yield a sentence for each part of the journal that no signature covers."""
         yield from self._found
         if self._torn:
             yield f"{self._torn} bytes at the end belong to no whole record: a crash left them, or the end was cut off"
@@ -174,14 +180,14 @@ class JournalScan:
             return
         if self.count > self.last:
             behind = " and stands behind the signature that closed the journal" if self._closes_last else ""
-            yield f"{_range(self.last + 1, self.count)} is not signed{behind}: it may be anybody's"
+            yield f"{_format_record_range(self.last + 1, self.count)} is not signed{behind}: it may be anybody's"
         elif not self.is_closed:
             yield f"record {self.count} is the last one and closes nothing: a crash ended the run, or what followed was removed"
 
     # --- what a signature says of what stands before it ---------------------------------------------------------------
 
-    def _judge(self, signature: JournalSignature) -> None:
-        """Take note of what is not as *signature* says."""
+    def _check_signature(self, signature: JournalSignature) -> None:
+        """Record as problems the differences between the lines so far and a signature."""
         self._closes_last = signature.closes
         if signature.records == self.count - 1 and signature.digest == self.hash.hexdigest():
             return
@@ -195,55 +201,58 @@ class JournalScan:
             return
         if gap:
             there = max(0, len(marks) - len(expected))
-            self._tell_of_gap(gap, there, first)
+            self._report_missing_records(gap, there, first)
             marks, first = marks[there:], first + there
-        self.problems += changes_in(expected, marks, first)
+        self.problems += describe_changes(expected, marks, first)
         if len(self.problems) == known and not known:
             wrong = [UNCHECKED.format(number) for number in self._unchecked if number < self.count]
             self.problems += wrong or [
-                f"{_range(1, self.count - 1)} may have been altered: together they are not what was signed"
+                f"{_format_record_range(1, self.count - 1)} may have been altered: together they are not what was signed"
             ]
 
-    def _tell_of_gap(self, gap: int, there: int, first: int) -> None:
+    def _report_missing_records(self, gap: int, there: int, first: int) -> None:
+        """Record what happened to *gap* records without marks, one a signature; *there* lines from record *first* on remain."""
         false = [number for number in self._false if first <= number < first + there]
         for number in false:
             self.problems.append(FALSE.format(number))
         if there < gap - 1:
             self.problems.append(
-                f"{_count(gap - there)} before record {first + there} was removed, the signature among them"
+                f"{_format_record_count(gap - there)} before record {first + there} was removed, the signature among them"
             )
         elif not false:
-            self.problems.append(f"the signature of {_range(first, first + gap - 2)} was removed or altered")
+            self.problems.append(
+                f"the signature of {_format_record_range(first, first + gap - 2)} was removed or altered"
+            )
 
 
-def _range(first: int, to: int) -> str:
+def _format_record_range(first: int, to: int) -> str:
     return f"record {first}" if first == to else f"each of the records {first} to {to}"
 
 
-def _count(number: int) -> str:
+def _format_record_count(number: int) -> str:
     return "one record" if number == 1 else f"each of {number} records"
 
 
-class _Pair(NamedTuple):
-    """The places of a record now, and in what was signed; both from 0."""
+class _RecordPair(NamedTuple):
+    """The present and the signed position of one record; both from 0."""
 
     now: int
     then: int
 
 
-def changes_in(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
-    """Return what was done to the records with the marks *expected*, where *actual* are found now, from record *first* on."""
+def describe_changes(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
+    """Return a sentence for each removed, added, altered or moved signed record; *actual* starts at record *first*."""
     pairs = _pair_records(expected, actual)
     stayed = [pair for pair in pairs if pair[0] == pair[1]]
     if len(stayed) < len(pairs):
-        longest = _longest(pairs)
+        longest = _find_longest_in_order(pairs)
         stayed = longest if len(longest) > len(stayed) else stayed
     kept = {now for now, _ in stayed}
     moved = [pair for pair in pairs if pair[0] not in kept]
-    told = list(_moves(moved, expected, actual, first))
+    told = list(_describe_moves(moved, expected, actual, first))
     gone, new = {then for _, then in moved}, {now for now, _ in moved}
     now, then = -1, -1
-    for next_now, next_then in [*stayed, _Pair(len(actual), len(expected))]:
+    for next_now, next_then in [*stayed, _RecordPair(len(actual), len(expected))]:
         if next_now - now > 1 or next_then - then > 1:  # of most nothing stands between
             come = [n for n in range(now + 1, next_now) if n not in new]
             lost = [n for n in range(then + 1, next_then) if n not in gone]
@@ -252,21 +261,21 @@ def changes_in(expected: Sequence[str], actual: Sequence[str], first: int) -> li
             told += [f"record {first + n} was added" for n in come[both:]]
             if lost[both:]:
                 place = f"record {first + next_now}"
-                told.append(f"{_count(len(lost) - both)} before {place} was removed")
+                told.append(f"{_format_record_count(len(lost) - both)} before {place} was removed")
         now, then = next_now, next_then
     return told
 
 
-def _pair_records(expected: Sequence[str], actual: Sequence[str]) -> list[_Pair]:
-    """Return which record is which, in the order in which they stand now."""
+def _pair_records(expected: Sequence[str], actual: Sequence[str]) -> list[_RecordPair]:
+    """Return the pairs of equal records, in their present order."""
     places: dict[str, list[int]] = {}
     for place, mark in reversed(list(enumerate(expected))):
         places.setdefault(mark, []).append(place)
-    return [_Pair(now, places[mark].pop()) for now, mark in enumerate(actual) if places.get(mark)]
+    return [_RecordPair(now, places[mark].pop()) for now, mark in enumerate(actual) if places.get(mark)]
 
 
-def _longest(pairs: Sequence[_Pair]) -> list[_Pair]:
-    """Return the most pairs whose order is the same now and then, in that order."""
+def _find_longest_in_order(pairs: Sequence[_RecordPair]) -> list[_RecordPair]:
+    """Return the longest subsequence of pairs whose order is unchanged."""
     ends: list[int] = []
     last: list[int] = []
     before: list[int] = []
@@ -278,7 +287,7 @@ def _longest(pairs: Sequence[_Pair]) -> list[_Pair]:
         else:
             ends[place], last[place] = then, index
         before.append(last[place - 1] if place else -1)
-    kept: list[_Pair] = []
+    kept: list[_RecordPair] = []
     index = last[-1] if last else -1
     while index >= 0:
         kept.append(pairs[index])
@@ -286,8 +295,10 @@ def _longest(pairs: Sequence[_Pair]) -> list[_Pair]:
     return kept[::-1]
 
 
-def _moves(moved: Sequence[_Pair], expected: Sequence[str], actual: Sequence[str], first: int) -> Iterator[str]:
-    """Give what was moved; two that stand in each other's place are told as that."""
+def _describe_moves(
+    moved: Sequence[_RecordPair], expected: Sequence[str], actual: Sequence[str], first: int
+) -> Iterator[str]:
+    """Yield a sentence for each moved record; two that changed places share one sentence."""
     swapped: set[tuple[int, int]] = set()
     for now, then in moved:
         if then < len(actual) and now < len(expected) and actual[then] == expected[now]:

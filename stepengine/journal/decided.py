@@ -1,21 +1,29 @@
-"""Who decided what in a recorded run: ``decisions``, the answers to questions and permissions, and results that a person gave."""
+"""
+The decisions in a recorded run.
+
+``decisions`` are answers to questions and permissions, and results stated by people; ``judge_calls`` yields the decisions of another policy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import frozen
 
+from stepengine.data.json import freeze_object
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer, Question
+from stepengine.data.tools import ToolSpec
 from stepengine.journal.encoding import questions_of, restored
-from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.history import History, created_of
-from stepengine.journal.records import Input, Result, shown_address
+from stepengine.journal.history import History, parse_created
+from stepengine.journal.records import Input, Result, format_address
+from stepengine.journal.sources import JournalLike, as_journal
+from stepengine.runtime.performer import child_path
 
-__all__ = ("Decided", "decisions")
+if TYPE_CHECKING:
+    from stepengine.permissions import Policy
 
 
 @frozen(kw_only=True)
@@ -54,7 +62,7 @@ class Decided:
 
 def decisions(journal: JournalLike) -> list[Decided]:
     """
-    Return who answered what in a run, in the order of the record.
+    Return the answers to questions and permissions of a run, and the results stated by people, in recorded order.
 
     Raises:
         JournalError: when the journal cannot be read, or holds no run.
@@ -62,44 +70,44 @@ def decisions(journal: JournalLike) -> list[Decided]:
     history = as_journal(journal).history()
     if history.head is None:
         raise as_journal(journal).missing()
-    return list(_all(history, created_of(history.head)))
+    return list(_find_decisions(history, parse_created(history.head)))
 
 
-class _DecisionPlace(NamedTuple):
+class _DecisionMoment(NamedTuple):
     record: int
     address: str
     time: datetime
 
     @classmethod
-    def of(cls, record: Input | Result, number: int, created: datetime) -> _DecisionPlace:
-        """Return where and when a record says something."""
-        return cls(number, shown_address(record.path, record.seq), created + timedelta(milliseconds=record.at))
+    def from_record(cls, record: Input | Result, number: int, created: datetime) -> _DecisionMoment:
+        """Return the place and time of a record."""
+        return cls(number, format_address(record.path, record.seq), created + timedelta(milliseconds=record.at))
 
 
-def _all(history: History, created: datetime) -> Iterator[Decided]:
+def _find_decisions(history: History, created: datetime) -> Iterator[Decided]:
     # Inputs as they were read: texts that stand apart are put in.
     inputs = iter(history.inputs)
     for number, record in enumerate(history.records, 1):
         if isinstance(record, Input):
-            yield from _of_input(history, next(inputs), number, created)
+            yield from _find_decisions_in_input(history, next(inputs), number, created)
         elif isinstance(record, Result):
-            yield from _of_result(history, record, number, created)
+            yield from _find_decisions_in_result(history, record, number, created)
 
 
-def _of_result(history: History, record: Result, number: int, created: datetime) -> Iterator[Decided]:
-    intent = history.intents[record.path, record.seq]
+def _find_decisions_in_result(history: History, record: Result, number: int, created: datetime) -> Iterator[Decided]:
+    intent = history.intents[record.address]
     outcome = history.outcome(record) if intent.type == "ask" else None
     if isinstance(outcome, Value):
         form = history.form(intent)
         for question, answer in zip(questions_of(form), outcome.value, strict=True):
-            yield _decided_by_answer(_DecisionPlace.of(record, number, created), form, question, answer)
+            yield _make_decision(_DecisionMoment.from_record(record, number, created), form, question, answer)
 
 
-def _of_input(history: History, record: Input, number: int, created: datetime) -> Iterator[Decided]:
-    address, said = (record.path, record.seq), record.input
+def _find_decisions_in_input(history: History, record: Input, number: int, created: datetime) -> Iterator[Decided]:
+    address, said = record.address, record.input
     if said["type"] == "manual_result":
         yield Decided(
-            **_DecisionPlace.of(record, number, created)._asdict(),
+            **_DecisionMoment.from_record(record, number, created)._asdict(),
             kind="result",
             asked=str(history.intents[address].subject or history.intents[address].type),
             by=said["by"],
@@ -110,10 +118,12 @@ def _of_input(history: History, record: Input, number: int, created: datetime) -
         form = history.form(history.intents[address])
         found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)
         if found is not None:
-            yield _decided_by_answer(_DecisionPlace.of(record, number, created), form, found, restored(said["answer"]))
+            yield _make_decision(
+                _DecisionMoment.from_record(record, number, created), form, found, restored(said["answer"])
+            )
 
 
-def _decided_by_answer(at: _DecisionPlace, form: Mapping[str, Any], question: Question, answer: Answer) -> Decided:
+def _make_decision(at: _DecisionMoment, form: Mapping[str, Any], question: Question, answer: Answer) -> Decided:
     return Decided(
         **at._asdict(),
         kind=str(form["purpose"]),
@@ -126,3 +136,63 @@ def _decided_by_answer(at: _DecisionPlace, form: Mapping[str, Any], question: Qu
         by=answer.by,
         reason=answer.reason,
     )
+
+
+@frozen
+class JudgedCall:
+    """
+    The decision of a policy about a recorded tool call.
+
+    Attributes:
+        address: The address of the call, such as ``#3``.
+        agent: The id of the agent that made the call.
+        tool: The name of the tool.
+        input: The recorded input.
+        decision: ``"allow"``, ``"deny"`` or ``"ask"``.
+        why: The reason, one sentence.
+    """
+
+    address: str
+    agent: str
+    tool: str
+    input: Mapping[str, Any]
+    decision: str
+    why: str
+
+
+def judge_calls(journal: JournalLike, policy: Policy, tools: Mapping[str, ToolSpec]) -> Iterator[JudgedCall]:
+    """
+    Yield the decision of a policy about each tool call of a recorded run, in order; nothing is run.
+
+    Args:
+        journal: The run.
+        policy: The policy.
+        tools: The tools by name. Rules about categories match no other tool, and modes treat every other as one that may change something.
+
+    Raises:
+        JournalError: when the journal cannot be read, or holds no run.
+    """
+    from stepengine.permissions import Request
+
+    history = as_journal(journal).history()
+    root, agents = history.root, dict[str, str]()
+    for (path, seq), intent in history.intents.items():
+        if intent.type == "agent_call":
+            child = "" if seq < 0 else child_path(path, seq)
+            agents[child] = str(intent.effect["agent_id"])  # type: ignore[index]  # only a model call is not a mapping
+        elif intent.begins_run:
+            agents[child_path(path, seq)] = agents.get(path, "")
+        if intent.type != "tool_call":
+            continue
+        form: Any = history.form(intent)
+        tool, agent = str(form["tool_name"]), agents.get(path, "")
+        request = Request(
+            tool=tools.get(tool) or ToolSpec(tool),
+            input=freeze_object(form["input"]),
+            agent_id=agent,
+            session_id=root.get("session_id"),
+            user_id=root.get("user_id"),
+            source=str(form["source"]),
+        )
+        verdict = policy.check(request)
+        yield JudgedCall(format_address(path, seq), agent, tool, form["input"], verdict.decision, verdict.why)

@@ -13,27 +13,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stepengine.data.effects import CallModel
-from stepengine.data.json import ABSENT, differences, parting
+from stepengine.data.json import ABSENT, differences, first_difference
+from stepengine.data.outcomes import Failure, Single, Value
+from stepengine.data.state import ChildResult
 from stepengine.errors import ReplayDivergence
-from stepengine.journal.fingerprints import fingerprinted_part
-from stepengine.journal.history import History
-from stepengine.journal.records import Address, Intent, file_of, shown_address
+from stepengine.journal.encoding import outcome_members, sandbox_of, to_comparable_form
+from stepengine.journal.fingerprints import Fingerprints, select_fingerprinted_part
+from stepengine.journal.history import History, get_start_address
+from stepengine.journal.recorded_requests import RecordedRequests
+from stepengine.journal.records import ROOT, Address, Intent, format_address, format_file_argument
 from stepengine.machine.run import Machine
 from stepengine.redaction import Redactor
-
-__all__ = (
-    "DivergenceKind",
-    "Field",
-    "defined_at",
-    "divergence_error",
-    "effect_label",
-    "fields_between",
-    "fields_of_effects",
-    "guess",
-    "parked_at",
-    "request_fields",
-    "shown_value",
-)
+from stepengine.runtime.performer import Item
 
 DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result"]
 SHOWN_FIELDS = 12
@@ -44,7 +35,7 @@ WHOLE_CHARS = 60
 """A shorter text is shown whole; both sides of it fit on one line with the pointer."""
 
 
-class Field(NamedTuple):
+class FieldDifference(NamedTuple):
     """One difference: a JSON pointer, and both sides as text; ``"(absent)"`` where one has nothing."""
 
     pointer: str
@@ -52,18 +43,18 @@ class Field(NamedTuple):
     now: str
 
 
-def parked_at(machine: object) -> str:
-    """Return where the author's code of a machine waits, as ``Machine.location``; ``""`` for what is no machine of an agent."""
+def find_waiting_location(machine: object) -> str:
+    """Return the location where the author's code of a machine waits, or ``""`` if it is no agent's machine."""
     return machine.location if isinstance(machine, Machine) else ""
 
 
-def defined_at(handler: object) -> str:
-    """Return ``file:line`` of a handler's definition, ``""`` for what is not a function."""
+def find_definition_line(handler: object) -> str:
+    """Return ``file:line`` of a handler's definition, or ``""`` if it is no function."""
     code = getattr(inspect.unwrap(handler), "__code__", None) if callable(handler) else None
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def divergence_error(
+def make_divergence_error(
     history: History,
     address: Address,
     kind: DivergenceKind,
@@ -71,7 +62,7 @@ def divergence_error(
     asked: str,
     agent_id: str = "",
     location: str = "",
-    fields: Sequence[Field] = (),
+    fields: Sequence[FieldDifference] = (),
     hint: str = "",
     now_calls_model: bool = False,
 ) -> ReplayDivergence:
@@ -93,7 +84,7 @@ def divergence_error(
     before = sum(1 for (p, s), i in history.intents.items() if p == path and s < seq and i.type == "model_call")
     step = before + now_calls_model
     whose = f" of {agent_id}" if agent_id else ""
-    lines = [f"the run diverged from {history.name} at step {step}, effect {shown_address(*address)}{whose}: {asked}"]
+    lines = [f"the run diverged from {history.name} at step {step}, effect {format_address(*address)}{whose}: {asked}"]
     if location:
         lines.append(f"  {location}")
     lines += [f"    {f.pointer:<34} recorded {f.recorded}   now {f.now}" for f in fields[:SHOWN_FIELDS]]
@@ -101,14 +92,14 @@ def divergence_error(
         lines.append(f"    and {len(fields) - SHOWN_FIELDS} more")
     if hint:
         lines.append(f"  cause looks like: {hint}")
-    lines.append(_advice(history, path, seq, can_keep=kind == "changed" and not history.is_complete))
+    lines.append(_format_advice(history, path, seq, can_keep=kind == "changed" and not history.is_complete))
     return ReplayDivergence(
-        "\n".join(lines), kind=kind, address=shown_address(*address), step=step, site=location, diff=fields
+        "\n".join(lines), kind=kind, address=format_address(*address), step=step, site=location, diff=fields
     )
 
 
-def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
-    file = file_of(history.name)
+def _format_advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
+    file = format_file_argument(history.name)
     lines: list[str] = []
     if can_keep:
         how = 'engine.resume(journal, on_divergence="keep")'
@@ -122,7 +113,7 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
         f"    {how}  or  stepengine resume {file} --on-divergence extend   keeps what is still equal and records the rest again",
     ]
     if seq > 0:
-        at = shown_address(path, seq - 1)
+        at = format_address(path, seq - 1)
         lines.append(
             f"    engine.fork(journal, at={at!r})  or  stepengine fork {file} --at '{at}'   goes on in another journal"
         )
@@ -134,7 +125,7 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
     return "\n".join(lines)
 
 
-def effect_label(form: CallModel | Mapping[str, object]) -> str:
+def describe_effect(form: CallModel | Mapping[str, object]) -> str:
     """Return the kind of an effect and the name of its tool, function or agent, such as ``"tool_call read_files"``."""
     if isinstance(form, CallModel):
         return "model_call"
@@ -146,32 +137,39 @@ def effect_label(form: CallModel | Mapping[str, object]) -> str:
 # --- what differs ---------------------------------------------------------------------------------------------------
 
 
-def fields_of_effects(history: History, intent: Intent, now: Intent, redactor: Redactor) -> list[Field]:
-    """Return what differs between a recorded effect and the one that was asked for."""
+def compare_effects(
+    requests: RecordedRequests, intent: Intent, now: Intent, redactor: Redactor
+) -> list[FieldDifference]:
+    """Return the differences between a recorded effect and the requested one."""
+    history = requests.history
     recorded, asked = history.form(intent), history.form(now)
     if recorded["type"] != asked["type"]:
-        return [Field("/type", shown_value(recorded["type"]), shown_value(asked["type"]))]
+        return [FieldDifference("/type", format_value(recorded["type"]), format_value(asked["type"]))]
     if recorded["type"] == "model_call":
-        old = {**recorded["request"], "messages": history.messages(intent)}
-        return request_fields(redactor.value(old), redactor.value(asked["request"]))
-    return list(fields_between(redactor.value(fingerprinted_part(recorded)), redactor.value(fingerprinted_part(asked))))
+        old = {**recorded["request"], "messages": requests.messages(intent)}
+        return compare_requests(redactor.value(old), redactor.value(asked["request"]))
+    return list(
+        compare_values(
+            redactor.value(select_fingerprinted_part(recorded)), redactor.value(select_fingerprinted_part(asked))
+        )
+    )
 
 
-def request_fields(recorded: Mapping[str, object], now: Mapping[str, object]) -> list[Field]:
-    """Return what differs between two stored requests; messages that were inserted or removed show as such."""
+def compare_requests(recorded: Mapping[str, object], now: Mapping[str, object]) -> list[FieldDifference]:
+    """Return the differences between two stored requests, inserted and removed messages included."""
     names = [n for n in ("model", "system_prompt", "tools", "tool_choice", "settings") if n in recorded or n in now]
-    fields: list[Field] = []
+    fields: list[FieldDifference] = []
     for name in names:
-        fields += fields_between(recorded.get(name, ABSENT), now.get(name, ABSENT), f"/{name}")
-    return fields + list(_messages(_comparable_messages(recorded), _comparable_messages(now)))
+        fields += compare_values(recorded.get(name, ABSENT), now.get(name, ABSENT), f"/{name}")
+    return fields + list(_compare_messages(_list_comparable_messages(recorded), _list_comparable_messages(now)))
 
 
-def _comparable_messages(request: Mapping[str, Any]) -> list[object]:
+def _list_comparable_messages(request: Mapping[str, Any]) -> list[object]:
     messages = [*request.get("messages", ()), *request.get("tail", ())]
     return [{k: v for k, v in message.items() if k != "tags"} for message in messages]
 
 
-def _messages(recorded: list[object], now: list[object]) -> Iterator[Field]:
+def _compare_messages(recorded: list[object], now: list[object]) -> Iterator[FieldDifference]:
     start = 0
     while start < min(len(recorded), len(now)) and recorded[start] == now[start]:
         start += 1
@@ -182,29 +180,29 @@ def _messages(recorded: list[object], now: list[object]) -> Iterator[Field]:
     for offset in range(max(len(old), len(new))):
         theirs = old[offset] if offset < len(old) else ABSENT
         ours = new[offset] if offset < len(new) else ABSENT
-        yield from fields_between(theirs, ours, f"/messages/{start + offset}")
+        yield from compare_values(theirs, ours, f"/messages/{start + offset}")
 
 
-def fields_between(recorded: object, now: object, pointer: str = "") -> Iterator[Field]:
-    """Give every place where two JSON values differ."""
+def compare_values(recorded: object, now: object, pointer: str = "") -> Iterator[FieldDifference]:
+    """Yield each difference between two JSON values."""
     for found in differences(recorded, now, pointer):
-        yield Field(found.pointer or "/", *_pair(found.recorded, found.now))
+        yield FieldDifference(found.pointer or "/", *_format_both(found.recorded, found.now))
 
 
-def _pair(recorded: object, now: object) -> tuple[str, str]:
-    """Return both sides; long texts from where they begin to differ."""
+def _format_both(recorded: object, now: object) -> tuple[str, str]:
+    """Return both values as texts; long texts start shortly before their first difference."""
     if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > WHOLE_CHARS:
-        start = max(0, parting(recorded, now) - WHOLE_CHARS // 3)
-        return _window(recorded, start), _window(now, start)
-    return shown_value(recorded), shown_value(now)
+        start = max(0, first_difference(recorded, now) - WHOLE_CHARS // 3)
+        return _format_excerpt(recorded, start), _format_excerpt(now, start)
+    return format_value(recorded), format_value(now)
 
 
-def _window(text: str, start: int) -> str:
+def _format_excerpt(text: str, start: int) -> str:
     part = json.dumps(text[start : start + WINDOW_CHARS], ensure_ascii=False)
     return ("..." if start else "") + part + ("..." if start + WINDOW_CHARS < len(text) else "")
 
 
-def shown_value(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a JSON value as short text."""
     if value is ABSENT:
         return repr(ABSENT)
@@ -215,12 +213,12 @@ def shown_value(value: object) -> str:
 # --- why ------------------------------------------------------------------------------------------------------------
 
 
-def guess(history: History, address: Address, fp: str, fields: Sequence[Field]) -> str:
-    """Return the likely cause of a difference, in one line; ``""`` when nothing speaks for any."""
+def guess_cause(history: History, address: Address, fp: str, fields: Sequence[FieldDifference]) -> str:
+    """Return the likely cause of a difference in one line, or ``""`` if none is likely."""
     for (path, seq), intent in history.intents.items():
         if path == address[0] and seq != address[1] and intent.fp and intent.fp == fp:
             what = "inserted" if seq < address[1] else "removed"
-            return f"the same effect was recorded as {shown_address(path, seq)}, so one was {what} before it"
+            return f"the same effect was recorded as {format_address(path, seq)}, so one was {what} before it"
     pointer = fields[0].pointer if fields else ""
     for start, cause in CAUSES.items():
         if pointer.startswith(start):
@@ -243,3 +241,117 @@ CAUSES = {
     "/kwargs": "the handler was edited, or computes an argument from something that is not recorded",
     "/type": "the handler yields something else here",
 }
+
+
+def compare_child_results(redactor: Redactor, known: ChildResult, child: ChildResult) -> list[FieldDifference]:
+    """Return the differences between two ends of a child."""
+    return list(compare_values(redactor.value(to_comparable_form(known)), redactor.value(to_comparable_form(child))))
+
+
+def compare_outcomes(redactor: Redactor, known: Value | Failure, now: Value | Failure) -> list[FieldDifference]:
+    """Return the differences between two outcomes of an effect."""
+    return list(compare_values(redactor.value(outcome_members(known)), redactor.value(outcome_members(now))))
+
+
+class DivergenceErrors:
+    """
+    Makes the errors of a run that differs from its record.
+
+    Args:
+        history: What was recorded.
+        prints: Computes the fingerprints of what is asked for now.
+        running: The machines by path; each knows the line of the author's code where it waits.
+    """
+
+    def __init__(self, history: History, prints: Fingerprints, running: Mapping[str, object]) -> None:
+        self._history = history
+        self._prints = prints
+        self._running = running
+
+    def changed(self, known: Intent, asked: Intent, item: Item) -> ReplayDivergence:
+        """Return the error for an effect that differs from the recorded one."""
+        # All of them, here where the replay ends anyway: the guess at the cause says whether the same effect stands at
+        # another address, so that it was inserted or removed before.
+        for intent in self._history.intents.values():
+            intent.fp = intent.fp or self._prints.for_effect(intent.effect)
+        fields = compare_effects(RecordedRequests(self._history), known, asked, self._prints.redactor)
+        old, new = describe_effect(known.effect), describe_effect(asked.effect)
+        kind: DivergenceKind = "kind" if fields and fields[0].pointer == "/type" else "changed"
+        hint = guess_cause(self._history, item.address, asked.fp, fields)
+        said = f"{new} instead of {old}" if kind == "kind" else f"{new} changed"
+        return self._make_error(kind, said, item, fields=fields, hint=hint)
+
+    def make_start_error(self, asked: Intent) -> ReplayDivergence:
+        """Return the error for a root run that starts differently from its record."""
+        known = self._history.intents[ROOT]
+        fields = compare_effects(RecordedRequests(self._history), known, asked, self._prints.redactor)
+        said = "the run is started with something else"
+        return make_divergence_error(self._history, ROOT, "changed", asked=said, fields=fields)
+
+    def make_extra_effect_error(self, asked: Intent, item: Item) -> ReplayDivergence:
+        """Return the error for an effect after the recorded end of a run."""
+        said = f"{describe_effect(asked.effect)} is asked for, but the recorded run had ended before it"
+        return self._make_error("extra", said, item)
+
+    def make_undecodable_error(self, why: str, item: Item) -> ReplayDivergence:
+        """Return the error for a recorded outcome that can no longer be decoded."""
+        said = f"the recorded outcome cannot be read: {why}"
+        return self._make_error("undecodable", said, item)
+
+    def make_child_error(self, known: Value, outcome: Single, item: Item) -> ReplayDivergence:
+        """Return the error for a child whose end differs from the record."""
+        ours: object = outcome.value if isinstance(outcome, Value) else None
+        fields = (
+            compare_child_results(self._prints.redactor, known.value, ours) if isinstance(ours, ChildResult) else ()
+        )
+        said = f"the child {known.value.agent_id} ended in another way"
+        hint = "the child's handler computes its output differently"
+        return self._make_error("changed", said, item, fields=fields, hint=hint)
+
+    def make_unrecorded_error(self, asked: Intent, item: Item) -> ReplayDivergence:
+        """Return the error for an unrecorded effect that must not be performed."""
+        said = f"{describe_effect(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
+        return self._make_error("extra", said, item)
+
+    def make_result_error(
+        self,
+        known: Value | Failure,
+        now: Value | Failure,
+        item: Item,
+        kind: DivergenceKind = "live_result",
+    ) -> ReplayDivergence:
+        """Return the error for a repeated effect or tool body with a different result."""
+        fields = compare_outcomes(self._prints.redactor, known, now)
+        said = f"{describe_effect(self._history.intents[item.address].effect)} has another result than was recorded"
+        return self._make_error(kind, said, item, fields=fields)
+
+    def _make_error(
+        self,
+        kind: DivergenceKind,
+        said: str,
+        item: Item,
+        *,
+        fields: Sequence[FieldDifference] = (),
+        hint: str = "",
+    ) -> ReplayDivergence:
+        # The line of the author's code where the run waits is the most useful thing in the message, and only the parked
+        # machine knows it.
+        hint = self._find_sandbox_hint(item) or hint
+        return make_divergence_error(
+            self._history,
+            item.address,
+            kind,
+            asked=said,
+            agent_id=item.plan.definition.id,
+            location=find_waiting_location(self._running.get(item.path)),
+            fields=fields,
+            hint=hint,
+            now_calls_model=isinstance(item.effect, CallModel),
+        )
+
+    def _find_sandbox_hint(self, item: Item) -> str:
+        """Return the warning for a tool body that ran in another sandbox when recorded, or ``""``."""
+        call, body = self._history.intents.get(get_start_address(item.path)), item.plan.body
+        form = {} if call is None or body is None else self._history.form(call)
+        then, now = form.get("sandbox", ""), "" if body is None else sandbox_of(item.plan, body.tool_name)
+        return "" if not then or then == now else f"the program ran in {then}, and runs in {now or 'none'} now"

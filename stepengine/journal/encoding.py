@@ -17,23 +17,20 @@ import attrs
 from stepengine.data.codec import bare, bare_any, is_stored, restored, restored_any
 from stepengine.data.effects import (
     KINDS,
+    ROWS,
     RUNS,
     WAITS,
     AskPerson,
-    AwaitMessage,
-    AwaitRuns,
     AwaitTime,
     CallBody,
     CallFunction,
     CallModel,
     CallTool,
-    EndRuns,
     Leaf,
     RunInBackground,
-    SendToRun,
     Spawn,
 )
-from stepengine.data.faults import within
+from stepengine.data.faults import prefix_path
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, JsonDict, compact, freeze, is_deeper, thaw
 from stepengine.data.messages import JsonPart, TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import DEFAULT_SETTINGS, ModelReply, ModelRequest
@@ -43,8 +40,9 @@ from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, StepEngineError
-from stepengine.journal.fingerprints import Fingerprints, fingerprint, offered_tool
+from stepengine.journal.fingerprints import Fingerprints, describe_tool, fingerprint
 from stepengine.journal.records import (
+    EXTRAS,
     ROOT,
     Address,
     Blob,
@@ -53,9 +51,10 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
-    shown_address,
-    to_line,
-    to_text,
+    encode_line,
+    escape_separators,
+    format_address,
+    to_compact_json,
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
@@ -65,46 +64,49 @@ from stepengine.workspace.writes import FileWrite
 __all__ = (
     "Encoder",
     "bare",
-    "comparable",
-    "describe",
-    "describe_call",
+    "changes_world_again",
+    "encode_call",
+    "encode_effect",
+    "find_length_problem",
+    "make_call_form",
     "may_be_long",
-    "must_last",
+    "must_be_durable",
     "name_of",
     "outcome_members",
     "outcome_of",
     "pack_texts",
-    "plain_form",
     "questions_of",
+    "remove_secret_content",
     "request_members",
     "restored",
     "sandbox_of",
-    "storable",
-    "too_long",
-    "touched_world",
+    "to_comparable_form",
+    "to_storable_error",
     "unpack_texts",
-    "without_secret",
 )
 
 Form = Mapping[str, Any]
 COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
 
 
-# What stands in a journal is written out here by hand, and not derived from the classes of effects: those may get a
-# field or another name any day, while a form that was written once has to be read for ever (replay:J34). For the same
-# reason a member is left out where it says nothing, so that older recordings keep their fingerprints.
-def describe(item: Item) -> CallModel | Form:
+# What stands in a journal is written out by hand, here or as `members` in the row of the effect, and not derived from its
+# class: that may get a field or another name any day, while a form that was written once has to be read for ever
+# (replay:J34). For the same reason a member is left out where it says nothing, so that older recordings keep their
+# fingerprints.
+def encode_effect(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
-    return describe_call(effect, item.plan)[0] if isinstance(effect, CallTool) else DESCRIBE[type(effect)](effect)
+    if isinstance(effect, CallTool):
+        return encode_call(effect, item.plan)[0]
+    return DESCRIBE.get(type(effect), _encode_members)(effect)
 
 
 # Each effect that must last costs a run on a disk one sync. Model calls do not: asked twice they cost money and
 # change nothing outside (reliability:R3).
-def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
-    """Return the stored form of a call of a tool, and whether its beginning has to outlive a crash, as ``must_last`` says."""
+def encode_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
+    """Return the stored form of a tool call, and whether its start must be durable (see ``must_be_durable``)."""
     tool = effect.tool_name
-    form = plain_form(tool, effect.input, effect.tool_call_id, effect.source)
+    form = make_call_form(tool, effect.input, effect.tool_call_id, effect.source)
     binding, lasts = plan.tools.get(tool), True
     if binding is not None:
         spec = binding.spec
@@ -122,8 +124,8 @@ def describe_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
     return form, False
 
 
-def plain_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
-    """Return the stored form of a call that must not happen twice."""
+def make_call_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
+    """Return the members that the stored form of every tool call has."""
     return {
         "type": "tool_call",
         "tool_name": tool_name,
@@ -136,7 +138,7 @@ def plain_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) 
 # Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
 # then names it as the likely cause.
 def sandbox_of(plan: RunPlan, tool_name: str) -> str:
-    """Return the name and version of what carries out the body of a tool; ``""`` where it needs nothing, or has it not here."""
+    """Return name and version of the sandbox that runs a tool's body, or ``""`` if it needs none or it is not installed."""
     binding = plan.tools.get(tool_name)
     sandbox = binding.runs.sandbox if binding is not None and isinstance(binding.runs, Yielding) else None
     if sandbox is None:
@@ -147,7 +149,7 @@ def sandbox_of(plan: RunPlan, tool_name: str) -> str:
         return ""
 
 
-def _spawn(effect: Spawn) -> Form:
+def _encode_spawn(effect: Spawn) -> Form:
     form: dict[str, object] = {
         "type": "agent_call",
         "agent_id": effect.agent_id,
@@ -156,88 +158,79 @@ def _spawn(effect: Spawn) -> Form:
     }
     if effect.is_background:
         form["background"] = True
-    return form | _of_call(effect)
+    return form | _encode_call_id(effect)
 
 
-def _function(effect: CallFunction) -> Form:
+def _encode_function(effect: CallFunction) -> Form:
     call = effect.call
-    form: dict[str, object] = {"type": "perform", "name": name_of(call.fn), "args": [_argument(a) for a in call.args]}
-    form["kwargs"] = {k: _argument(v) for k, v in call.kwargs.items()}
+    form: dict[str, object] = {
+        "type": "perform",
+        "name": name_of(call.fn),
+        "args": [_encode_argument(a) for a in call.args],
+    }
+    form["kwargs"] = {k: _encode_argument(v) for k, v in call.kwargs.items()}
     return form | ({"idempotent": True} if call.is_idempotent else {})
 
 
-def _question(effect: AskPerson) -> Form:
+def _encode_ask(effect: AskPerson) -> Form:
     form = {"type": "ask", "questions": [_encode_question(q) for q in effect.questions], "purpose": effect.purpose}
-    return form | _of_call(effect)
+    return form | _encode_call_id(effect)
 
 
-def _of_call(effect: Spawn | AskPerson) -> dict[str, object]:
+def _encode_call_id(effect: Spawn | AskPerson) -> dict[str, object]:
     return {"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {}
 
 
-def _time(effect: AwaitTime) -> Form:
+def _encode_wait_time(effect: AwaitTime) -> Form:
     until = None if effect.until is None else effect.until.isoformat()
     return {"type": "sleep", "seconds": effect.seconds} if until is None else {"type": "sleep", "until": until}
 
 
-def _message(effect: AwaitMessage) -> Form:
-    return {"type": "receive", "topic": effect.topic, **_within(effect.timeout)}
+def _encode_members(effect: Leaf) -> Form:
+    """Return the stored form of an effect: its kind, and the attributes that its row names as members."""
+    row = ROWS[type(effect)]
+    form: dict[str, object] = {"type": row.kind}
+    for member in row.members:
+        value = getattr(effect, member.rstrip("?"))
+        if member[-1] != "?" or value not in (None, ""):
+            form[member.rstrip("?")] = list(value) if isinstance(value, tuple) else value
+    return form
 
 
-def _runs(effect: AwaitRuns) -> Form:
-    return {"type": "wait", "children": list(effect.children), "need": effect.need, **_within(effect.timeout)}
-
-
-def _encode_send(effect: SendToRun) -> Form:
-    form = {"type": "send", "child": effect.child, "value": effect.value}
-    return form | ({"topic": effect.topic} if effect.topic else {})
-
-
-def _encode_cancel(effect: EndRuns) -> Form:
-    form = {"type": "cancel", "children": list(effect.children)}
-    return form | ({"reason": effect.reason} if effect.reason else {})
-
-
-def _no_form(effect: RunInBackground) -> Form:
+def _refuse_background(effect: RunInBackground) -> Form:
+    """Raise: the run of a background child has no intent of its own."""
     msg = f"the run of the child {effect.agent_id!r} in the background has no intent of its own"
     raise StepEngineError(msg)
 
 
 DESCRIBE: Mapping[type[Leaf], Callable[[Any], CallModel | Form]] = {
     CallModel: lambda effect: effect,
-    Spawn: _spawn,
-    CallFunction: _function,
-    AskPerson: _question,
-    AwaitTime: _time,
-    AwaitMessage: _message,
-    AwaitRuns: _runs,
-    SendToRun: _encode_send,
-    EndRuns: _encode_cancel,
-    RunInBackground: _no_form,
+    Spawn: _encode_spawn,
+    CallFunction: _encode_function,
+    AskPerson: _encode_ask,
+    AwaitTime: _encode_wait_time,
+    RunInBackground: _refuse_background,
 }
-"""The stored form of each effect but calls of tools, which are many."""
-
-
-def _within(timeout: float | None) -> dict[str, float]:
-    return {} if timeout is None else {"timeout": timeout}
+"""The stored form of effects whose members are not their attributes; calls of tools, which are frequent, are encoded in ``encode_effect``."""
 
 
 def _encode_question(question: Question) -> dict[str, Any]:
-    """Return the stored form of a question, without what is made anew whenever it is shown."""
+    """Return the stored form of a question, without the parts that are rebuilt each time it is shown."""
     is_bare = question.remember is None and not question.descriptions
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
 # An argument may be a client or a connection, which no journal holds. It is recorded by what it is called, so that a
 # replay can compare it at all; `repr` would hold an address in memory, and differ each time.
-def _argument(value: object) -> object:
+def _encode_argument(value: object) -> object:
+    """Return an argument as JSON, or a placeholder with its type's name if it cannot be encoded."""
     try:
-        return _shown_argument(value)
+        return _freeze_argument(value)
     except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
         return {"type": "object", "name": type(value).__qualname__}
 
 
-def _shown_argument(value: object) -> object:
+def _freeze_argument(value: object) -> object:
     try:
         return freeze(value)
     except DataError:
@@ -260,18 +253,18 @@ def name_of(thing: object) -> str:
     return name.rpartition("<locals>.")[2]
 
 
-def must_last(item: Item, form: Form) -> bool:
+def must_be_durable(item: Item, form: Form) -> bool:
     """
-    Return whether the beginning of an effect has to outlive a crash: it cannot happen again, may be undone, or people see it.
+    Return whether the start of an effect must be durable: it is not repeatable, can be undone, or people see it.
 
-    *form* is its stored form. Of calls of tools ``describe_call`` says it.
+    *form* is its stored form. Of calls of tools ``encode_call`` says it.
     """
     kind = type(item.effect)
     return kind is AskPerson or (kind not in RUNS and kind not in WAITS and not form.get("idempotent"))
 
 
-def touched_world(form: object) -> bool:
-    """Return whether a recorded effect may have changed something outside, so that repeating it would change it again."""
+def changes_world_again(form: object) -> bool:
+    """Return whether repeating a recorded effect may change something outside of the run again."""
     if not isinstance(form, Mapping) or not KINDS[form["type"]].changes_world:
         return False
     # What the body of a tool did is in its own effects.
@@ -288,7 +281,7 @@ def questions_of(form: object) -> tuple[Question, ...]:
 # --- outcomes -------------------------------------------------------------------------------------------------------
 
 
-def storable(error: StepEngineError) -> StepEngineError:
+def to_storable_error(error: StepEngineError) -> StepEngineError:
     """
     Return *error*, or its nearest ancestor that can be stored, with the same message.
 
@@ -307,7 +300,7 @@ def storable(error: StepEngineError) -> StepEngineError:
 # Without the type of the outcome and its time: a record has members of its own for both, and a journal holds as many of
 # these as effects.
 def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
-    """Return the members of a result record that an outcome makes."""
+    """Return the members of the result record for an outcome."""
     if isinstance(outcome, Failure):
         members = {"error": bare(Failure(outcome.error))["error"]}
     else:
@@ -324,12 +317,12 @@ def _stored_value(value: object) -> object:
     try:
         return bare_any(value)
     except DataError as error:
-        raise within(error, ".value") from None
+        raise prefix_path(error, ".value") from None
 
 
 def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     """
-    Return the outcome that a result record holds.
+    Return the outcome in the members of a result record.
 
     Raises:
         DataError: when it does not fit the codec any more.
@@ -341,19 +334,19 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     try:
         return Value(restored_any(members["value"]), at, inputs)
     except DataError as error:
-        raise within(error, ".value") from None
+        raise prefix_path(error, ".value") from None
 
 
 def _plain_child(child: ChildResult) -> ChildResult:
-    """Return a child's result with an output that is JSON; in process the child is run again, so it is only compared."""
-    output = _argument(child.output)
-    error = storable(child.error) if child.error is not None else None
+    """Return a child's result with its output as JSON; it serves only for comparisons."""
+    output = _encode_argument(child.output)
+    error = to_storable_error(child.error) if child.error is not None else None
     return attrs.evolve(child, output=output, error=error)
 
 
-def comparable(child: ChildResult) -> Form:
+def to_comparable_form(child: ChildResult) -> Form:
     """
-    Return what two results of one child are compared by.
+    Return the form of a child's result by which two runs of it are compared.
 
     Lines and paths in error texts may differ. So may what follows from the rest by rules that journals outlive: the text, and
     the error that names a spent budget. What a parent does with these is compared by itself.
@@ -408,10 +401,10 @@ class Encoder:
         self._blobs = set(blobs)
         self._stable = stable
         self._inline = inline
-        self._bases = _Bases(self.prints)
+        self._bases = _KnownRequests(self.prints)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Let later requests be stored as differences to one that is in the journal already."""
+        """Store later requests as differences to this one, which the journal holds already."""
         self._bases.remember(path, seq, transcript)
 
     def lines(self, record: Record) -> list[bytes]:
@@ -430,19 +423,19 @@ class Encoder:
         # not remove what a newer one wrote (replay:J34).
         if line is not None:
             kept = {name: value for name, value in line.items() if name != "crc"}
-            return [self._line(kept, record.kind, *where)]
-        return [self._line(members, record.kind, *where) for members in self._pack(record)]
+            return [self._encode_line(kept, record.kind, *where)]
+        return [self._encode_line(members, record.kind, *where) for members in self._pack_record(record)]
 
     def line(self, text: str) -> bytes:
-        """Return the line of a record whose text is ready: a signature is stored as it was signed."""
-        line, crc = to_line(text, self._previous)
+        """Return the line of a record whose text is ready, such as a signature."""
+        line, crc = encode_line(text, self._previous)
         self._previous = crc if self._link else 0
         return line
 
-    def _line(self, members: Mapping[str, object], what: str, path: str, seq: int) -> bytes:
-        line, crc = to_line(members, self._previous)
+    def _encode_line(self, members: Mapping[str, object] | str, what: str, path: str, seq: int) -> bytes:
+        line, crc = encode_line(members, self._previous)
         if len(line) > MAX_LINE_BYTES:
-            where = shown_address(path, seq)
+            where = format_address(path, seq)
             msg = f"the {what} of {where} has {len(line)} bytes; a record has at most {MAX_LINE_BYTES}"
             raise JournalWriteFailed(msg)
         self._previous = crc if self._link else 0
@@ -450,9 +443,9 @@ class Encoder:
 
     # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
     # secret would tell whoever guesses the secret that the guess is right.
-    def _pack(self, record: Record) -> Iterator[Mapping[str, object]]:
-        """Return the members of a record's lines without secrets and long texts, its blobs first."""
-        members, kind = self._members(record), record.kind
+    def _pack_record(self, record: Record) -> Iterator[Mapping[str, object] | str]:
+        """Return the members of a record's lines, or their text, without secrets and long texts; its blobs first."""
+        members, kind = self._record_members(record), record.kind
         text = compact(members)
         if self._redactor.suspicious(text):
             members = self._redact(members, kind)
@@ -462,13 +455,16 @@ class Encoder:
             blobs: dict[str, object] = {}
             members = pack_texts(members, blobs, self._inline)
             for fp, data in blobs.items():
-                yield from self._new_blob(fp, data)
+                yield from self._encode_new_blob(fp, data)
+            text = ""
         effect = record.given if isinstance(record, Intent) else None
         if isinstance(effect, CallModel):
-            shared = self._shared(effect.request)
-            yield from self._share(effect.request, shared)
+            shared = self._shared_fingerprints(effect.request)
+            yield from self._encode_new_request_blobs(effect.request, shared)
             members["effect"]["request"].update({name: {"$blob": fp} for name, fp in shared.items()})
-        yield members
+            text = ""
+        # Encoding takes most of the time of a record: a text that is still right is not made again.
+        yield escape_separators(text) if text else members
 
     def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
         clean: dict[str, object] = self._redactor.value(members)
@@ -476,38 +472,39 @@ class Encoder:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
 
-    def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
+    def _encode_new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
+        """Yield a blob record unless the journal holds it already."""
         if fp not in self._blobs:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
 
-    def _members(self, record: Record) -> dict[str, Any]:
-        """Return the members of a record, those without a value included: the blobs of a request replace them."""
+    def _record_members(self, record: Record) -> dict[str, Any]:
+        """Return the members of a record, unset ones included; in a request, blobs replace them."""
         match record:
             case Head():
                 return head_members(record)
             case Intent():
-                return self._intent(record)
+                return self._intent_members(record)
             case Result():
-                return self._result(record)
+                return self._result_members(record)
             case Input():
                 address = {"kind": "input", "path": record.path, "seq": record.seq}
                 return {**address, "at": record.at, "input": record.input}
             case Blob():
                 return {"kind": "blob", "fp": record.fp, "data": record.data}
 
-    def _intent(self, record: Intent) -> dict[str, Any]:
+    def _intent_members(self, record: Intent) -> dict[str, Any]:
         effect = record.effect
         if isinstance(effect, CallModel):
             if not record.fp:
-                record.fp = self.prints.of_request(effect.request)
+                record.fp = self.prints.for_request(effect.request)
             messages = self._bases.difference(record.path, record.seq, effect.request.messages)
             request = request_members(effect.request, messages, whole=False)
             form: Mapping[str, Any] = {"type": "model_call", "purpose": effect.purpose, "request": request}
         else:
             form = effect
             if not record.fp:
-                record.fp = self.prints.of(form)
+                record.fp = self.prints.for_effect(form)
             if (record.path, record.seq) == ROOT and form.get("previous"):
                 # Known by its messages, not by its buffer: the run continues from a copy of this state.
                 self._bases.remember(*ROOT, restored(form["previous"]).view)
@@ -518,12 +515,11 @@ class Encoder:
             members["program_line"] = record.program_line
         return members
 
-    def _result(self, record: Result) -> dict[str, Any]:
+    def _result_members(self, record: Result) -> dict[str, Any]:
         members: dict[str, object] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
-        if record.attempts:
-            members["attempts"] = list(record.attempts)
-        if record.writes:
-            members["writes"] = list(record.writes)
+        if extras := record.extras:
+            # In the order of the rows, so that a copy has the same bytes; a member without a row is an error.
+            members.update({name: extras[name] for name in sorted(extras, key=[*EXTRAS].index)})
         outcome = record.outcome
         assert outcome is not None  # noqa: S101 - a result of this process has its outcome
         members.update(outcome_members(outcome))
@@ -535,7 +531,7 @@ class Encoder:
         return members
 
     # Nearly every request has the same prompt and tools, so each is a blob, however short.
-    def _shared(self, request: ModelRequest) -> dict[str, str]:
+    def _shared_fingerprints(self, request: ModelRequest) -> dict[str, str]:
         """Return the fingerprints of the members of a request that are blobs."""
         shared: dict[str, str] = {}
         if request.system_prompt:
@@ -544,13 +540,15 @@ class Encoder:
             shared["tools"] = self.prints.tools(request.tools)
         return shared
 
-    def _share(self, request: ModelRequest, shared: Mapping[str, str]) -> Iterator[Mapping[str, object]]:
+    def _encode_new_request_blobs(
+        self, request: ModelRequest, shared: Mapping[str, str]
+    ) -> Iterator[Mapping[str, object]]:
         """Return the blobs of a request that the journal lacks."""
         for name, fp in shared.items():
             if fp not in self._blobs:
-                data = request.system_prompt if name == "system_prompt" else [offered_tool(t) for t in request.tools]
+                data = request.system_prompt if name == "system_prompt" else [describe_tool(t) for t in request.tools]
                 clean = self._redactor.value(data) if self._redactor.suspicious(compact(data)) else data
-                yield from self._new_blob(fp, clean)
+                yield from self._encode_new_blob(fp, clean)
 
 
 # A head has a member for each thing that a run may bring along, and is the one record whose form grows with the
@@ -571,13 +569,13 @@ def head_members(head: Head) -> dict[str, Any]:
 # Settings at their default are left out, so that a setting that is added later changes no recorded request
 # (replay:J39).
 def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
-    """Return the stored form of a request whose history is *messages*; *whole* says whether prompt and tools are in it."""
+    """Return the stored form of a request with the history *messages*; *whole* adds prompt and tools."""
     members: dict[str, object] = {"model": request.model}
     if request.system_prompt:
         members["system_prompt"] = request.system_prompt if whole else None
     members["messages"] = list(messages)
     if request.tools:
-        members["tools"] = [offered_tool(t) for t in request.tools] if whole else None
+        members["tools"] = [describe_tool(t) for t in request.tools] if whole else None
     if request.tool_choice is not None:
         members["tool_choice"] = request.tool_choice
     if request.settings != DEFAULT_SETTINGS:
@@ -599,22 +597,22 @@ def pack_texts(value: object, blobs: dict[str, object], inline: int = MAX_INLINE
     An object of the user's with a single member that starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay:J8).
     """
     if isinstance(value, str):
-        return _blob(value, blobs) if len(value) > inline else value
+        return _move_to_blob(value, blobs) if len(value) > inline else value
     if isinstance(value, list | tuple):
         return [pack_texts(v, blobs, inline) for v in value]
     if not isinstance(value, Mapping):
         return value
     members = {k: pack_texts(v, blobs, inline) for k, v in value.items()}
-    return {"$obj": members} if _is_special(members) else members
+    return {"$obj": members} if _is_reserved_form(members) else members
 
 
-def too_long(value: object, inline: int) -> str:
-    """Return why no record holds *value*, which is JSON, where texts of more than *inline* characters have their own; else ``""``."""
+def find_length_problem(value: object, inline: int) -> str:
+    """Return why *value* does not fit into a record, or ``""``; texts over *inline* characters have records of their own."""
     if not may_be_long(value):
         return ""
     blobs: dict[str, object] = {}
     rest = pack_texts(value, blobs, inline)
-    length = max([len(to_text(each).encode()) for each in (rest, *blobs.values())])
+    length = max([len(to_compact_json(each).encode()) for each in (rest, *blobs.values())])
     return (
         f"its record would have {length:,} bytes, and one has at most {MAX_LINE_BYTES:,}"
         if length > MAX_LINE_BYTES
@@ -626,7 +624,7 @@ def too_long(value: object, inline: int) -> str:
 # one that is too long.
 def may_be_long(value: Any) -> bool:
     """
-    Return whether *value* may need more than ``MAX_LINE_BYTES`` bytes when written; cheap, and never false for one that does.
+    Return whether *value* may need more than ``MAX_LINE_BYTES`` bytes as JSON; a cheap estimate, never too low.
 
     What is never stored counts for nothing.
     """
@@ -677,13 +675,14 @@ WIDEST_FIELDS = 20
 """Above the number of fields of each of these classes, so that the estimate is never too low."""
 
 
-def _blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
+def _move_to_blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
     fp = fingerprint(value)
     blobs[fp] = value
     return {"$blob": fp}
 
 
-def _is_special(members: Mapping[str, object]) -> bool:
+def _is_reserved_form(members: Mapping[str, object]) -> bool:
+    """Return whether an object has exactly one member, whose name starts with ``$``, as in the stored form ``$blob``."""
     return len(members) == 1 and next(iter(members)).startswith("$")
 
 
@@ -691,7 +690,7 @@ def _is_special(members: Mapping[str, object]) -> bool:
 # one of our marks here is one.
 def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> Any:
     """
-    Return what ``pack_texts`` made *value* of, which was read from a line and is nested in *depth* levels.
+    Return *value* as it was before ``pack_texts``; *depth* is its level of nesting.
 
     Raises:
         KeyError: when a blob is missing.
@@ -701,7 +700,7 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
         return [unpack_texts(v, blobs, depth + 1) for v in value]
     if not isinstance(value, dict):
         return value
-    if _is_special(value):
+    if _is_reserved_form(value):
         name, inner = next(iter(value.items()))
         if name == "$blob":
             blob = blobs[inner]
@@ -716,8 +715,8 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
 
 # The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in
 # it, an undo would write the placeholder into the file.
-def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
-    """Return a write of a file without the old content, where that is what no journal may hold."""
+def remove_secret_content(write: FileWrite, redactor: Redactor) -> FileWrite:
+    """Return a file write without its old content if that content must not be in a journal."""
     old = write.before
     if old is None or old.content is None:
         return write
@@ -730,9 +729,9 @@ def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
 
 
 @attrs.define(eq=False)
-class _Base:
+class _KnownRequest:
     """
-    The last of some requests of one path that go on from each other, which later ones are stored as differences to.
+    The last of several requests of one path that extend each other; later requests are stored as differences to it.
 
     Attributes:
         seq: Its number.
@@ -753,25 +752,25 @@ class _Base:
 # the next step is a difference to the step before it, not to that. Not all of them either: a run of n steps would hold
 # n transcripts. Of those that go on from each other the last one is as good as all, as none of them shares more with anything; so
 # they are counted.
-class _Bases:
+class _KnownRequests:
     """The last requests of each path, which later ones are stored as differences to."""
 
     def __init__(self, prints: Fingerprints) -> None:
         self._prints = prints
-        self._last: dict[str, _Base] = {}
-        self._known: dict[str, list[_Base]] = {}
+        self._last: dict[str, _KnownRequest] = {}
+        self._known: dict[str, list[_KnownRequest]] = {}
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Keep a request; handlers that ask beside the conversation must not push the conversation out of memory."""
-        kept = self._kept(path)
+        """Remember a request; requests of handlers do not displace those of the conversation."""
+        kept = self._list_recent_bases(path)
         shared, length = transcript.parts
-        last = self._last[path] = _Base(seq, shared, length, length)
+        last = self._last[path] = _KnownRequest(seq, shared, length, length)
         self._known[path] = [*kept, last]
-        last.longest = max([base.length for base in self._kept(path)])
+        last.longest = max([base.length for base in self._list_recent_bases(path)])
 
-    def _kept(self, path: str) -> list[_Base]:
-        """Return what is kept of the last four requests of a path, the newest last."""
-        kept, room = list[_Base](), KEPT_REQUESTS
+    def _list_recent_bases(self, path: str) -> list[_KnownRequest]:
+        """Return the remembered ones of the last four requests of a path, the newest last."""
+        kept, room = list[_KnownRequest](), KEPT_REQUESTS
         for base in reversed(self._known.get(path, ())):
             if room > 0:
                 kept.insert(0, base)
@@ -781,13 +780,15 @@ class _Bases:
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
     def difference(self, path: str, seq: int, transcript: Transcript) -> list[Mapping[str, Any]]:
-        """Return *transcript* as stored messages and slices of earlier requests, and keep it."""
+        """Return *transcript* as stored messages and slices of earlier requests, and remember it."""
         last = self._last.get(path)
         if last is not None:
             shared, length = transcript.parts
             before = last.length
             if 0 < last.longest == before and (
-                length >= before if shared is last.shared else before == _transcript(last).shared_prefix(transcript)
+                length >= before
+                if shared is last.shared
+                else before == _base_transcript(last).shared_prefix(transcript)
             ):
                 # It goes on from the last one, as it nearly always does.
                 said = {"type": "slice", "seq": last.seq, "start": 0, "stop": before}
@@ -797,14 +798,14 @@ class _Bases:
                     last.count += 1
                     if last.count == KEPT_REQUESTS:
                         self._known[path] = [last]  # nothing else is kept, nor what that was
-                return [said, *[bare(message) for message in transcript.since(before)]]
-        items = self._items((path, seq), transcript)
+                return [said, *[bare(message) for message in transcript.messages_from(before)]]
+        items = self._encode_transcript((path, seq), transcript)
         self.remember(path, seq, transcript)
         return [item if isinstance(item, dict) else bare(item) for item in items]
 
-    def _items(self, address: Address, transcript: Transcript) -> list[Any]:
+    def _encode_transcript(self, address: Address, transcript: Transcript) -> list[Any]:
         """Return *transcript* as slices of earlier requests, which are objects, and messages."""
-        base = self._best(address[0], transcript)
+        base = self._find_best_base(address[0], transcript)
         if base is None:
             return list(transcript)
         (path, seq), known, shared = base
@@ -812,38 +813,38 @@ class _Bases:
         made: list[object] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
             return made + list(transcript[shared:])
-        return made + list(self._match(where, known, transcript, shared))
+        return made + list(self._replace_known_by_slices(where, known, transcript, shared))
 
     # The newest that shares most. A child looks at its parent's requests when it has none: one that inherits the
     # history begins with thousands of messages that stand in the journal already.
-    def _best(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
-        """Return the request that most of *transcript* is known to come from; a child may have begun with its parent's."""
-        candidates: list[_Base] = []
+    def _find_best_base(self, path: str, transcript: Transcript) -> tuple[Address, Transcript, int] | None:
+        """Return the earlier request that shares most with *transcript*; a child may share its parent's."""
+        candidates: list[_KnownRequest] = []
         while True:
-            candidates += reversed(self._kept(path))
+            candidates += reversed(self._list_recent_bases(path))
             if candidates or not path:
                 break
             path = path.rpartition(".")[0]
         if not candidates or not transcript:
             return None
         last = candidates[0]
-        shared = _transcript(last).shared_prefix(transcript)
+        shared = _base_transcript(last).shared_prefix(transcript)
         for base in candidates:
             if shared < last.length or base.length > last.length:
                 break
         else:
-            return (path, last.seq), _transcript(last), shared  # none of the others can share more
-        bases = [((path, base.seq), _transcript(base)) for base in candidates]
+            return (path, last.seq), _base_transcript(last), shared  # none of the others can share more
+        bases = [((path, base.seq), _base_transcript(base)) for base in candidates]
         found = [(address, known, known.shared_prefix(transcript)) for address, known in bases]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     # After a cut of the history nothing is shared from the beginning, and still most messages are known: so they are
     # found by their digests, which are kept beside each message anyway. The digest says where to look, and equality
     # decides.
-    def _match(
+    def _replace_known_by_slices(
         self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
     ) -> Iterator[object]:
-        """Give the part of *transcript* from *start* on, with runs that stand in *known* as slices."""
+        """Yield *transcript* from *start* on, with the parts that *known* has as slices."""
         places: dict[bytes, int] = {}
         theirs, ours = self._prints.digests(known), self._prints.digests(transcript)
         for index in range(len(known)):
@@ -852,7 +853,7 @@ class _Bases:
         while index < len(transcript):
             place = places.get(ours[index], -1)
             count = 0
-            while place >= 0 and _equal_at(known, place + count, transcript, index + count):
+            while place >= 0 and _is_same_message(known, place + count, transcript, index + count):
                 count += 1
             if count:
                 yield {**where, "start": place, "stop": place + count}
@@ -861,9 +862,10 @@ class _Bases:
             index += count or 1
 
 
-def _transcript(base: _Base) -> Transcript:
+def _base_transcript(base: _KnownRequest) -> Transcript:
     return Transcript.of_parts(base.shared, base.length)
 
 
-def _equal_at(a: Transcript, i: int, b: Transcript, j: int) -> bool:
+def _is_same_message(a: Transcript, i: int, b: Transcript, j: int) -> bool:
+    """Return whether message *i* of *a* equals message *j* of *b*; False where one has none."""
     return i < len(a) and j < len(b) and (a[i] is b[j] or a[i] == b[j])

@@ -1,5 +1,5 @@
 """
-Fingerprints: what an effect is told apart by.
+Fingerprints, by which effects are compared.
 
 A fingerprint is the first 32 hex digits of the SHA-256 of canonical JSON, after secrets were taken out. That of a model
 request holds a chain over its messages, kept beside each message of the transcript, so that the request of step 10,000
@@ -24,14 +24,6 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.redaction import Redactor
 
-__all__ = (
-    "Fingerprints",
-    "definition_fingerprint",
-    "fingerprint",
-    "fingerprinted_part",
-    "offered_tool",
-)
-
 START = bytes(32)
 # Half of a SHA-256: 128 bits, against chance and not against somebody who looks for two inputs of one print. A line is
 # shorter by as much, and so is the name of a step in a database.
@@ -39,21 +31,21 @@ FINGERPRINT_DIGITS = 32
 KEPT_FINGERPRINTS = 64
 """Settings and tools repeat from step to step in few forms. A full table is emptied, which costs one more digest for each."""
 SEEN_OF_QUESTION = ("text", "options", "multi_select", "tool_name", "details")
-UNSEEN = ("tags", "ttl")
+UNSEEN = ("tags", "ttl", "trust")
 """What of a message no model sees."""
 
 
 def fingerprint(value: object) -> str:
-    """Return the fingerprint of a JSON value as it is."""
-    return _digits(canonical(value))
+    """Return the fingerprint of a JSON value, without redaction."""
+    return _hash_text(canonical(value))
 
 
-def _digits(text: str) -> str:
+def _hash_text(text: str) -> str:
     return sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def offered_tool(spec: ToolSpec) -> dict[str, Any]:
-    """Return what a model sees of a tool."""
+def describe_tool(spec: ToolSpec) -> dict[str, Any]:
+    """Return a tool's description as a model sees it."""
     return {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
 
 
@@ -66,7 +58,7 @@ def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec
             "model": definition.model,
             "prompts": [p if isinstance(p, str) else type(p).__qualname__ for p in prompts],
             "settings": bare(definition.settings),
-            "tools": [offered_tool(t) for t in tools],
+            "tools": [describe_tool(t) for t in tools],
         }
     )
 
@@ -88,31 +80,33 @@ class Fingerprints:
         self._last_parts: tuple[Any, ...] | None = None
         self._last_rest: Mapping[str, Any] = {}
 
-    def of(self, effect: CallModel | Mapping[str, Any]) -> str:
+    def for_effect(self, effect: CallModel | Mapping[str, Any]) -> str:
         """Return the fingerprint of an effect in its stored form, or of a model call of this process."""
         if isinstance(effect, CallModel):
-            return self.of_request(effect.request)
-        return self.value(fingerprinted_part(effect))
+            return self.for_request(effect.request)
+        return self.value(select_fingerprinted_part(effect))
 
-    def of_request(self, request: ModelRequest) -> str:
+    def for_request(self, request: ModelRequest) -> str:
         """Return the fingerprint of a model call."""
         # A chain over the messages, kept beside each of them: step n adds one link and does not read the n messages
         # before it (replay:J39).
-        value = request.messages.fold_on(self._chain_key, self._links, START)
+        value = request.messages.fold_on(self._chain_key, self._compute_chain, START)
         if request.tail:
-            value = self._links(value, request.tail)[-1]
-        return _digits(canonical({"messages": value.hex()[:FINGERPRINT_DIGITS], **self._rest(request)}))
+            value = self._compute_chain(value, request.tail)[-1]
+        return _hash_text(
+            canonical({"messages": value.hex()[:FINGERPRINT_DIGITS], **self._get_non_message_parts(request)})
+        )
 
-    def _rest(self, request: ModelRequest) -> Mapping[str, Any]:
-        """Return the parts of a request other than its messages; they are computed once while they stay the same objects."""
+    def _get_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
+        """Return the parts of a request other than its messages, cached for the same objects."""
         parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
         if self._last_parts is None or any(
             one is not other for one, other in zip(parts, self._last_parts, strict=True)
         ):
-            self._last_parts, self._last_rest = parts, self._make_rest(request)
+            self._last_parts, self._last_rest = parts, self._build_non_message_parts(request)
         return self._last_rest
 
-    def _make_rest(self, request: ModelRequest) -> Mapping[str, Any]:
+    def _build_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
         view: dict[str, object] = {
             "type": "model_call",
             "model": request.model,
@@ -127,22 +121,22 @@ class Fingerprints:
         return view
 
     def tools(self, specs: Sequence[ToolSpec]) -> str:
-        """Return the fingerprint of the tools of a request, as they are offered."""
+        """Return the fingerprint of the tools of a request, as a model sees them."""
         kept = self._kept.get(id(specs))
         if kept is not None and kept[0] is specs:
             return kept[1]
-        return self._keep(specs, self.value([offered_tool(s) for s in specs]))
+        return self._memoize(specs, self.value([describe_tool(s) for s in specs]))
 
     def prompt(self, text: str) -> str:
         """Return the fingerprint of a system prompt."""
         # By `id`, and the thing itself is kept, so that the number cannot be given to another one meanwhile; to hash a
         # long prompt at each step would be the work that this saves.
         kept = self._kept.get(id(text))
-        return kept[1] if kept is not None and kept[0] is text else self._keep(text, self.value(text))
+        return kept[1] if kept is not None and kept[0] is text else self._memoize(text, self.value(text))
 
     def value(self, value: Any) -> str:
-        """Return the fingerprint of a JSON value after secrets were taken out."""
-        return _digits(self._clean(value))
+        """Return the fingerprint of a JSON value with secrets removed."""
+        return _hash_text(self._to_redacted_text(value))
 
     def digests(self, transcript: Transcript) -> Sequence[bytes]:
         """Return the digest of each message."""
@@ -151,28 +145,30 @@ class Fingerprints:
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
         data = bare(message)
-        return sha256(self._clean({name: data[name] for name in data if name not in UNSEEN}).encode()).digest()
+        return sha256(
+            self._to_redacted_text({name: data[name] for name in data if name not in UNSEEN}).encode()
+        ).digest()
 
-    def _links(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
-        """Return the chain after each of *messages*, continued from *value*; step-scoped ones stand at its end."""
+    def _compute_chain(self, value: bytes, messages: Sequence[Message]) -> list[bytes]:
+        """Return the chain value after each of *messages*; step-scoped ones are last."""
         chain: list[bytes] = []
         for message in messages:
             value = sha256(value + self.digest(message)).digest()
             chain.append(value)
         return chain
 
-    def _clean(self, value: object) -> str:
+    def _to_redacted_text(self, value: object) -> str:
         text = canonical(value)
         return canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 
-    def _keep(self, thing: object, known: str) -> str:
+    def _memoize(self, thing: object, known: str) -> str:
         if len(self._kept) >= KEPT_FINGERPRINTS:
             self._kept.clear()
         self._kept[id(thing)] = (thing, known)
         return known
 
 
-def fingerprinted_part(form: Mapping[str, Any]) -> Mapping[str, Any]:
+def select_fingerprinted_part(form: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a stored form that counts for its fingerprint."""
     if form["type"] == "ask":
         questions = [{n: q[n] for n in SEEN_OF_QUESTION if n in q} for q in form["questions"]]

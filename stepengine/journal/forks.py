@@ -15,10 +15,11 @@ import attrs
 
 from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
-from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.history import History, parent_of
-from stepengine.journal.provenance import is_own, record_own
-from stepengine.journal.questions import outcome_for
+from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_journal, undo_writes
+from stepengine.journal.history import History, get_start_address
+from stepengine.journal.provenance import is_written_by_user, record_user_journal
+from stepengine.journal.questions import make_outcome
+from stepengine.journal.recorded_part import JournalCut, check_no_repeats, parse_result_address
 from stepengine.journal.records import (
     INPUTS,
     ROOT,
@@ -30,13 +31,10 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
-    shown_address,
+    format_address,
 )
-from stepengine.journal.replayer import Cut, check_repeats, place_of
+from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal, MemoryJournal
-from stepengine.journal.undoing import Roots, Undoing, refuse_unknown, undo_writes
-
-__all__ = ("branch",)
 
 MAX_FORKS = 10_000
 """A larger number is a loop that forks by mistake and fills the disk."""
@@ -53,7 +51,7 @@ def branch(
     run_id: str = "",
 ) -> Journal:
     """
-    Return a new journal that ends with the result of the effect *at*; resuming it goes on from there.
+    Return a new journal that ends with the result of the effect *at*; resuming it continues from there.
 
     Args:
         journal: The journal to cut; it is not changed.
@@ -79,47 +77,47 @@ def branch(
         raise JournalError(msg)
     history = source.history()
     root = history.root
-    address = place_of(history, at)
-    cut = Cut(history)
-    cut.at((address[0], address[1] + 1))
+    address = parse_result_address(history, at)
+    cut = JournalCut(history)
+    cut.cut_at((address[0], address[1] + 1))
     if not allow_repeat:
-        check_repeats(history, cut, f"forking at {shown_address(*address)}", undone=restore_files is not None)
+        check_no_repeats(history, cut, f"forking at {format_address(*address)}", undone=restore_files is not None)
     run = run_id or f"{str(root['run_id'])[:40]}-{secrets.token_hex(4)}"
-    records = _keep_before(history, cut, address, run)
+    records = _select_kept_records(history, cut, address, run)
     if edit is not None:
-        records = _edit_result(history, records, address, edit)
+        records = _replace_outcome(history, records, address, edit)
     fresh = MemoryJournal(redact="off", link=source.link).with_rules_of(source) if into is None else as_journal(into)
     target = fresh.bound(run)
     if target.records():
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
     if restore_files is not None:
-        if not is_own(source):
-            remedy = f"undo(journal, root, at={shown_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
-            refuse_unknown(source, history, restore_files, cut.keeps_result, Undoing(), remedy=remedy)
-        undo_writes(history, restore_files, cut.keeps_result, Undoing())
+        if not is_written_by_user(source):
+            remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
+            refuse_untrusted_journal(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
+        undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
     target.replace(records)
-    if is_own(source):
-        record_own(target)
+    if is_written_by_user(source):
+        record_user_journal(target)
     source.forks += 1
     return target
 
 
-def _keep_before(history: History, cut: Cut, address: Address, run: str) -> list[Record]:
+def _select_kept_records(history: History, cut: JournalCut, address: Address, run: str) -> list[Record]:
     records: list[Record] = []
     for record in history.records:
         match record:
             case Head():
-                parent = {"run": record.run, "at": shown_address(*address)}
+                parent = {"run": record.run, "at": format_address(*address)}
                 records.append(attrs.evolve(record, run=run, parent=parent, signed="", workspace="", line=None))
             case Intent():
-                keep = cut.keeps_intent((record.path, record.seq))
+                keep = cut.keeps_intent(record.address)
                 records += [record] if keep else []
             case Result():
-                keep = cut.keeps_result((record.path, record.seq))
+                keep = cut.keeps_result(record.address)
                 records += [record] if keep else []
             case Input():
-                records += [record] if _keeps_input(cut, record) else []
+                records += [record] if _is_input_kept(cut, record) else []
             case Blob():
                 records.append(record)
             case _ as never:
@@ -127,17 +125,17 @@ def _keep_before(history: History, cut: Cut, address: Address, run: str) -> list
     return records
 
 
-def _keeps_input(cut: Cut, record: Input) -> bool:
+def _is_input_kept(cut: JournalCut, record: Input) -> bool:
     if not INPUTS.get(record.input["type"], UNKNOWN_INPUT).is_forked:
         return False
-    place = parent_of(record.path) if record.seq < 0 else (record.path, record.seq)
+    place = get_start_address(record.path) if record.seq < 0 else record.address
     return cut.keeps_intent(place)
 
 
 # --- another outcome ------------------------------------------------------------------------------------------------
 
 
-def _edit_result(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
+def _replace_outcome(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
     known = history.results.get(address)
     if address == ROOT or known is None:
         msg = "the start of a run has no outcome to edit; start another run with another prompt instead"
@@ -145,7 +143,6 @@ def _edit_result(history: History, records: Sequence[Record], address: Address, 
     outcome = history.outcome(known)
     value = outcome.value if isinstance(outcome, Value) else outcome.error
     wanted = edit(value) if callable(edit) else edit
-    made = outcome_for(history, history.intents[address], wanted, known.at)
-    outcome, writes = attrs.evolve(made, inputs=outcome.inputs), [write.form() for write in history.writes(known)]
-    changed = Result(known.path, known.seq, known.at, outcome, known.attempts, writes=writes)
+    made = make_outcome(history, history.intents[address], wanted, known.at)
+    changed = Result(*address, known.at, attrs.evolve(made, inputs=outcome.inputs), history.extras(known))
     return [changed if record is known else record for record in records]

@@ -1,5 +1,5 @@
 """
-``HeldFile``: a locked file of a journal, which is closed while nobody needs it, and stays locked.
+``HeldFile``: a locked file of a journal that is closed while unused and stays locked.
 
 A process may have so many files open, and may have more runs than that at once: of the files of all journals a part is open,
 those used last. The lock of a file lasts as long as anything refers to what was opened, and a mapping of it into memory does:
@@ -20,12 +20,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepengine.errors import JournalWriteFailed
-from stepengine.journal.places import REOPENED, close_locked, opened_for_writing
+from stepengine.journal.places import REOPENED, close_locked, open_for_appending
 from stepengine.workspace import after_fork
-from stepengine.workspace.after_fork import Lock, renews, rests
-from stepengine.workspace.open_files import most_open_files, too_many_files
-
-__all__ = ("HeldFile", "opened_with_room")
+from stepengine.workspace.after_fork import Lock, call_after_fork, register_fork_hooks
+from stepengine.workspace.open_files import max_open_files, too_many_files_advice
 
 MIN_HELD_FILES = 8
 """So many journals of one process stay open where hardly any file may be: each effect of theirs opens one otherwise."""
@@ -35,9 +33,9 @@ OPEN_FILES_DIVISOR = 4
 """Of the files that a process may have open, one in so many may be a journal's: runs need sockets and pipes, too."""
 
 
-def bound() -> int:
-    """Return how many files of journals this process keeps open."""
-    most = most_open_files()
+def get_held_file_limit() -> int:
+    """Return the number of journal files that this process may keep open."""
+    most = max_open_files()
     return MAX_HELD_FILES if most is None else max(MIN_HELD_FILES, min(MAX_HELD_FILES, most // OPEN_FILES_DIVISOR))
 
 
@@ -48,11 +46,10 @@ class HeldFile:
     Args:
         path: Where it is.
         descriptor: The file, open and locked; it belongs to this object from now on.
-        using: Held by whoever needs the file to stay open; a lock of the system itself, as a child never uses its parent's files.
 
     Attributes:
         descriptor: The open file; ``None`` while it is closed.
-        using: As given, or a new one.
+        using: A lock; its holder needs the file to stay open. One of the system itself, as a child never uses its parent's files.
         is_last: Whether it is open, and the one of all that was taken last. Whoever holds ``using`` need not take it again then:
             the order in which files were used stays as it is, and nobody closes one in use. The lock of all files, which
             every commit took, cost a third of what was left of it beside the system's own work.
@@ -65,33 +62,33 @@ class HeldFile:
     _lock: ClassVar[Lock] = Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
-    def __init__(self, path: Path, descriptor: int, using: threading.Lock | None = None) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
         status = os.fstat(descriptor)
         self._path = path
         self._device, self._inode = status.st_dev, status.st_ino
         self._mapping: int | None = None
-        self.using = using or threading.Lock()
+        self.using = threading.Lock()
         self.descriptor: int | None = descriptor
         self.is_last = False
         with self._lock:
             self._all[self] = self._open[self] = None
             if len(self._open) > 1:
                 # Tried while there are descriptors to try it with, and not when the first file has to be closed for lack of one.
-                self._keeps()
-            self._make_room(bound())
+                self._locks_outlive_close()
+            self._close_idle_files(get_held_file_limit())
 
     def take(self) -> int:
         """
-        Return the open file, which stays open while ``using`` is held; whoever calls this holds it.
+        Return the open file, opened again if it was closed; the caller holds ``using`` while it uses it.
 
         Raises:
             OSError: when it cannot be opened again.
         """
         with self._lock:
             if self.descriptor is None:
-                self.descriptor = self._opened_again()
+                self.descriptor = self._reopen()
                 self._open[self] = None
-                self._make_room(bound())
+                self._close_idle_files(get_held_file_limit())
             elif self in self._open:
                 self._open.move_to_end(self)
             if HeldFile._last is not None:
@@ -100,71 +97,72 @@ class HeldFile:
             return self.descriptor
 
     def release(self) -> None:
-        """Give the lock up, and close the file."""
+        """Release the lock and close the file."""
         with self._lock:
             self._open.pop(self, None)
             self._all.pop(self, None)
-            self._forget_last()
+            self._forget_last_used()
             descriptor, self.descriptor = self.descriptor, None
             mapping, self._mapping = self._mapping, None
             if descriptor is not None:
                 close_locked(descriptor)
             if mapping is not None:
-                _unmap(mapping)
+                _unmap_page(mapping)
 
     @classmethod
     def close_one(cls) -> bool:
-        """Close the file that was not used for longest; return whether there was any that could be closed."""
+        """Close the least recently used file; return False if none can be closed."""
         with cls._lock:
-            return cls._make_room(len(cls._open) - 1)
+            return cls._close_idle_files(len(cls._open) - 1)
 
     @classmethod
-    def _make_room(cls, most: int) -> bool:
-        """Close files until at most so many are open; those in use stay open."""
+    def _close_idle_files(cls, most: int) -> bool:
+        """Close files until at most *most* are open, none of those in use; return whether any was closed."""
         begun = len(cls._open)
         for one in list(cls._open):
             if len(cls._open) <= most:
                 break
             if one.using.acquire(timeout=0):
                 try:
-                    one.close_for_now()
+                    one.close_keeping_lock()
                 finally:
                     one.using.release()
         return len(cls._open) < begun
 
-    def close_for_now(self) -> None:
-        """Close the file and keep the lock; where no lock is kept it stays open, and is not asked again."""
+    def close_keeping_lock(self) -> None:
+        """Close the file and keep the lock; where the lock would be lost, leave it open for good."""
         descriptor = self.descriptor
         if descriptor is not None and self._mapping is None:
-            keeps = self._keeps()
+            keeps = self._locks_outlive_close()
             if keeps is None:
                 return
             self._mapping = _map_page(descriptor) if keeps else None
         del self._open[self]
         if descriptor is not None and self._mapping is not None:
-            self._forget_last()
+            self._forget_last_used()
             self.descriptor = None
             os.close(descriptor)
 
-    def _forget_last(self) -> None:
+    def _forget_last_used(self) -> None:
         if self.is_last:
             HeldFile._last, self.is_last = None, False
 
-    def _keeps(self) -> bool | None:
-        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for lack of descriptors."""
+    def _locks_outlive_close(self) -> bool | None:
+        """Return whether locks survive closing a file on this disk, or ``None`` if descriptors ran out in the test."""
         keeps = self._keeping.get(self._device)
         if keeps is None:
             try:
-                keeps = self._keeping[self._device] = _keeps_locks(self._path.parent)
+                keeps = self._keeping[self._device] = _test_lock_outlives_close(self._path.parent)
             except OSError as error:
-                return None if too_many_files(error) else False
+                return None if too_many_files_advice(error) else False
         return keeps
 
-    def _opened_again(self) -> int:
+    def _reopen(self) -> int:
+        """Open the file again; raise if another file has its name now."""
         try:
             descriptor = os.open(self._path, REOPENED)
         except OSError as error:
-            if error.errno != errno.EMFILE or not self._make_room(len(self._open) - 1):
+            if error.errno != errno.EMFILE or not self._close_idle_files(len(self._open) - 1):
                 raise
             descriptor = os.open(self._path, REOPENED)
         status = os.fstat(descriptor)
@@ -179,19 +177,19 @@ class HeldFile:
 
     @classmethod
     def before_fork(cls) -> None:
-        """Let nobody open or close files while the process is forked."""
+        """Block opening and closing of files while the process is forked."""
         cls._is_held = cls._lock.acquire(after_fork.PATIENCE_SECONDS)
 
     @classmethod
     def after_fork(cls) -> None:
-        """Go on in the parent."""
+        """Allow opening and closing again in the parent process."""
         if cls._is_held:
             cls._is_held = False
             cls._lock.release()
 
     @classmethod
     def renew(cls) -> None:
-        """Close in a forked child what belongs to the parent, and unlock nothing: the parent's locks end with the parent."""
+        """Close the parent's files in a forked child without unlocking them."""
         for one in cls._all:
             if one.descriptor is not None:
                 with contextlib.suppress(OSError):
@@ -201,20 +199,20 @@ class HeldFile:
         cls._open, cls._all, cls._last, cls._is_held = OrderedDict(), {}, None, False
 
 
-rests(HeldFile.before_fork, HeldFile.after_fork)
-renews(HeldFile.renew)
+register_fork_hooks(HeldFile.before_fork, HeldFile.after_fork)
+call_after_fork(HeldFile.renew)
 
 
-def opened_with_room(path: Path) -> int:
+def open_closing_idle_files(path: Path) -> int:
     """
-    Return a descriptor as ``opened_for_writing`` does; where too many files are open, those of idle journals are closed for it.
+    Return a descriptor as ``open_for_appending`` does; idle journals are closed if too many files are open.
 
     Raises:
         JournalError: as there.
     """
     while True:
         try:
-            return opened_for_writing(path)
+            return open_for_appending(path)
         except JournalWriteFailed as error:
             cause = error.__cause__
             if not isinstance(cause, OSError) or cause.errno != errno.EMFILE or not HeldFile.close_one():
@@ -225,8 +223,8 @@ def opened_with_room(path: Path) -> int:
 
 
 @cache
-def _libc() -> Any:
-    """Return the functions that map files; ``None`` where a mapping keeps no lock, or there is no calling them."""
+def _load_libc() -> Any:
+    """Return the functions that map files, or ``None`` where they are unavailable or keep no lock."""
     if sys.platform != "linux":
         return None
     try:
@@ -242,11 +240,11 @@ def _libc() -> Any:
 
 
 def _map_page(descriptor: int) -> int | None:
-    """Map a page of a file, unreadable and not inherited by forks; return its address, ``None`` if that failed."""
+    """Map a page of a file that forks do not inherit; return its address, or ``None`` on failure."""
     import ctypes
     import mmap
 
-    libc = _libc()
+    libc = _load_libc()
     if libc is None:
         return None
     none, failed = 0, ctypes.c_void_p(-1).value
@@ -254,23 +252,23 @@ def _map_page(descriptor: int) -> int | None:
     if address in (None, failed):
         return None
     if libc.madvise(address, mmap.PAGESIZE, mmap.MADV_DONTFORK):
-        _unmap(address)
+        _unmap_page(address)
         return None
     return address
 
 
-def _unmap(address: int | None) -> None:
+def _unmap_page(address: int | None) -> None:
     import mmap
 
-    _libc().munmap(address, mmap.PAGESIZE)
+    _load_libc().munmap(address, mmap.PAGESIZE)
 
 
-def _keeps_locks(folder: Path) -> bool:
-    """Try whether the lock of a closed file lasts as long as its mapping, and no longer."""
+def _test_lock_outlives_close(folder: Path) -> bool:
+    """Test whether the lock of a closed file lasts exactly as long as its mapping."""
     import fcntl
     import tempfile
 
-    if _libc() is None:
+    if _load_libc() is None:
         return False
     exclusive = fcntl.LOCK_EX | fcntl.LOCK_NB
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file, contextlib.ExitStack() as stack:
@@ -288,7 +286,7 @@ def _keeps_locks(folder: Path) -> bool:
         else:
             is_kept = False
         finally:
-            _unmap(address)
+            _unmap_page(address)
         if is_kept:
             fcntl.flock(other, exclusive)
         return is_kept

@@ -1,5 +1,5 @@
 """
-The mailbox beside a journal: letters to its run from whoever does not hold it.
+The mailbox of a journal: messages to its run from other processes.
 
 A journal belongs to one process while its run lives. Whoever else has something for the run posts it here, from any process
 and thread, and the holder reads it. Letters are only ever added, and one that was posted survives what its journal survives.
@@ -17,8 +17,9 @@ import os
 import secrets
 import stat
 import string
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
@@ -37,10 +38,12 @@ from stepengine.errors import (
     InputError,
     JournalCorrupt,
     JournalError,
+    JournalLocked,
     JournalMissing,
     JournalWriteFailed,
     StepEngineError,
 )
+from stepengine.journal.line_reader import parse_members
 from stepengine.journal.places import (
     CAREFULLY,
     NO_LINK,
@@ -49,29 +52,12 @@ from stepengine.journal.places import (
     lock_file,
     make_private,
 )
-from stepengine.journal.reading import members_of
-from stepengine.journal.records import UNREADABLE, Head, check_place, checksum_if_right, to_line, to_text
+from stepengine.journal.records import UNREADABLE, Head, check_address, encode_line, to_compact_json, verify_checksum
 from stepengine.redaction import Redactor
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import sync_folder
 from stepengine.workspace.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
-from stepengine.workspace.open_files import said
-
-__all__ = (
-    "MAIL",
-    "MAX_LETTERS",
-    "MAX_LETTER_BYTES",
-    "MAX_MAILBOX_BYTES",
-    "MAX_VALUE_BYTES",
-    "FileMailbox",
-    "Letter",
-    "LetterKind",
-    "Mailbox",
-    "MailboxOwner",
-    "MemoryMailbox",
-    "StoredLetter",
-    "mailbox_of",
-)
+from stepengine.workspace.open_files import describe_os_error
 
 LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
@@ -111,7 +97,7 @@ def _freeze_value(value: Any) -> Any:
 @frozen(kw_only=True)
 class Letter:
     """
-    Something for a run, from whoever does not hold it.
+    A message to a run from another process.
 
     Attributes:
         kind: ``"message"`` for whoever receives on a topic, ``"answer"`` to a question, ``"cancel"`` to end the run, ``"input"``
@@ -137,42 +123,42 @@ class Letter:
     sent: datetime = attrs.field(factory=partial(datetime.now, UTC))
 
     def __attrs_post_init__(self) -> None:
-        problem = _problem(self)
+        problem = _find_letter_problem(self)
         if problem:
             raise InputError(problem)
         object.__setattr__(self, "sent", self.sent.astimezone(UTC))
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What two letters with one id have to have in common."""
-        return self.kind, self.path, self.topic, to_text(self.value)
+        """The members in which two letters with one id must agree."""
+        return self.kind, self.path, self.topic, to_compact_json(self.value)
 
 
-def _problem(letter: Letter) -> str:
-    """Return what is wrong with a letter, as a sentence; ``""`` for nothing."""
+def _find_letter_problem(letter: Letter) -> str:
+    """Return the reason why a letter is invalid, or ``""``."""
     if type(letter.kind) is not str or letter.kind not in KINDS:
-        return f"a letter is one of {', '.join(get_args(LetterKind))}, not {_short(letter.kind)}"
-    if not _is_name(letter.id):
-        return f"the id of a letter has 1 to {MAX_NAME_CHARS} printable characters, which {_short(letter.id)} has not"
+        return f"a letter is one of {', '.join(get_args(LetterKind))}, not {_shorten_value(letter.kind)}"
+    if not _is_valid_name(letter.id):
+        return f"the id of a letter has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
     try:
         is_path = type(letter.path) is str and len(letter.path) <= MAX_PATH_CHARS
-        check_place(letter.path if is_path else "?", 0)
+        check_address(letter.path if is_path else "?", 0)
     except ValueError:
-        return f'a letter goes to the path of a run, such as "" or "3.2", which {_short(letter.path)} is not'
+        return f'a letter goes to the path of a run, such as "" or "3.2", which {_shorten_value(letter.path)} is not'
     sent = letter.sent
     # What is near the ends of the calendar cannot be told in another time zone.
     if not isinstance(sent, datetime) or sent.tzinfo is None or not 1 < sent.year < LAST_YEAR:
-        return f"a letter was sent at a time with its zone, not at {_short(sent)}"
-    return _problem_of_topic(letter) or _problem_of_value(letter)
+        return f"a letter was sent at a time with its zone, not at {_shorten_value(sent)}"
+    return _find_topic_problem(letter) or _find_value_problem(letter)
 
 
-def _problem_of_topic(letter: Letter) -> str:
-    topic, given = letter.topic, _short(letter.topic)
+def _find_topic_problem(letter: Letter) -> str:
+    topic, given = letter.topic, _shorten_value(letter.topic)
     if letter.kind == "message":
         if type(topic) is not str or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
             return f"a topic has 1 to {MAX_NAME_CHARS} ASCII letters, digits and _ - . : /, which {given} has not"
     elif letter.kind == "answer":
-        if not _is_name(topic):
+        if not _is_valid_name(topic):
             return f"the topic of an answer is the id of its question, 1 to {MAX_NAME_CHARS} printable characters, not {given}"
     elif letter.kind == "result":
         if type(topic) is not str or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
@@ -182,7 +168,7 @@ def _problem_of_topic(letter: Letter) -> str:
     return ""
 
 
-def _problem_of_value(letter: Letter) -> str:
+def _find_value_problem(letter: Letter) -> str:
     value: Any = letter.value
     # An answer is restored here as the run will restore it: what is no answer would else stop the run of somebody else,
     # later, and the sender that could mend it would be told that all was well.
@@ -192,21 +178,21 @@ def _problem_of_value(letter: Letter) -> str:
         except (StepEngineError, *UNREADABLE):
             is_answer = False
         if not is_answer:
-            return f"an answer is a bool, a text or the stored form of an Answer, not {_short(value)}"
+            return f"an answer is a bool, a text or the stored form of an Answer, not {_shorten_value(value)}"
     if letter.kind in ("cancel", "input") and not isinstance(value, str):
-        return f"the value of a letter of the kind {letter.kind!r} is a text, not {_short(value)}"
-    size = len(to_text(value).encode())
+        return f"the value of a letter of the kind {letter.kind!r} is a text, not {_shorten_value(value)}"
+    size = len(to_compact_json(value).encode())
     if size > MAX_VALUE_BYTES:
         return f"the value of a letter has at most {MAX_VALUE_BYTES:,} bytes as JSON, and this one has {size:,}"
     return ""
 
 
-def _is_name(text: object) -> bool:
+def _is_valid_name(text: object) -> bool:
     return type(text) is str and 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 
-def _short(value: object) -> str:
-    """Return the beginning of a value, as a message shows it."""
+def _shorten_value(value: object) -> str:
+    """Return the start of a value for a message."""
     text = repr(value[: MAX_NAME_CHARS + 1] if isinstance(value, str) else type(value).__name__)
     return text if len(text) <= MAX_NAME_CHARS else f"{text[:MAX_NAME_CHARS]}..."
 
@@ -215,40 +201,40 @@ def _short(value: object) -> str:
 
 
 class StoredLetter(NamedTuple):
-    """A letter without secrets, and the run that it is for: what a mailbox stores."""
+    """A redacted letter and the run it is for, as a mailbox stores it."""
 
     run: str
     letter: Letter
 
     @property
     def line(self) -> bytes:
-        """The line that holds it, with its newline."""
+        """The letter as a line with its newline."""
         letter = self.letter
         members = {
             "run": self.run, "id": letter.id, "kind": letter.kind, "path": letter.path, "topic": letter.topic,
             "value": letter.value, "sent": letter.sent.isoformat(),
         }  # fmt: skip
-        return to_line(members, 0)[0]
+        return encode_line(members, 0)[0]
 
     @property
     def key(self) -> bytes:
-        """How its line begins, and that of no letter with another id."""
+        """The start of its line, which only letters with its id have."""
         # `run` and `id` are the first members of a line, so that a sender which looks for its id compares bytes and
         # reads no JSON: 10,000 letters are looked through for each one that is posted.
-        return to_text({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
+        return to_compact_json({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
 
     @classmethod
     def read(cls, line: bytes, where: object) -> StoredLetter | None:
         """
-        Return what a line without its newline holds; ``None`` for a letter of a kind that this version does not know.
+        Parse a line without its newline; return ``None`` for a kind of letter that this version does not know.
 
         Raises:
             JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
         """
-        if len(line) >= MAX_LETTER_BYTES or checksum_if_right(line, 0) is None:
+        if len(line) >= MAX_LETTER_BYTES or verify_checksum(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
             raise JournalCorrupt(msg)
-        members: Mapping[str, Any] = members_of(line, where)
+        members: Mapping[str, Any] = parse_members(line, where)
         try:
             if type(members["kind"]) is str and members["kind"] not in KINDS:
                 return None
@@ -270,13 +256,13 @@ class MailboxOwner(Protocol):
 
     @property
     def name(self) -> str:
-        """How the journal is called in messages."""
+        """The journal's name for messages."""
 
     def head(self) -> Head | None:
         """Return the first record."""
 
     def missing(self) -> JournalMissing:
-        """Return the error for a run that is not there."""
+        """Return the error for a missing run."""
 
 
 class Mailbox(abc.ABC):
@@ -297,12 +283,12 @@ class Mailbox(abc.ABC):
 
     @property
     def name(self) -> str:
-        """How the mailbox is called in messages."""
+        """The mailbox's name for messages."""
         return f"the mailbox of {self._journal.name}"
 
     def post(self, letter: Letter) -> bool:
         """
-        Add a letter, without what the journal's rules take out; it is as durable as a record when this returns.
+        Store a letter durably, redacted by the journal's rules; return whether it is new.
 
         Returns:
             Whether it was added: ``False`` when it is there already.
@@ -316,12 +302,12 @@ class Mailbox(abc.ABC):
             JournalWriteFailed: when the mailbox is full (10,000 letters or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
-        return self._add(StoredLetter(self._run(), self._redact(letter)))
+        return self._add_letter(StoredLetter(self._run_id(), self._redact_letter(letter)))
 
     @abc.abstractmethod
     def read(self, after: int = 0) -> tuple[list[Letter], int]:
         """
-        Return the letters behind a place, in the order in which they arrived, and the place behind them.
+        Return the letters after a position, in order of arrival, and the new position.
 
         Only what is new is read. A letter is given at least once: one that was read before its sender had it on the disk may come
         again at another place after a power cut, so whoever must not take it twice knows it by its id. Letters of kinds
@@ -337,12 +323,12 @@ class Mailbox(abc.ABC):
 
     @abc.abstractmethod
     def changed(self, after: int) -> bool:
-        """Return whether something may be behind a place, for little: one look at a file, or one look-up."""
+        """Return whether there may be letters after a position; a cheap check."""
 
     @abc.abstractmethod
-    def _add(self, stored: StoredLetter) -> bool: ...
+    def _add_letter(self, stored: StoredLetter) -> bool: ...
 
-    def _run(self) -> str:
+    def _run_id(self) -> str:
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
         # sender keeps its mailbox, and a letter never reaches that run.
         head = self._journal.head()
@@ -350,8 +336,8 @@ class Mailbox(abc.ABC):
             raise self._journal.missing()
         return head.run
 
-    def _redact(self, letter: Letter) -> Letter:
-        """Return a letter as its run may see it."""
+    def _redact_letter(self, letter: Letter) -> Letter:
+        """Return a letter redacted by the journal's rules."""
         redactor = self._journal.redactor
         # Nothing is taken out of an id or a topic: the letter would be found under another name than its sender knows,
         # and posted a second time.
@@ -359,16 +345,16 @@ class Mailbox(abc.ABC):
             if redactor.suspicious(text) and redactor.text(text) != text:
                 msg = f"the {what} of a letter holds a secret; it is written as it is, so nothing was sent"
                 raise InputError(msg)
-        text = to_text(letter.value)
+        text = to_compact_json(letter.value)
         if not redactor.suspicious(text):
             return letter
-        value = redactor.seen(letter.value)
+        value = redactor.redact_for_run(letter.value)
         if redactor.shapes:
             redactor.refuse(value, "the letter")
         return attrs.evolve(letter, value=value)
 
     def _check_same(self, stored: StoredLetter, known: StoredLetter | None) -> None:
-        """Raise when *known*, which has the id of the letter that is to be added, is another one."""
+        """Raise if the stored letter with the same id differs."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
         if known is None or known.letter.content != stored.letter.content:
@@ -378,7 +364,7 @@ class Mailbox(abc.ABC):
             raise InputError(msg)
 
     def _check_room(self, letters: int, size: int) -> None:
-        """Raise when so many letters and bytes, those to be added included, are too many."""
+        """Raise if the mailbox would hold too many letters or bytes."""
         if letters > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
             msg = f"{self.name} is full: it takes {MAX_LETTERS:,} letters and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
@@ -398,7 +384,7 @@ class MemoryMailbox(Mailbox):
         self._lock = Lock()
 
     def read(self, after: int = 0) -> tuple[list[Letter], int]:
-        """Return the letters behind a place, and the place behind them."""
+        """Return the letters after a position, and the new position."""
         head = self._journal.head()
         with self._lock:
             new = self._letters[max(after, 0) :]
@@ -406,10 +392,10 @@ class MemoryMailbox(Mailbox):
         return [each.letter for each in new if head is not None and each.run == head.run], place
 
     def changed(self, after: int) -> bool:
-        """Return whether something is behind a place."""
+        """Return whether there are letters after a position."""
         return len(self._letters) > after
 
-    def _add(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredLetter) -> bool:
         key, size = (stored.run, stored.letter.id), len(stored.line)
         with self._lock:
             known = self._known.get(key)
@@ -423,33 +409,164 @@ class MemoryMailbox(Mailbox):
         return True
 
 
-# --- in a file ------------------------------------------------------------------------------------------------------
+# --- in stored bytes --------------------------------------------------------------------------------------------------
 
 
-def mailbox_of(path: Path) -> Path:
-    """Return where the mailbox of a journal's file is."""
-    return path.with_name(path.name + MAIL)
+class LetterStore(Protocol):
+    """Bytes of a mailbox, as a ``LineJournal`` stores them."""
+
+    @property
+    def name(self) -> str:
+        """The store's name for messages."""
+
+    def read_bytes(self, start: int) -> bytes:
+        """Return the bytes from an offset on."""
+
+    def append_bytes(self, data: bytes, at: int) -> None:
+        """Append bytes at the end, which is *at*."""
+
+    def truncate_bytes(self, size: int) -> None:
+        """Keep the first *size* bytes only."""
+
+    def lock(self) -> Callable[[], None]:
+        """Lock the store for one sender and return the function that unlocks it."""
 
 
-class _MailboxLine(NamedTuple):
-    """A line of a mailbox's file, in words once somebody needs them."""
+class _LinePosition(NamedTuple):
+    """The position of a line in a mailbox, formatted on demand."""
 
-    path: Path
+    store: LetterStore
     start: int
 
     # The number of a line is counted when somebody reads the message: to know it, all that stands before has to be
     # read, and a reader begins where it stopped.
     def __str__(self) -> str:
-        with self.path.open("rb") as file:
-            number = file.read(min(self.start, MAX_MAILBOX_BYTES)).count(b"\n") + 1
-        return f"line {number} (byte {self.start}) of {self.path}"
+        number = self.store.read_bytes(0).count(b"\n", 0, self.start) + 1
+        return f"line {number} (byte {self.start}) of {self.store.name}"
 
 
-class FileMailbox(Mailbox):
+class StoreMailbox(Mailbox):
     """
-    A mailbox in a file of lines beside a journal's file: ``run.jsonl.mail``. A place is a number of bytes.
+    A mailbox of lines in stored bytes. A position is a number of bytes.
 
     A line that was cut off when its sender was killed is not a letter, and the next sender removes it.
+
+    Args:
+        journal: The journal.
+        store: The bytes, which are no part of the journal's.
+    """
+
+    def __init__(self, journal: MailboxOwner, store: LetterStore) -> None:
+        super().__init__(journal)
+        self._store = store
+
+    def read(self, after: int = 0) -> tuple[list[Letter], int]:
+        """Return the letters after a position, and the new position; all letters if the store is shorter or new."""
+        data, start = self._read_after(max(after, 0))
+        if not data:
+            return [], start
+        run, letters, last = self._run_id(), [], start + len(data)
+        for line in BytesIO(data):
+            end = start + len(line)
+            # The last line may be one that somebody writes now, or was killed over: it is left for the next look, also
+            # when its newline is there and its checksum is wrong, since the pages of a file may reach the disk in any
+            # order. A wrong line with another one behind it is damage.
+            if not line.endswith(b"\n") or (end == last and verify_checksum(line[:-1], 0) is None):
+                break
+            stored = StoredLetter.read(line[:-1], _LinePosition(self._store, start))
+            if stored is not None and stored.run == run:
+                letters.append(stored.letter)
+            start = end
+        return letters, start
+
+    def changed(self, after: int) -> bool:
+        """Return whether there are letters after a position."""
+        return bool(self._read_from_store(after))
+
+    def _read_after(self, after: int) -> tuple[bytes, int]:
+        """Return the bytes after a position, and the position where they start."""
+        data = self._read_from_store(max(after - 1, 0))
+        if not after:
+            return data, 0
+        # A place that does not stand behind a newline is of another mailbox, which was removed with its journal; all
+        # is read then. That gives letters again in the worst case, and whoever takes them knows them by their ids.
+        return (data[1:], after) if data.startswith(b"\n") else (self._read_from_store(0), 0)
+
+    def _add_letter(self, stored: StoredLetter) -> bool:
+        unlock = self._lock_store()
+        try:
+            head = self._journal.head()
+            if head is None or head.run != stored.run:
+                raise self._journal.missing()
+            end = self._prepare_append(stored)
+            if end is not None:
+                self._store.append_bytes(stored.line, end)
+        except OSError as error:
+            raise self._unusable_error(error) from error
+        finally:
+            unlock()
+        return end is not None
+
+    def _prepare_append(self, stored: StoredLetter) -> int | None:
+        """
+        Return where the letter has to be appended, ``None`` if it is stored already. What is behind that is removed.
+
+        Raises:
+            InputError: when another letter has its id.
+            JournalWriteFailed: when the mailbox is full.
+        """
+        content, key = self._read_from_store(0), stored.key
+        end = count = 0
+        last = b""
+        for line in BytesIO(content):
+            if line.endswith(b"\n"):
+                if line.startswith(key) and verify_checksum(line[:-1], 0) is not None:
+                    self._check_same(stored, StoredLetter.read(line[:-1], "it"))
+                    return None
+                end, count, last = end + len(line), count + 1, line
+        # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
+        # its newline the next letter would be the end of that line, and both would be lost.
+        if end == len(content) and last and verify_checksum(last[:-1], 0) is None:
+            end, count = end - len(last), count - 1
+        if end < len(content):
+            self._store.truncate_bytes(end)
+        self._check_room(count + 1, end + len(stored.line))
+        return end
+
+    def _lock_store(self) -> Callable[[], None]:
+        """Lock the store; wait some seconds for another sender."""
+        until = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                return self._store.lock()
+            except JournalLocked:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(LOCK_PAUSE_SECONDS)
+            except OSError as error:
+                raise self._unusable_error(error) from error
+
+    def _read_from_store(self, start: int) -> bytes:
+        try:
+            return self._store.read_bytes(start)
+        except OSError as error:
+            raise self._unusable_error(error) from error
+
+    def _unusable_error(self, error: OSError) -> JournalWriteFailed:
+        return JournalWriteFailed(f"{self._store.name} cannot be used as a mailbox: {describe_os_error(error)}")
+
+
+# --- in a file ------------------------------------------------------------------------------------------------------
+
+
+def mailbox_path(path: Path) -> Path:
+    """Return the path of a journal file's mailbox."""
+    return path.with_name(path.name + MAIL)
+
+
+class FileMailbox(StoreMailbox):
+    """
+    A mailbox in a file next to the journal's: ``run.jsonl.mail``.
 
     Args:
         journal: The journal.
@@ -461,33 +578,11 @@ class FileMailbox(Mailbox):
     def __init__(
         self, journal: MailboxOwner, path: Path, *, sync: Callable[[int], None] | None, unsafe_no_lock: bool = False
     ) -> None:
-        super().__init__(journal)
-        self._of = path
-        self._path = mailbox_of(path)
-        self._sync = sync
-        self._unsafe_no_lock = unsafe_no_lock
-
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
-        """Return the letters behind a place, and the place behind them; in a file that is shorter than that, or new, all of them."""
-        data, start = self._behind(after)
-        if not data:
-            return [], start
-        run, letters, last = self._run(), [], start + len(data)
-        for line in BytesIO(data):
-            end = start + len(line)
-            # The last line may be one that somebody writes now, or was killed over: it is left for the next look, also
-            # when its newline is there and its checksum is wrong, since the pages of a file may reach the disk in any
-            # order. A wrong line with another one behind it is damage.
-            if not line.endswith(b"\n") or (end == last and checksum_if_right(line[:-1], 0) is None):
-                break
-            stored = StoredLetter.read(line[:-1], _MailboxLine(self._path, start))
-            if stored is not None and stored.run == run:
-                letters.append(stored.letter)
-            start = end
-        return letters, start
+        super().__init__(journal, _LetterFile(journal, path, sync, unsafe_no_lock=unsafe_no_lock))
+        self._path = mailbox_path(path)
 
     def changed(self, after: int) -> bool:
-        """Return whether the file has another length than the place says."""
+        """Return whether the file's length differs from the position."""
         try:
             size = os.stat(self._path, follow_symlinks=False).st_size  # noqa: PTH116 - a path object takes its time
         except OSError:
@@ -496,139 +591,113 @@ class FileMailbox(Mailbox):
         # holds nothing.
         return size not in (0, after)
 
-    def _behind(self, after: int) -> tuple[bytes, int]:
-        """Return what stands behind a place, and where that begins."""
-        descriptor = self._open(os.O_RDONLY)
+
+class _LetterFile:
+    """The file of a mailbox; only who could write the journal as well is believed."""
+
+    def __init__(
+        self, journal: MailboxOwner, path: Path, sync: Callable[[int], None] | None, *, unsafe_no_lock: bool
+    ) -> None:
+        self._journal = journal
+        self._of = path
+        self._path = mailbox_path(path)
+        self._sync = sync
+        self._unsafe_no_lock = unsafe_no_lock
+        # The file that a sender has locked, in its thread: where there are no locks, several threads have one.
+        self._locked = threading.local()
+
+    @property
+    def name(self) -> str:
+        return str(self._path)
+
+    def read_bytes(self, start: int) -> bytes:
+        descriptor = self._open_file(os.O_RDONLY)
         if descriptor is None:
-            return b"", 0
+            return b""
         try:
-            self._check(descriptor)
-            size = self._check_size(descriptor)
-            # A place that does not stand behind a newline is of another file, which was removed with its journal; all
-            # is read then. That gives letters again in the worst case, and whoever takes them knows them by their ids.
-            is_place = 0 < after <= size and os.pread(descriptor, 1, after - 1) == b"\n"
-            start = after if is_place else 0
-            return b"".join(_pieces(descriptor, start, size)), start
-        except OSError as error:
-            raise self._unusable(error) from error
+            self._check_trusted(descriptor)
+            size = os.fstat(descriptor).st_size
+            if size > MAX_MAILBOX_BYTES + MAX_LETTER_BYTES:
+                msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_MAILBOX_BYTES:,}; remove it"
+                raise JournalCorrupt(msg)
+            return os.pread(descriptor, size, start)
         finally:
             os.close(descriptor)
 
-    def _add(self, stored: StoredLetter) -> bool:
-        try:
-            with self._hold_lock() as descriptor:
-                self._check_run(stored, descriptor)
-                if self._has(descriptor, stored):
-                    return False
-                self._append(descriptor, stored.line)
-        except OSError as error:
-            raise self._unusable(error) from error
-        return True
-
-    def _check_run(self, stored: StoredLetter, descriptor: int) -> None:
-        """Raise unless the journal is there still: whoever removes one removes its mailbox after it."""
-        head = self._journal.head()
-        if head is None or head.run != stored.run:
-            # Between the look at the journal and the lock somebody may have removed both; the file that was just made
-            # for nothing goes with them, and would else stand beside the next journal of that name.
-            if not os.fstat(descriptor).st_size:
-                self._path.unlink(missing_ok=True)
-            raise self._journal.missing()
-
-    def _has(self, descriptor: int, stored: StoredLetter) -> bool:
-        """
-        Return whether the letter is there already; if not, the file ends with a whole line after this.
-
-        Raises:
-            InputError: when another letter has its id.
-            JournalWriteFailed: when the mailbox is full.
-        """
-        self._check_size(descriptor)
-        whole = end = count = 0
-        last, key = b"", stored.key
-        with open(descriptor, "rb", closefd=False) as file:
-            # Read in pieces of at most `MAX_LETTER_BYTES`: a file without a newline, as another program leaves it, is not read
-            # into memory as one line.
-            for piece in iter(partial(file.readline, MAX_LETTER_BYTES), b""):
-                end += len(piece)
-                if piece.endswith(b"\n"):
-                    if piece.startswith(key) and checksum_if_right(piece[:-1], 0) is not None:
-                        self._check_same(stored, StoredLetter.read(piece[:-1], "it"))
-                        return True
-                    whole, count, last = end, count + 1, piece
-        # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
-        # its newline the next letter would be the end of that line, and both would be lost.
-        if end == whole and last and checksum_if_right(last[:-1], 0) is None:
-            whole, count = end - len(last), count - 1
-        if whole < end:
-            os.ftruncate(descriptor, whole)
-            # The cut is on the disk before the letter is: after a power cut a file might else have its old length and
-            # the new bytes in the midst of the old ones.
-            if self._sync is not None:
-                os.fsync(descriptor)
-        self._check_room(count + 1, whole + len(stored.line))
-        return False
-
-    def _append(self, descriptor: int, line: bytes) -> None:
-        end = os.fstat(descriptor).st_size
+    def append_bytes(self, data: bytes, at: int) -> None:
+        descriptor = self._locked.descriptor
         try:
             # One `write` may take a part only, as when the disk becomes full or a signal comes.
-            view = memoryview(line)
+            view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]
             if self._sync is not None:
                 self._sync(descriptor)
                 # The name of a new file is in its folder, which has to be on the disk, too; once, since the name stays.
-                if not end:
+                if not at:
                     sync_folder(self._path.parent)
         except OSError:
             # It was not posted: nobody is to find it there later.
             with contextlib.suppress(OSError):
-                os.ftruncate(descriptor, end)
+                os.ftruncate(descriptor, at)
             raise
 
-    @contextlib.contextmanager
-    def _hold_lock(self) -> Iterator[int]:
-        """Hold the open file, which is made when there is none, for as long as the block lasts."""
+    def truncate_bytes(self, size: int) -> None:
+        os.ftruncate(self._locked.descriptor, size)
+        # The cut is on the disk before the letter is: after a power cut a file might else have its old length and
+        # the new bytes in the midst of the old ones.
+        if self._sync is not None:
+            os.fsync(self._locked.descriptor)
+
+    def lock(self) -> Callable[[], None]:
+        """Open and lock the file; a missing one is created."""
         # The file may be removed with its journal between opening and locking it: the lock would be that of a file
         # without a name, and a letter in it reach nobody. So it is looked at again under the lock, and begun anew when
         # it is another one.
         while True:
-            descriptor = self._open(REOPENED)
+            descriptor = self._open_file(REOPENED)
             is_new = descriptor is None
             if descriptor is None:
-                descriptor = self._open(REOPENED | os.O_CREAT | os.O_EXCL)
+                descriptor = self._open_file(REOPENED | os.O_CREAT | os.O_EXCL)
             if descriptor is None:
                 continue  # somebody else was quicker
             try:
                 if is_new:
-                    self._give(descriptor)
-                self._lock(descriptor)
-                if self._is_still(descriptor):
-                    self._check(descriptor)
+                    self._copy_owner_of_journal(descriptor)
+                self._lock_file(descriptor)
+                if self._has_same_name(descriptor):
+                    self._check_trusted(descriptor)
                     make_private(self._path, descriptor)
-                    yield descriptor
-                    return
-            finally:
+                    self._locked.descriptor = descriptor
+                    return partial(self._unlock, descriptor)
+            except BaseException:
                 close_locked(descriptor)
+                raise
+            close_locked(descriptor)
 
-    def _is_still(self, descriptor: int) -> bool:
+    def _unlock(self, descriptor: int) -> None:
+        # One that was made for nothing would else stand beside the next journal of that name.
+        if not os.fstat(descriptor).st_size:
+            self._path.unlink(missing_ok=True)
+        close_locked(descriptor)
+
+    def _has_same_name(self, descriptor: int) -> bool:
         """Return whether an open file still has its name."""
         try:
             return os.path.samestat(os.fstat(descriptor), self._path.lstat())
         except FileNotFoundError:
             return False
 
-    def _give(self, descriptor: int) -> None:
-        """Give a new file to the owner of the journal, if an administrator made it."""
+    def _copy_owner_of_journal(self, descriptor: int) -> None:
+        """Give a new file the owner of the journal, if an administrator created it."""
         # Else an administrator who answers a question of somebody's run would leave a file that its holder does not
         # believe, since it belongs to another user.
         owner = self._of.stat()
         if os.name == "posix" and os.geteuid() != owner.st_uid:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
-    def _lock(self, descriptor: int) -> None:
-        """Lock the file, waiting for others as long as they make progress."""
+    def _lock_file(self, descriptor: int) -> None:
+        """Lock the file; wait for other holders while they make progress."""
         try:
             import fcntl
         except ImportError:
@@ -651,17 +720,21 @@ class FileMailbox(Mailbox):
             except OSError:
                 return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
 
-    def _open(self, flags: int) -> int | None:
-        """Return the open file; ``None`` when there is none, or when there is one and it was to be made."""
+    def _open_file(self, flags: int) -> int | None:
+        """Return the open file; ``None`` if it is missing, or exists although it was to be created."""
         try:
             return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_FILE_MODE)
         except (FileNotFoundError, FileExistsError):
             return None
         except OSError as error:
-            raise self._unusable(error) from error
+            if error.errno != errno.ELOOP:
+                raise
+            # A link at the place of the mailbox would let whoever made it choose the file that is appended to.
+            msg = f"{self._path} is a symbolic link; the mailbox of a journal is a file beside it"
+            raise JournalError(msg) from error
 
-    def _check(self, descriptor: int) -> None:
-        """Raise for what is not a file, and for letters that somebody else than the journal's owner may have written."""
+    def _check_trusted(self, descriptor: int) -> None:
+        """Raise if it is no regular file, or others than the journal's owner can write to it."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             msg = f"{self._path} is not a regular file; a mailbox is one"
@@ -681,32 +754,3 @@ class FileMailbox(Mailbox):
                 "if you trust its letters"
             )
             raise JournalError(msg)
-
-    def _check_size(self, descriptor: int) -> int:
-        """Return the length of the file; raise when it is longer than any sender would make it."""
-        size = os.fstat(descriptor).st_size
-        if size > MAX_MAILBOX_BYTES + MAX_LETTER_BYTES:
-            msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_MAILBOX_BYTES:,}; remove it"
-            raise JournalCorrupt(msg)
-        return size
-
-    def _unusable(self, error: OSError) -> JournalError:
-        # A link at the place of the mailbox would let whoever made it choose the file that is appended to.
-        if error.errno == errno.ELOOP:
-            msg = f"{self._path} is a symbolic link; the mailbox of a journal is a file beside it"
-            return JournalError(msg)
-        return JournalWriteFailed(f"{self._path} cannot be used as a mailbox: {said(error)}")
-
-
-PIECE_BYTES = 1024 * 1024
-"""Few calls for a full mailbox, and little memory beside the messages themselves."""
-
-
-def _pieces(descriptor: int, start: int, end: int) -> Iterator[bytes]:
-    """Give what an open file holds between two places; less when it was cut off meanwhile."""
-    while start < end:
-        piece = os.pread(descriptor, min(PIECE_BYTES, end - start), start)
-        if not piece:
-            return
-        start += len(piece)
-        yield piece

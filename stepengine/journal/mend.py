@@ -1,5 +1,5 @@
 """
-What a journal is worth, and mending it by hand: ``check``, ``scrub``, ``sealed``, ``repair``.
+Checking and repairing journals: ``check``, ``scrub``, ``sealed``, ``repair``.
 
 Mending is an explicit act: nothing here happens by itself.
 """
@@ -14,10 +14,10 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
-from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
-from stepengine.journal.reading import Reading, members_of, read_lines, strict_members
+from stepengine.journal.line_reader import Reading, parse_members, parse_strictly, read_lines
+from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import (
     TAIL_BYTES,
     TAIL_FORM,
@@ -27,28 +27,20 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
-    record_of,
-    shown_address,
-    to_text,
+    format_address,
+    parse_record,
+    to_compact_json,
 )
+from stepengine.journal.redacted_records import redact_records
+from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal, MemoryJournal
-from stepengine.redaction import Redactor, Rules
-
-__all__ = (
-    "Edit",
-    "Report",
-    "Sealed",
-    "check",
-    "repair",
-    "scrub",
-    "sealed",
-)
+from stepengine.redaction import RedactionRules, Redactor
 
 
 @frozen
-class Report:
+class JournalReport:
     """
-    What is known of a journal without running anything; true when nothing is wrong with it.
+    The result of checking a journal without running it; true if it has no problems.
 
     Attributes:
         name: The journal.
@@ -70,9 +62,9 @@ class Report:
         return not self.problems
 
 
-def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> Report:
+def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> JournalReport:
     """
-    Look at every record of a journal: checksums, order, fingerprints, blobs, outcomes, and what looks like a secret.
+    Check every record of a journal: checksums, order, fingerprints, blobs, outcomes, and likely secrets.
 
     Nothing is changed and nothing raised: what is wrong stands in the report.
 
@@ -86,53 +78,53 @@ def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> Report:
         reading = read_lines(content, source.name)
         history = History(reading.records, source.name)
     except StepEngineError as error:
-        return Report(source.name, problems=(error.message,))
-    problems = [*_line_problems(content, reading, source.name), *_record_problems(history)]
+        return JournalReport(source.name, problems=(error.message,))
+    problems = [*_find_line_problems(content, reading, source.name), *_find_record_problems(history)]
     if not reading.records:
         problems.append(f"{source.name} holds no record")
-    return Report(
+    return JournalReport(
         source.name,
         len(reading.records),
         history.is_complete,
         reading.torn,
         tuple(problems),
-        tuple(_secrets(reading.records, allow_secrets)),
+        tuple(_find_secrets(reading.records, allow_secrets)),
     )
 
 
-def _line_problems(content: bytes, reading: Reading, name: str) -> Iterator[str]:
+def _find_line_problems(content: bytes, reading: Reading, name: str) -> Iterator[str]:
     for number, line in enumerate(content[: reading.end].split(b"\n"), 1):
         try:
             if line:
-                strict_members(line, f"record {number} of {name}")
+                parse_strictly(line, f"record {number} of {name}")
         except StepEngineError as error:
             yield error.message
 
 
-def _record_problems(history: History) -> Iterator[str]:
+def _find_record_problems(history: History) -> Iterator[str]:
     prints = Fingerprints(Redactor({}, shapes=False))
     for record in history.records:
         if isinstance(record, Blob) and record.fp != fingerprint(record.data):
             yield f"the blob {record.fp} is not what its fingerprint says"
         elif isinstance(record, (Intent, Result)):
-            yield from _effect_problems(history, record, prints)
+            yield from _find_effect_problems(history, record, prints)
 
 
-def _effect_problems(history: History, record: Intent | Result, prints: Fingerprints) -> Iterator[str]:
-    where = shown_address(record.path, record.seq)
+def _find_effect_problems(history: History, record: Intent | Result, prints: Fingerprints) -> Iterator[str]:
+    where = format_address(record.path, record.seq)
     try:
         if isinstance(record, Result):
             history.outcome(record)
             return
         form = history.form(record)
-        if form["type"] != "model_call" and record.fp != prints.of(form):
+        if form["type"] != "model_call" and record.fp != prints.for_effect(form):
             yield f"the fingerprint of the intent {where} is not that of its effect"
     except (StepEngineError, *UNREADABLE) as error:
         yield f"the {record.kind} of {where} cannot be read: {error}"
 
 
-def _secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str]:
-    redactor = Redactor({}, shapes=True, rules=Rules(allowed=allowed))
+def _find_secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str]:
+    redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=allowed))
     for number, record in enumerate(records, 1):
         # One that cannot be read stands among the problems.
         with contextlib.suppress(JournalError, RecursionError):
@@ -142,7 +134,7 @@ def _secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str]:
 
 def scrub(journal: JournalLike) -> MemoryJournal:
     """
-    Return a copy without anything that looks like a secret; its fingerprints are made anew, so it replays.
+    Return a copy with everything that looks like a secret removed and fingerprints recomputed, so that it replays.
 
     Raises:
         JournalError: when the journal cannot be read.
@@ -152,7 +144,7 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     if history.head is None:
         raise source.missing()
     copy = MemoryJournal(redact="all", link=history.head.link)
-    copy.replace(history.anew(copy.redactor))
+    copy.replace(redact_records(history, copy.redactor))
     return MemoryJournal(copy.lines(), redact="all", link=copy.link)
 
 
@@ -163,7 +155,7 @@ SHOWN_CHARS = 160
 @frozen
 class Edit:
     """
-    A line that is not what stepengine wrote.
+    A line that was changed after stepengine wrote it.
 
     Attributes:
         number: Its number, from 1.
@@ -192,7 +184,7 @@ class Sealed:
 
 def sealed(journal: JournalLike) -> Sealed:
     """
-    Return a valid copy of a journal that was edited by hand: checksums and fingerprints are made anew where they must be.
+    Return a valid copy of a manually edited journal, with checksums and fingerprints recomputed.
 
     The journal itself is not changed; ``sealed(journal).journal.copy_to(journal)`` does that.
 
@@ -202,22 +194,22 @@ def sealed(journal: JournalLike) -> Sealed:
     """
     source = as_journal(journal)
     lines = [line for line in source.content().split(b"\n") if line.strip()]
-    parsed = [(_parse_line(n, line, source.name), line) for n, line in enumerate(lines, 1)]
+    parsed = [(_parse_edited_line(n, line, source.name), line) for n, line in enumerate(lines, 1)]
     records = [
-        record_of({k: v for k, v in m.items() if k != "crc"}, f"record {n}") for n, (m, _) in enumerate(parsed, 1)
+        parse_record({k: v for k, v in m.items() if k != "crc"}, f"record {n}") for n, (m, _) in enumerate(parsed, 1)
     ]
-    numbers = set(_find_edited(records, [line for _, line in parsed]))
-    records = _rename_blobs(records, numbers)
-    records = list(_refresh_fingerprints(records, numbers, source))
+    numbers = set(_find_edited_lines(records, [line for _, line in parsed]))
+    records = _update_blob_names(records, numbers)
+    records = list(_recompute_fingerprints(records, numbers, source))
     copy = MemoryJournal(redact="off", link=source.link)
     copy.replace(records)
-    edits = [Edit(n, _what(records[n - 1]), _now(records[n - 1])) for n in sorted(numbers)]
+    edits = [Edit(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
     return Sealed(MemoryJournal(copy.lines(), redact="off", link=source.link), tuple(edits))
 
 
 def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     """
-    Keep the first records of a damaged journal in another one, which can be resumed.
+    Copy the first records of a damaged journal into another one, which can be resumed.
 
     Args:
         journal: The journal; it is only read.
@@ -241,18 +233,18 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     return target
 
 
-def _parse_line(number: int, line: bytes, name: str) -> Mapping[str, object]:
+def _parse_edited_line(number: int, line: bytes, name: str) -> Mapping[str, object]:
     where = f"record {number} of {name}"
     try:
         line.decode()
     except UnicodeDecodeError as error:
         msg = f"{where} is not UTF-8: {error}; sealing is for lines that were edited, see `stepengine journal repair` for damage"
         raise JournalCorrupt(msg) from error
-    return members_of(line, where)
+    return parse_members(line, where)
 
 
-def _find_edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
-    """Give the numbers of the lines whose checksum is not theirs, each seen from the checksum that stands before it."""
+def _find_edited_lines(records: list[Record], lines: list[bytes]) -> Iterator[int]:
+    """Yield the numbers of the lines whose checksum does not match."""
     head = records[0] if records else None
     link = isinstance(head, Head) and head.link
     before = 0
@@ -263,27 +255,28 @@ def _find_edited(records: list[Record], lines: list[bytes]) -> Iterator[int]:
         before = int(found[1], 16) if found is not None and link else 0
 
 
-def _rename_blobs(records: list[Record], numbers: set[int]) -> list[Record]:
+def _update_blob_names(records: list[Record], numbers: set[int]) -> list[Record]:
     """Return the records with edited blobs under their new names."""
     names: dict[str, str] = {}
     for number in numbers:
         record = records[number - 1]
         if isinstance(record, Blob):
             names[record.fp] = fingerprint(record.data)
-    return [_with(r, _exchange_names(r.line, names)) for r in records] if names else records
+    return [_make_record(r, _replace_blob_names(r.line, names)) for r in records] if names else records
 
 
-def _exchange_names(value: object, names: Mapping[str, str]) -> object:
+def _replace_blob_names(value: object, names: Mapping[str, str]) -> object:
     if isinstance(value, dict):
-        return {k: _exchange_names(v, names) for k, v in value.items()}
+        return {k: _replace_blob_names(v, names) for k, v in value.items()}
     if isinstance(value, list):
-        return [_exchange_names(v, names) for v in value]
+        return [_replace_blob_names(v, names) for v in value]
     return names.get(value, value) if isinstance(value, str) else value
 
 
-def _refresh_fingerprints(records: list[Record], numbers: set[int], source: Journal) -> Iterator[Record]:
-    """Give the records with the fingerprints of edited effects made anew, and of requests that are made of edited ones."""
+def _recompute_fingerprints(records: list[Record], numbers: set[int], source: Journal) -> Iterator[Record]:
+    """Yield the records with the fingerprints of edited effects and of dependent requests recomputed."""
     history, prints = History(records, source.name), Fingerprints(source.redactor)
+    requests = RecordedRequests(history)
     touched: set[str] = set()
     blobs = any(isinstance(records[number - 1], Blob) for number in numbers)
     for number, record in enumerate(records, 1):
@@ -295,23 +288,23 @@ def _refresh_fingerprints(records: list[Record], numbers: set[int], source: Jour
         is_request = record.type == "model_call"
         stale = blobs or any(f"{record.path}.".startswith(f"{path}." if path else "") for path in touched)
         if number in numbers or (is_request and stale):
-            fp = prints.of_request(history.request(record)) if is_request else prints.of(history.form(record))
-            yield _with(record, {**(record.line or {}), "fp": fp})
+            fp = prints.for_request(requests.get(record)) if is_request else prints.for_effect(history.form(record))
+            yield _make_record(record, {**(record.line or {}), "fp": fp})
         else:
             yield record
 
 
-def _with(record: Record, members: Any) -> Record:
-    return record_of(members, f"the {record.kind} record")
+def _make_record(record: Record, members: Any) -> Record:
+    return parse_record(members, f"the {record.kind} record")
 
 
-def _what(record: Record) -> str:
+def _describe_record(record: Record) -> str:
     if isinstance(record, Intent | Result):
-        return f"{record.kind} of {shown_address(record.path, record.seq)}"
+        return f"{record.kind} of {format_address(record.path, record.seq)}"
     return record.kind
 
 
-def _now(record: Record) -> str:
+def _format_members(record: Record) -> str:
     hidden = ("kind", "path", "seq", "at", "fp", "crc")
-    text = to_text({k: v for k, v in (record.line or {}).items() if k not in hidden})
+    text = to_compact_json({k: v for k, v in (record.line or {}).items() if k not in hidden})
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

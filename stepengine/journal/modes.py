@@ -6,64 +6,57 @@ A mode is not a state: it is asked about the run and its past, and says what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import attrs
 
 from stepengine.data.events import Event, RunStarted
-from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Stop
-from stepengine.data.questions import AnswerLike
-from stepengine.errors import StepEngineError
 from stepengine.journal.history import History
-from stepengine.journal.ordering import put_as_recorded, without_cut_off_blobs
-from stepengine.journal.records import ROOT, Address, Blob, Head, Intent, Record
-from stepengine.journal.store import Journal, MemoryJournal
-from stepengine.journal.timing import Timing
+from stepengine.journal.record_order import drop_trailing_blobs, reorder_like_original
+from stepengine.journal.records import ROOT, Blob, Head, Intent
+from stepengine.journal.run_writer import RunWriter
+from stepengine.journal.store import Extension, MemoryJournal
+from stepengine.runtime.performer import Middleware, Performer
+from stepengine.runtime.prices import Prices
+from stepengine.runtime.services import Services
 
-__all__ = ("Adding", "Extending", "Forking", "Mode", "Recording", "Replaying", "Resuming", "Walking")
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from stepengine.data.usage import Usage
+
+Around: TypeAlias = "Callable[[Performer, Callable[[str, Usage], Decimal | None]], Performer]"
+"""Wraps a performer, given a function that returns the cost of a usage."""
 
 
-class Past(Protocol):
-    """What a mode knows of the recorded part of a run; see ``RecordedPart``."""
+class RecordedPartInMode(Protocol):
+    """The members of the recorded part that a mode uses; see ``RecordedPart``."""
 
     history: History
     grew: bool
+    answered: int
 
     @property
     def cut(self) -> object:
-        """What was cut off; false for nothing."""
+        """The cut-off part; false for nothing."""
 
 
-class OpenedRun(Protocol):
-    """What a mode knows of the run that is opened in it; see ``JournaledRun``."""
+class RunInMode(Protocol):
+    """The members of the opened run that a mode uses; see ``JournaledRun``."""
 
-    source: Journal
-    journal: Journal
-    leftover: StepEngineError | None
+    writer: RunWriter
 
     @property
-    def past(self) -> Past | None:
+    def recorded_part(self) -> RecordedPartInMode | None:
         """The recorded part; ``None`` for a new run."""
-
-    def append(self, record: Record) -> None:
-        """Write a record."""
-
-    def close(self) -> None:
-        """Give the journal back."""
-
-    def put_in_order(self, target: Journal) -> None:
-        """Put what was made into *target*."""
-
-    def replace_source(self) -> None:
-        """Put what was made in place of the journal that was given."""
 
 
 class Mode:
     """
-    What holds of a run unless its mode says otherwise: it goes on as it likes, and is written down.
+    The default rules for a run: it performs its effects and records them.
 
     Attributes:
         name: As the documentation calls it.
@@ -91,44 +84,49 @@ class Mode:
     waits = True
 
     def is_closed(self, history: History) -> bool:
-        """Return whether nothing is performed that is not recorded."""
+        """Return whether only recorded effects are answered and nothing is performed."""
         return False
 
-    def goes_on(self, history: History) -> bool:
-        """Return whether new records are appended to the journal that was given."""
+    def appends_to_source(self, history: History) -> bool:
+        """Return whether new records are appended to the source journal."""
         return self.resumes and not history.is_complete
 
-    def news(self, past: Past | None) -> Callable[[Event], bool] | None:
-        """Return what says whether an event is news; ``None`` where each is."""
+    def news(self, past: RecordedPartInMode | None) -> Callable[[Event], bool] | None:
+        """Return a predicate for events that were not shown before, or ``None`` if all are new."""
         return None
 
     def known_lookups(self, history: History, path: str) -> Collection[str]:
-        """Return the kinds of look-ups for the run at *path* that are in the journal being written."""
+        """Return the kinds of lookups of the run at *path* that the written journal already holds."""
         return ()
 
-    def repeats(self, past: Past) -> bool:
-        """Return whether nothing was performed, from start to end."""
+    def repeats(self, past: RecordedPartInMode) -> bool:
+        """Return whether the whole run was answered from the record."""
         return False
 
-    def tells_stop(self, stop: Stop, past: Past | None) -> bool:
-        """Return whether it is written down that *stop* ended the run; a run that waits says so by its questions."""
+    def records_stop(self, stop: Stop, past: RecordedPartInMode | None) -> bool:
+        """Return whether *stop* is recorded as the end of the run."""
         return stop.kind != "suspended" and (past is None or not self.repeats(past))
 
-    def may_leave(self, past: Past) -> bool:
-        """Return whether the run may end without having reached all records."""
+    def may_leave(self, past: RecordedPartInMode) -> bool:
+        """Return whether the run may end with unused records."""
         return False
 
-    def write_start(self, run: OpenedRun, head: Head, asked: Intent, *, is_equal: bool) -> None:
-        """Write down that a recorded run starts again with what is *asked* now, and whether that is what was recorded."""
-        if self.copies:
-            run.append(attrs.evolve(head, line=None, signed=""))
-            run.append(asked)
+    def live_wrappers(self, services: Services) -> Sequence[Middleware]:
+        """Return the wrappers of live effects that come in addition to those of the services."""
+        return ()
 
-    def settle(self, run: OpenedRun, *, failed: bool) -> None:
-        """Put the journal of a run that has ended in its final place and order."""
-        if run.past is not None and self.repeats(run.past):
-            assert isinstance(run.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
-            put_as_recorded(run.journal, run.past.history.records)
+    def write_start(self, run: RunInMode, head: Head, asked: Intent, *, is_equal: bool) -> None:
+        """Record the start of a recorded run, with the present intent if it differs."""
+        if self.copies:
+            run.writer.append(attrs.evolve(head, line=None, signed=""))
+            run.writer.append(asked)
+
+    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
+        """Put the journal of an ended run into its final location and order; *is_whole*: it did not fail, and left no record unused."""
+        if run.recorded_part is not None and self.repeats(run.recorded_part):
+            made = run.writer.journal
+            assert isinstance(made, MemoryJournal)  # noqa: S101 - what repeats makes one
+            reorder_like_original(made, run.recorded_part.history.records)
 
 
 class Recording(Mode):
@@ -137,38 +135,39 @@ class Recording(Mode):
     name = "record"
     takes_letters = True
 
-    def settle(self, run: OpenedRun, *, failed: bool) -> None:
-        """Put a recording that is to be stable in the order of its addresses."""
-        if run.source.stable:
-            run.close()
-            run.put_in_order(run.journal)
+    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
+        """Sort a recording by address if it is to be stable."""
+        writer = run.writer
+        if writer.source.stable:
+            writer.close()
+            writer.copy_records_to(writer.journal)
 
 
 class Resuming(Mode):
-    """A recorded run goes on in its journal."""
+    """A recorded run continues in its journal."""
 
     name = "resume"
     resumes = takes_letters = True
 
     def is_closed(self, history: History) -> bool:
-        """Return whether the record has an end: then there is nothing to resume."""
+        """Return whether the record is complete, so that there is nothing to resume."""
         return history.is_complete
 
-    def tells_stop(self, stop: Stop, past: Past | None) -> bool:
-        """Return whether it does not wait, or follows a stop: else the journal would be that of the stopped run."""
+    def records_stop(self, stop: Stop, past: RecordedPartInMode | None) -> bool:
+        """Return whether the run does not wait, or was stopped before."""
         last = None if past is None else past.history.stop
         return stop.kind != "suspended" or (last is not None and last.input["kind"] != "suspended")
 
-    def news(self, past: Past | None) -> Callable[[Event], bool] | None:
-        """Return the test that drops recorded events, so that they are not shown again."""
-        return None if past is None else partial(_is_news, past.history)
+    def news(self, past: RecordedPartInMode | None) -> Callable[[Event], bool] | None:
+        """Return the predicate that drops recorded events."""
+        return None if past is None else partial(_is_new_event, past.history)
 
     def known_lookups(self, history: History, path: str) -> Collection[str]:
-        """Return what the journal holds already."""
+        """Return the kinds of lookups in the journal."""
         return history.kinds.get((path, -1), ())
 
 
-def _is_news(history: History, event: Event) -> bool:
+def _is_new_event(history: History, event: Event) -> bool:
     if isinstance(event, RunStarted) and not event.path:
         return True
     return (event.path, event.seq) not in history.results
@@ -182,96 +181,93 @@ class Replaying(Mode):
     keeps_writes = False
 
     def is_closed(self, history: History) -> bool:
-        """Return that it is."""
+        """Return True."""
         return True
 
-    def repeats(self, past: Past) -> bool:
-        """Return that it does."""
+    def repeats(self, past: RecordedPartInMode) -> bool:
+        """Return True."""
         return True
 
-    def write_start(self, run: OpenedRun, head: Head, asked: Intent, *, is_equal: bool) -> None:
-        """Take over the recorded start."""
-        assert run.past is not None  # noqa: S101 - it is what is repeated
-        history = run.past.history
-        run.append(head)
+    def write_start(self, run: RunInMode, head: Head, asked: Intent, *, is_equal: bool) -> None:
+        """Copy the recorded start."""
+        assert run.recorded_part is not None  # noqa: S101 - it is what is repeated
+        history = run.recorded_part.history
+        run.writer.append(head)
         # Whatever is taken over first may name one; the end puts all in order.
-        for blob in [record for record in without_cut_off_blobs(history.records) if isinstance(record, Blob)]:
-            run.append(blob)
-        run.append(history.intents[ROOT] if is_equal else asked)
+        for blob in [record for record in drop_trailing_blobs(history.records) if isinstance(record, Blob)]:
+            run.writer.append(blob)
+        run.writer.append(history.intents[ROOT] if is_equal else asked)
 
 
 class _Replacing(Mode):
-    """A recorded run is repeated, what is not recorded is performed, and the journal is replaced."""
+    """A recorded run is repeated, unrecorded effects are performed, and the journal is replaced."""
 
     copies = replaces = True
 
-    def settle(self, run: OpenedRun, *, failed: bool) -> None:
-        """Replace the journal, unless the run failed or left something."""
-        if not failed and run.leftover is None:
-            run.replace_source()
+    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
+        """Replace the journal, unless the run failed or left records unused."""
+        if is_whole:
+            run.writer.replace_source()
 
 
 class Extending(_Replacing):
-    """A recorded run is repeated as far as it holds, then goes on live; its journal is replaced."""
+    """A recorded run is repeated while it matches, then continues live; its journal is replaced."""
 
     name = "extend"
     cuts_off = True
 
+    def settle(self, run: RunInMode, *, is_whole: bool) -> None:
+        """Replace the journal, and report how much of its record was used."""
+        if is_whole and run.recorded_part is not None:
+            past, writer = run.recorded_part, run.writer
+            asked, held = len(writer.journal.history().intents) - 1, len(past.history.intents) - 1
+            source = writer.source
+            source.extended = Extension(past.answered, held, asked - past.answered, source.set_aside())
+        super().settle(run, is_whole=is_whole)
+
 
 class Adding(_Replacing):
-    """A recorded run is repeated, and what is not recorded is performed; its journal is replaced when something came."""
+    """A recorded run is repeated, and unrecorded effects are performed; its journal is replaced if any were."""
 
     name = "new"
 
-    def may_leave(self, past: Past) -> bool:
-        """Return whether nothing came that is not recorded."""
+    def may_leave(self, past: RecordedPartInMode) -> bool:
+        """Return whether nothing new was recorded."""
         return not past.grew
 
 
+@attrs.frozen
 class Forking(Mode):
-    """A recorded run is repeated up to a place, and goes on from there in a journal of its own."""
+    """
+    A recorded run is repeated up to an address and continues from there in a journal of its own.
+
+    Attributes:
+        around: Wraps the performer of live effects, given the prices of models.
+    """
 
     name = "fork"
     copies = True
     keeps_writes = False
     waits = False
 
-    def repeats(self, past: Past) -> bool:
-        """Return whether it went as recorded."""
+    around: Around
+
+    def live_wrappers(self, services: Services) -> Sequence[Middleware]:
+        """Return the wrapper of the fork."""
+        price = Prices(services.pricing, services.clock.now).for_usage
+        return (lambda inner: self.around(inner, price),)
+
+    def repeats(self, past: RecordedPartInMode) -> bool:
+        """Return whether the run matched its record to the end."""
         return not past.cut
 
 
 class Walking(Mode):
-    """A recorded run is repeated by somebody who drives its machines; nothing is performed and nothing is written."""
+    """A recorded run whose machines the caller drives; nothing is performed or written."""
 
     name = "walk"
     writes = keeps_writes = False
 
     def is_closed(self, history: History) -> bool:
-        """Return that it is."""
+        """Return True."""
         return True
-
-
-class RunToReplay(Protocol):
-    """What a replayer needs of its run; see ``JournaledRun``."""
-
-    mode: Mode
-    answers: dict[str, AnswerLike]
-    machines: dict[str, Any]
-    decoders: dict[str, Callable[[Any], Any]]
-    timing: Timing
-
-    def append(self, record: Record) -> None:
-        """Write a record."""
-
-    def remember(self, intent: Intent) -> None:
-        """Let later requests be stored as differences to this one."""
-
-    def accept(self, address: Address, fp: str) -> None:
-        """Record that the record at an address serves for another effect."""
-
-    def tell(self, request: ModelRequest, times: int) -> None:
-        """Notify the provider that the record answers a model call."""
-
-    def fail(self, error: StepEngineError) -> StepEngineError:
-        """End the run; return the first error that ended it."""

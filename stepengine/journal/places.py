@@ -1,5 +1,5 @@
 """
-Where journals stand: files that only their owner can read, one writer each, and room kept for the last record.
+Files of journals: private to their owner, one writer each, and reserved room for the last record.
 
 What lives here knows files, folders, locks and permissions, and nothing of records. The
 lock is the operating system's, on an open descriptor, and dies with its process. The room for the last record is held by an
@@ -21,33 +21,10 @@ from typing import ClassVar
 
 from stepengine.data.alike import MAX_SUGGESTIONS, find_nearest
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
-from stepengine.workspace.after_fork import Lock, renews
+from stepengine.workspace.after_fork import Lock, call_after_fork
 from stepengine.workspace.atomic import make_folder
 from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE, OWNER_FOLDER_MODE
-from stepengine.workspace.open_files import said
-
-__all__ = (
-    "CAREFULLY",
-    "FULL",
-    "NO_LINK",
-    "REOPENED",
-    "RESERVE_BYTES",
-    "TO_RECORD",
-    "Reserve",
-    "check_place",
-    "close_locked",
-    "is_locked",
-    "likely",
-    "listed",
-    "lock_file",
-    "made_folder",
-    "make_private",
-    "missing_file",
-    "opened",
-    "opened_for_writing",
-    "opened_new",
-    "unusable",
-)
+from stepengine.workspace.open_files import describe_os_error
 
 MAX_COMPARED_NAMES = 1_000
 """A folder may hold a hundred thousand journals; an error message must not list and sort them all."""
@@ -59,9 +36,9 @@ REOPENED = os.O_RDWR | os.O_APPEND | NO_LINK | CAREFULLY
 """How a journal is opened to go on writing it: it is not made."""
 
 
-def opened(path: Path) -> int | None:
+def open_for_reading(path: Path) -> int | None:
     """
-    Return a descriptor to read the file at *path*; ``None`` when there is none.
+    Open the file at *path* for reading and return its descriptor, or ``None`` if there is none.
 
     Raises:
         JournalError: when it cannot be read, or is not a regular file.
@@ -71,31 +48,31 @@ def opened(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise unusable(path, error) from error
-    return _regular(path, descriptor)
+        raise make_unusable_error(path, error) from error
+    return _check_descriptor(path, descriptor)
 
 
-def opened_for_writing(path: Path) -> int:
+def open_for_appending(path: Path) -> int:
     """
-    Return a descriptor to read the file at *path* and to append to it; it is made as by ``opened_new`` when there is none.
+    Open the file at *path* for reading and appending; a missing one is created as by ``create_file``.
 
     Raises:
         JournalError: when it cannot be written, or is a symbolic link or no regular file.
     """
     while True:
         try:
-            return _regular(path, os.open(path, REOPENED))
+            return _check_descriptor(path, os.open(path, REOPENED))
         except FileNotFoundError:
-            made_folder(path.parent)
+            make_private_folder(path.parent)
         except OSError as error:
-            raise unusable(path, error) from error
+            raise make_unusable_error(path, error) from error
         with contextlib.suppress(FileExistsError):
-            return opened_new(path, REOPENED)
+            return create_file(path, REOPENED)
 
 
-def opened_new(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
+def create_file(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
     """
-    Return a descriptor of a file that was made now; its name is durable after ``sync_folder``.
+    Create a file and return its descriptor; its name is durable after ``sync_folder``.
 
     Raises:
         FileExistsError: when there is one of this name.
@@ -106,12 +83,21 @@ def opened_new(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
     except FileExistsError:
         raise
     except OSError as error:
-        raise unusable(path, error) from error
+        raise make_unusable_error(path, error) from error
+
+
+def read_file_stamp(path: str) -> tuple[object, object]:
+    """Return the device and inode of a file, and its size and time; ``None`` and the error number if it has no status."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a path object takes its time, and whoever waits asks many times a second
+    except OSError as error:
+        return None, error.errno
+    return (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
 
 
 def make_private(path: Path, descriptor: int | None = None) -> None:
     """
-    Take away what others than the owner may do with the file at *path*, or with the one that is open.
+    Remove the permissions of others than the owner from a file.
 
     Raises:
         FileNotFoundError: when there is no file at *path*, any more.
@@ -126,12 +112,12 @@ def make_private(path: Path, descriptor: int | None = None) -> None:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise unusable(path, error) from error
+        raise make_unusable_error(path, error) from error
 
 
-def check_place(path: Path, status: os.stat_result) -> None:
+def check_regular_file(path: Path, status: os.stat_result) -> None:
     """
-    Raise for what is not a regular file.
+    Raise unless it is a regular file.
 
     Raises:
         JournalError: it says what was found.
@@ -144,9 +130,9 @@ def check_place(path: Path, status: os.stat_result) -> None:
         raise JournalError(msg)
 
 
-def made_folder(folder: Path) -> None:
+def make_private_folder(folder: Path) -> None:
     """
-    Make a folder and those above it that are missing, for their owner only; those that exist stay as they are.
+    Create a folder and its missing parents for their owner only; existing ones stay unchanged.
 
     Raises:
         JournalError: when one cannot be made.
@@ -154,11 +140,11 @@ def made_folder(folder: Path) -> None:
     try:
         make_folder(folder, OWNER_FOLDER_MODE)
     except OSError as error:
-        raise unusable(folder, error) from error
+        raise make_unusable_error(folder, error) from error
 
 
 def missing_file(path: Path) -> JournalMissing:
-    """Return the error for a file that is not there, or holds nothing; it names what lies beside it."""
+    """Return the error for a missing or empty file; it names similar files in the folder."""
     if path.exists():
         msg = f"{path} holds no run; {TO_RECORD}"
         return JournalMissing(msg, path=str(path))
@@ -168,36 +154,37 @@ def missing_file(path: Path) -> JournalMissing:
     alike: list[str] = []
     with contextlib.suppress(OSError):
         alike = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
-    near = likely(path.name, alike)
+    near = find_similar(path.name, alike)
     beside = f"beside it {listed(near, len(alike))}" if near else f"no file *{path.suffix} is beside it; {TO_RECORD}"
     msg = f"there is no journal {str(path)!r}; {beside}"
     return JournalMissing(msg, path=str(path), beside=near)
 
 
-def likely(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return up to five names, those that look like the wanted one first."""
+def find_similar(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return up to five of the names, similar ones first."""
     known = sorted(islice(names, MAX_COMPARED_NAMES))
     return tuple(dict.fromkeys([*find_nearest(wanted, known), *known]))[:MAX_SUGGESTIONS]
 
 
 def listed(names: Sequence[str], count: int) -> str:
-    """Return that there are these names, of so many, as a message says it."""
+    """Return ``is`` or ``are``, these names, and how many of *count* they leave out, for a message."""
     more = f" and {count - len(names):,} more" if count > len(names) else ""
     return f"{'is' if count == 1 else 'are'} {', '.join(map(repr, names))}{more}"
 
 
-def unusable(path: Path, error: OSError) -> JournalError:
-    """Return the error for a file that cannot be used."""
+def make_unusable_error(path: Path, error: OSError) -> JournalError:
+    """Return the error for an unusable file."""
     if error.errno == errno.ELOOP:
         msg = f"{path} is a symbolic link; give the path of the journal itself"
         return JournalError(msg)
     kind = JournalLocked if error.errno == errno.EAGAIN else JournalWriteFailed
-    return kind(f"{path} cannot be used as a journal: {said(error)}; nothing was run")
+    return kind(f"{path} cannot be used as a journal: {describe_os_error(error)}; nothing was run")
 
 
-def _regular(path: Path, descriptor: int) -> int:
+def _check_descriptor(path: Path, descriptor: int) -> int:
+    """Return the descriptor of a regular file; close it and raise for anything else."""
     try:
-        check_place(path, os.fstat(descriptor))
+        check_regular_file(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
@@ -217,30 +204,30 @@ def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> N
         unsafe_no_lock: Go on where there are no locks.
 
     Raises:
-        JournalLocked: when somebody else has it; it names the process where the system tells.
+        JournalLocked: when another process has it; it names the process where the system tells.
         JournalError: when there are no locks here.
     """
     try:
         import fcntl
     except ImportError:
-        _no_locks(path, "this system has no flock", unsafe_no_lock=unsafe_no_lock)
+        _refuse_unlocked(path, "this system has no flock", unsafe_no_lock=unsafe_no_lock)
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise _locked_error(path, _owner(descriptor)) from error
+        raise _make_locked_error(path, _find_lock_owner(descriptor)) from error
     except OSError as error:
-        _no_locks(path, error.strerror or str(error), unsafe_no_lock=unsafe_no_lock)
+        _refuse_unlocked(path, error.strerror or str(error), unsafe_no_lock=unsafe_no_lock)
 
 
 def is_locked(path: Path) -> bool:
     """
-    Return whether somebody has the file at *path* locked; false where there is none, and where there are no locks.
+    Return whether a process has locked the file; False for a missing file or without lock support.
 
     Raises:
         JournalError: when it cannot be opened.
     """
-    descriptor = opened(path)
+    descriptor = open_for_reading(path)
     if descriptor is None:
         return False
     try:
@@ -271,7 +258,8 @@ def close_locked(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _no_locks(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
+def _refuse_unlocked(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
+    """Raise because a file cannot be locked, unless the caller accepts that."""
     if not unsafe_no_lock:
         msg = (
             f"{path} cannot be locked ({why}), so two writers could damage it; put it on a local file system, or pass "
@@ -280,17 +268,17 @@ def _no_locks(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
         raise JournalError(msg)
 
 
-def _locked_error(path: Path, owner: int | None) -> JournalLocked:
+def _make_locked_error(path: Path, owner: int | None) -> JournalLocked:
     if owner == os.getpid():
         who = f"another run of this process ({owner})"
     else:
         who = f"process {owner} on {socket.gethostname()}" if owner else "another process"
-    since = f", which started at {started}" if owner and (started := _start_of_process(owner)) else ""
+    since = f", which started at {started}" if owner and (started := _process_start_time(owner)) else ""
     msg = f"{path} is written by {who}{since}; one run has one owner. For several processes see stepengine.durable"
     return JournalLocked(msg, pid=owner, host=socket.gethostname())
 
 
-def _owner(descriptor: int) -> int | None:
+def _find_lock_owner(descriptor: int) -> int | None:
     """Return the process that holds the lock, where the system tells (Linux)."""
     status = os.fstat(descriptor)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -302,8 +290,8 @@ def _owner(descriptor: int) -> int | None:
     return int(found[1]) if found and int(found[1]) > 0 else None
 
 
-def _start_of_process(pid: int) -> str:
-    """Return when a process started, in UTC; ``""`` when nobody knows."""
+def _process_start_time(pid: int) -> str:
+    """Return the start time of a process in UTC, or ``""`` if it is unknown."""
     from datetime import UTC, datetime
 
     try:
@@ -318,16 +306,16 @@ RESERVE_BYTES = 1024 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Reserve:
+class DiskReserve:
     """
-    A mebibyte of one disk, for results that come when it is full; make one with ``Reserve.near(path)``.
+    A mebibyte of one disk, for results that come when it is full; made by ``for_disk_of(folder)``.
 
     Attributes:
         users: How many journals count on it.
         is_short: Whether less is kept, so that no effect should begin: there may be no room for what comes of it.
     """
 
-    _known: ClassVar[dict[int, Reserve]] = {}
+    _known: ClassVar[dict[int, DiskReserve]] = {}
     _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, device: int, folder: Path) -> None:
@@ -338,15 +326,15 @@ class Reserve:
         self.is_short = True
 
     @classmethod
-    def near(cls, path: Path) -> Reserve | None:
-        """Return the reserve of the disk that *path* is on; ``None`` where there can be none."""
+    def for_disk_of(cls, folder: Path) -> DiskReserve | None:
+        """Return the reserve of the disk that holds *folder*, or ``None`` if there can be none."""
         with cls._lock:
             try:
-                device = path.parent.stat().st_dev
+                device = folder.stat().st_dev
                 known = cls._known.get(device)
                 if known is None:
-                    known = cls(device, path.parent)
-                    known._take((RESERVE_BYTES,))
+                    known = cls(device, folder)
+                    known._allocate_largest((RESERVE_BYTES,))
                     cls._known[device] = known
             except (OSError, AttributeError):
                 return None
@@ -354,51 +342,51 @@ class Reserve:
             return known
 
     def spend(self) -> bool:
-        """Give the room back to the disk; return whether there was any left to give."""
+        """Release the reserved room; return whether there was any."""
         with self._lock:
-            return self._release()
+            return self._release_room()
 
     def renew(self, folder: Path) -> bool:
         """
-        Keep all the room again, once there is as much; return whether there is.
+        Reserve all the room again if the disk has enough; return whether it has.
 
         Args:
             folder: One of the disk that is there: the one that the room was first kept in may be gone.
         """
         with self._lock:
             if self.is_short:
-                self._release()
+                self._release_room()
                 self._folder = folder
                 try:
-                    self._take((RESERVE_BYTES, *LESS))
-                except OSError:  # as in `near`: where no room can be kept, nothing waits for it
+                    self._allocate_largest((RESERVE_BYTES, *LESS))
+                except OSError:  # as in `for_disk_of`: where no room can be kept, nothing waits for it
                     self.is_short = False
             return not self.is_short
 
-    def regain(self) -> None:
-        """Keep what is left of the room that was spent, for results of what is still under way."""
+    def reserve_remaining(self) -> None:
+        """Reserve again the room that is left on the disk, for results of running effects."""
         with self._lock:
-            self._release()
-            self._take_what_there_is(LESS)
+            self._release_room()
+            self._allocate_if_possible(LESS)
 
     def close(self) -> None:
-        """Count one journal less; the last one gives the room back."""
+        """Count one journal less; the last one releases the room."""
         with self._lock:
             self.users -= 1
             if self.users <= 0:
-                self._release()
+                self._release_room()
                 if self._known.get(self._device) is self:
                     del self._known[self._device]
 
-    def _take_what_there_is(self, sizes: tuple[int, ...]) -> None:
+    def _allocate_if_possible(self, sizes: tuple[int, ...]) -> None:
         with contextlib.suppress(OSError):
-            self._take(sizes)
+            self._allocate_largest(sizes)
 
-    def _take(self, sizes: tuple[int, ...]) -> None:
-        """Keep the first of these sizes that there is room for; a full disk is not an error."""
+    def _allocate_largest(self, sizes: tuple[int, ...]) -> None:
+        """Reserve the first of these sizes that fits; a full disk is not an error."""
         for size in sizes:
             try:
-                self._descriptor = _room(self._folder, size)
+                self._descriptor = _allocate_space(self._folder, size)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -407,12 +395,13 @@ class Reserve:
                 return
 
     def leave(self) -> None:
-        """Close what a forked child has of it."""
+        """Close the inherited descriptor in a forked child."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
-    def _release(self) -> bool:
+    def _release_room(self) -> bool:
+        """Release the room; return whether there was any."""
         descriptor, self._descriptor = self._descriptor, None
         self.is_short = True
         if descriptor is None:
@@ -421,19 +410,19 @@ class Reserve:
         return True
 
 
-@renews
-def _without_reserves() -> None:
-    """Let the room of the parent's reserves go: while a forked child has their files open, the disk does not get it back."""
-    for reserve in list(Reserve._known.values()):  # noqa: SLF001 - it is what this module keeps of them
+@call_after_fork
+def _drop_reserves_after_fork() -> None:
+    """Release the parent's reserved room in a forked child, which would keep it from the disk."""
+    for reserve in list(DiskReserve._known.values()):  # noqa: SLF001 - it is what this module keeps of them
         reserve.leave()
-    Reserve._known.clear()  # noqa: SLF001
+    DiskReserve._known.clear()  # noqa: SLF001
 
 
 LESS = tuple([RESERVE_BYTES >> halved for halved in range(1, 5)])
 """What is kept in place of ``RESERVE_BYTES`` for effects that are under way when there is no more."""
 
 
-def _room(folder: Path, size: int) -> int:
+def _allocate_space(folder: Path, size: int) -> int:
     descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size)

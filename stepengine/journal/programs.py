@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stepengine.journal.history import History
 
-__all__ = ("asked_in", "has_programs", "program_of")
-
 INPUT = frozenset({"code", "restart"})
 
 
-def program_of(form: Mapping[str, Any]) -> str | None:
+def get_program(form: Mapping[str, Any]) -> str | None:
     """
     Return the program that an effect runs, from its stored form; ``None`` for any other effect.
 
@@ -31,14 +29,14 @@ def program_of(form: Mapping[str, Any]) -> str | None:
 
 
 def has_programs(history: History) -> bool:
-    """Return whether a run has called a program, as far as ``program_of`` knows."""
+    """Return whether a run has called a program, as far as ``get_program`` knows."""
     return any(
-        intent.begins_run and program_of(history.form(intent)) is not None for intent in history.intents.values()
+        intent.begins_run and get_program(history.form(intent)) is not None for intent in history.intents.values()
     )
 
 
-def asked_in(history: History, path: str) -> Iterator[Mapping[str, Any]]:
-    """Give the stored forms of what a program asked for, in order; *path* is that of its call and its number."""
+def list_program_effects(history: History, path: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the stored forms of a program's effects, in order; *path* is that of the program's run."""
     seq = 0
     while (effect := history.intents.get((path, seq))) is not None:
         yield history.form(effect)

@@ -20,9 +20,7 @@ from stepengine.journal.places import NO_LINK
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.workspace.atomic import make_folder, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE
-from stepengine.workspace.user_state import RUNS, is_private, state_folder
-
-__all__ = ("has_known_permissions", "is_in_state_folder", "is_own", "record_own", "record_reviewed")
+from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
 
 NOTES = "known-journals"
 KEPT_NOTES = 10_000
@@ -33,53 +31,53 @@ LINE = 64 + len(" seen\n")
 PADDED: dict[Kind, str] = {"own": " own \n", "seen": " seen\n"}
 
 
-def is_own(journal: Journal) -> bool:
+def is_written_by_user(journal: Journal) -> bool:
     """Return whether this user's runs wrote all records of a journal; False where that is unknown."""
     if isinstance(journal, MemoryJournal) and journal.is_own:
         return True
     try:
-        return _is_known_by_folder(journal) or _is_noted(journal, ("own",))
+        return _is_trusted_by_folder(journal) or _is_listed(journal, ("own",))
     except (OSError, JournalError):
         return False
 
 
-def has_known_permissions(journal: Journal) -> bool:
+def has_trusted_permissions(journal: Journal) -> bool:
     """Return whether this user gave all permissions that a journal holds: in a run of their own, or when they were asked again."""
     try:
-        return is_in_state_folder(journal) or _is_noted(journal, ("own", "seen"))
+        return is_in_state_folder(journal) or _is_listed(journal, ("own", "seen"))
     except (OSError, JournalError):
         return False
 
 
 def is_in_state_folder(journal: Journal) -> bool:
     """Return whether a journal is in the folder of recorded runs, where only this user can write."""
-    folder = _private_folder()
+    folder = _find_private_folder()
     try:
         return (
             folder is not None
             and isinstance(journal, FileJournal)
             and journal.path.resolve().parent == (folder / RUNS).resolve()
-            and is_private(folder / RUNS)
+            and is_writable_only_by_user(folder / RUNS)
         )
     except OSError:
         return False
 
 
-def record_own(journal: Journal) -> None:
+def record_user_journal(journal: Journal) -> None:
     """Record that this user's runs wrote a journal. Without a usable state folder nothing is recorded."""
     if isinstance(journal, MemoryJournal):
         journal.is_own = True
-    elif not _is_known_by_folder(journal):
-        _record(journal, "own")
+    elif not _is_trusted_by_folder(journal):
+        _append_entry(journal, "own")
 
 
-def record_reviewed(journal: Journal) -> None:
+def record_reviewed_journal(journal: Journal) -> None:
     """Record that this user gave or was asked for all permissions that a journal holds."""
     if not is_in_state_folder(journal):
-        _record(journal, "seen")
+        _append_entry(journal, "seen")
 
 
-def _is_known_by_folder(journal: Journal) -> bool:
+def _is_trusted_by_folder(journal: Journal) -> bool:
     """Return whether its folder alone shows that a journal is this user's. A fork holds records of a parent from anywhere."""
     try:
         return is_in_state_folder(journal) and (head := journal.head()) is not None and not head.parent
@@ -87,32 +85,32 @@ def _is_known_by_folder(journal: Journal) -> bool:
         return False
 
 
-def _private_folder() -> Path | None:
+def _find_private_folder() -> Path | None:
     """Return the state folder; ``None`` where there is none or others can write to it."""
     folder = state_folder()
     try:
-        return folder if folder is not None and is_private(folder) else None
+        return folder if folder is not None and is_writable_only_by_user(folder) else None
     except OSError:
         return None
 
 
-def _is_noted(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
-    folder = _private_folder()
+def _is_listed(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
+    folder = _find_private_folder()
     if folder is None or not (folder / NOTES).is_file():
         return False
-    notes, digest = (folder / NOTES).read_bytes(), _digest_of(journal)
+    notes, digest = (folder / NOTES).read_bytes(), _compute_digest(journal)
     return any(f"{digest}{PADDED[kind]}".encode() in notes for kind in kinds)
 
 
-def _record(journal: Journal, kind: Kind) -> None:
+def _append_entry(journal: Journal, kind: Kind) -> None:
     folder = state_folder()
     if folder is None:
         return
     try:
         make_folder(folder, 0o700)
-        if not is_private(folder):
+        if not is_writable_only_by_user(folder):
             return
-        line = f"{_digest_of(journal)}{PADDED[kind]}".encode()
+        line = f"{_compute_digest(journal)}{PADDED[kind]}".encode()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_LINK
         descriptor = os.open(folder / NOTES, flags, OWNER_FILE_MODE)
         try:
@@ -128,7 +126,7 @@ def _record(journal: Journal, kind: Kind) -> None:
         pass  # the journal is unknown, which costs a question
 
 
-def _digest_of(journal: Journal) -> str:
+def _compute_digest(journal: Journal) -> str:
     if isinstance(journal, FileJournal):
         with journal.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,26 +15,14 @@ from stepengine.data.json import ABSENT, compact, freeze, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
-from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
+from stepengine.data.questions import Answer, AnswerLike, Question, check_answer, to_answer
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import name_of, questions_of, restored, touched_world
-from stepengine.journal.history import History, parent_of
-from stepengine.journal.programs import program_of
-from stepengine.journal.records import Intent, shown_address
+from stepengine.journal.encoding import changes_world_again, name_of, questions_of, restored
+from stepengine.journal.history import History, get_start_address
+from stepengine.journal.pending_items import open_questions
+from stepengine.journal.programs import get_program
+from stepengine.journal.records import Address, Intent, format_address
 from stepengine.runtime.performer import Item, child_path
-
-__all__ = (
-    "DOUBT",
-    "InDoubt",
-    "check_answers",
-    "decision_about",
-    "doubts",
-    "in_doubt",
-    "kept_answers",
-    "outcome_for",
-    "sorted_answers",
-    "waiting_calls",
-)
 
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
 """What becomes of an effect that was begun, has no result, and is not idempotent; see ``ResumeOptions``."""
@@ -46,7 +34,7 @@ DOUBT = "doubt:"
 """What the id of a question about an effect in doubt starts with; its address follows."""
 
 
-def sorted_answers(
+def split_answers(
     given: Mapping[str, AnswerLike] | None,
 ) -> tuple[dict[str, AnswerLike], dict[str, AnswerLike]]:
     """
@@ -65,14 +53,69 @@ def sorted_answers(
     return answers, decisions
 
 
+class GivenAnswers:
+    """
+    The answers and decisions that the caller gave for one run.
+
+    Args:
+        given: By question id or text.
+        in_doubt: What becomes of an effect in doubt about which nobody decided.
+
+    Attributes:
+        by_question: Answers to questions, by question id or text.
+        decisions: Answers to questions about effects that are in doubt, by question id.
+        in_doubt: See above.
+
+    Raises:
+        AnswerRejected: when they are no mapping.
+    """
+
+    def __init__(self, given: Mapping[str, AnswerLike] | None = None, in_doubt: InDoubt = "fail") -> None:
+        self.by_question, self.decisions = split_answers(given)
+        self.in_doubt: InDoubt = in_doubt
+
+    def find(self, question: Question) -> AnswerLike | None:
+        """Return the answer to a question, or ``None``."""
+        return self.by_question.get(question.id, self.by_question.get(question.text))
+
+    def has(self, question: Question) -> bool:
+        """Return whether a question is answered."""
+        return question.id in self.by_question or question.text in self.by_question
+
+    def add_recorded(self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool) -> None:
+        """
+        Add the recorded answers, and those given *ahead* for questions that may still be asked.
+
+        With *by_id* answers to open questions are stored by id instead of text: a question whose text was edited is asked as
+        it is now, and who answers has seen the one that was recorded.
+        """
+        # The later ones win: those of the caller over those that the record keeps, and both over those given *ahead*.
+        answers = {**load_recorded_answers(history), **self.by_question}
+        if by_id:
+            by_text: dict[str, list[str]] = {}
+            for key, (_, question) in open_questions(history).items():
+                by_text.setdefault(question.text, []).append(key)
+            found = {key: answer for text, answer in answers.items() for key in by_text.get(text, [text])}
+            answers = {**found, **{key: answer for key, answer in answers.items() if key not in by_text}}
+        self.by_question = {**ahead, **answers}
+
+    def decide(self, item: Item, history: History) -> Value | Failure | Stop | None:
+        """Return the decided outcome of an effect in doubt; ``None`` means that it is repeated."""
+        return decide_outcome(item, self.in_doubt, self.decisions, history)
+
+    def find_decision(self, address: Address) -> AnswerLike | None:
+        """Return the decision about the effect in doubt at an address, or ``None``."""
+        return self.decisions.get(f"{DOUBT}{format_address(*address)}")
+
+
 def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
     """
-    Raise unless every answer fits an open question of a suspended run; nothing is changed by asking.
+    Raise unless every answer fits an open question of a suspended run; nothing is changed.
 
     Raises:
         AnswerRejected: it names the question, why, and the questions that are open.
     """
-    waiting = {key: question for key, (_, question) in history.open_questions().items()}
+    waiting = {key: question for key, (_, question) in open_questions(history).items()}
     by_text = {q.text: q for q in waiting.values()}
     for key, answer in answers.items():
         if key.startswith(DOUBT):
@@ -80,12 +123,12 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike]) -> None:
             continue
         question = waiting.get(key) or by_text.get(key)
         if question is None:
-            msg = f"{key[:SHOWN_CHARS]!r} {_why(history, key)}; open are: {_list_waiting(waiting)}"
+            msg = f"{key[:SHOWN_CHARS]!r} {_describe_rejection(history, key)}; open are: {_format_open_questions(waiting)}"
             raise AnswerRejected(msg)
-        _check_answer(question, answer)
+        _check_question_answer(question, answer)
 
 
-def _why(history: History, key: str) -> str:
+def _describe_rejection(history: History, key: str) -> str:
     for intent in [i for i in history.intents.values() if i.type == "ask"]:
         for question in questions_of(history.form(intent)):
             if key in (question.id, question.text):
@@ -93,39 +136,38 @@ def _why(history: History, key: str) -> str:
     return "is not a question of this run"
 
 
-def _list_waiting(waiting: Mapping[str, Question]) -> str:
+def _format_open_questions(waiting: Mapping[str, Question]) -> str:
     return list_names([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()])
 
 
-def _check_answer(question: Question, answer: object) -> None:
+def _check_question_answer(question: Question, answer: object) -> None:
     if not isinstance(answer, str | bool | Answer):
         msg = f"the answer to {question.id!r} is a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)
-    if problem := answer_problem(answer, question):
-        raise AnswerRejected(problem)
+    check_answer(answer, question)
 
 
 def in_doubt(history: History) -> list[str]:
-    """Return the addresses of the effects that may or may not have happened, and that a second time would change again."""
-    return [question.id.removeprefix(DOUBT) for question in doubts(history)]
+    """Return the addresses of effects that may have happened and cannot be repeated safely."""
+    return [question.id.removeprefix(DOUBT) for question in make_doubt_questions(history)]
 
 
-def doubts(history: History) -> list[Question]:
-    """Return the questions about effects in doubt, in the order in which they began; ``details`` is what was asked for."""
-    return _asked_about(history, lambda i: touched_world(i.effect) and (i.path, i.seq) not in history.waiting)
+def make_doubt_questions(history: History) -> list[Question]:
+    """Return the questions about effects in doubt, in start order; ``details`` holds their arguments."""
+    return _make_call_questions(history, lambda i: changes_world_again(i.effect) and i.address not in history.waiting)
 
 
-def waiting_calls(history: History) -> list[Question]:
+def make_pending_call_questions(history: History) -> list[Question]:
     """
-    Return, as ``doubts``, the calls whose bodies have returned and whose results come from outside.
+    Return questions, as ``make_doubt_questions`` does, about calls whose bodies returned and whose results come from outside.
 
     They are in no doubt: a resumed run goes on to wait. An answer with a result is one, and ends that.
     """
-    return _asked_about(history, lambda i: (i.path, i.seq) in history.waiting)
+    return _make_call_questions(history, lambda i: i.address in history.waiting)
 
 
-def _asked_about(history: History, wanted: Callable[[Intent], bool]) -> list[Question]:
-    """Return the question about each effect that is wanted, was begun, has no result and can go on."""
+def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> list[Question]:
+    """Return a question about each started effect without result that *wanted* accepts, in runs that can continue."""
     cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
     found = []
     for intent in [intent for intent in cut_off if not history.has_ended(intent.path)]:
@@ -133,19 +175,19 @@ def _asked_about(history: History, wanted: Callable[[Intent], bool]) -> list[Que
         is_tool = intent.type == "tool_call"
         details = form["input"] if is_tool else {"args": form["args"], "kwargs": form["kwargs"]}
         what = form["tool_name" if is_tool else "name"]
-        asked = _doubt_about(what, shown_address(intent.path, intent.seq), intent.path)
+        asked = _make_doubt_question(what, format_address(intent.path, intent.seq), intent.path)
         found.append(attrs.evolve(asked, details=details))
     return found
 
 
 def _check_decision(history: History, key: str, answer: object) -> None:
-    """Raise unless *answer* says whether an effect in doubt is done again; what is not a clear word must not decide that."""
-    known = [question.id for question in doubts(history)]
-    if key not in (*known, *[question.id for question in waiting_calls(history)]):
+    """Raise unless *answer* decides clearly whether an effect in doubt is repeated."""
+    known = [question.id for question in make_doubt_questions(history)]
+    if key not in (*known, *[question.id for question in make_pending_call_questions(history)]):
         msg = f"{key!r} is not an effect in doubt of this run; in doubt are: {list_names(known, key)}"
         raise AnswerRejected(msg)
     if isinstance(answer, Answer) and answer.result is not ABSENT:
-        _check_taken(history, key, answer)
+        _check_stated_result(history, key, answer)
         return
     said = answer.value if isinstance(answer, Answer) else answer
     if not isinstance(said, bool) and said not in YES_OR_NO:
@@ -156,43 +198,43 @@ def _check_decision(history: History, key: str, answer: object) -> None:
         raise AnswerRejected(msg)
 
 
-def _check_taken(history: History, key: str, answer: Answer) -> None:
-    """Raise unless what is said to have come of an effect can have come of it."""
+def _check_stated_result(history: History, key: str, answer: Answer) -> None:
+    """Raise unless the stated result of an effect in doubt is a possible one."""
     if answer.value or answer.declined:
         msg = f"the answer to {key!r} has a result, and something else beside it"
         raise AnswerRejected(msg)
-    intent = next(i for a, i in history.intents.items() if f"{DOUBT}{shown_address(*a)}" == key)
+    intent = next(i for a, i in history.intents.items() if f"{DOUBT}{format_address(*a)}" == key)
     try:
-        outcome_for(history, intent, answer.result, 0)
+        make_outcome(history, intent, answer.result, 0)
     except JournalError as error:
         msg = f"the answer to {key!r} is not a result of it: {error.message}"
         raise AnswerRejected(msg) from None
 
 
-def kept_answers(history: History) -> dict[str, AnswerLike]:
-    """Return the answers that came while other questions of the same effect stayed open, by question id."""
+def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
+    """Return the answers that were recorded before a result of their effect, by question id."""
     kept = [record.input for record in history.inputs if record.input.get("type") == "answer"]
     return {entry["question_id"]: restored(entry["answer"]) for entry in kept}
 
 
-def _before(path: str, seq: int) -> str:
-    """Return the address after which a fork repeats an effect; for a child's first effect, the child's start is repeated, too."""
+def _find_fork_address(path: str, seq: int) -> str:
+    """Return the last address to keep in a fork that repeats an effect; for a child's first effect, that before its start."""
     while path and not seq:
-        path, seq = parent_of(path)
-    return shown_address(path, seq - 1)
+        path, seq = get_start_address(path)
+    return format_address(path, seq - 1)
 
 
-def _doubt_about(what: str, address: str, path: str) -> Question:
+def _make_doubt_question(what: str, address: str, path: str) -> Question:
     """Return the question about an effect that may or may not have happened; *what* names it."""
     text = f"{what} ({address}) was cut off and may have happened. Do it again?"
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, path=path)
 
 
-def decision_about(
+def decide_outcome(
     item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], history: History
 ) -> Value | Failure | Stop | None:
     """
-    Return what becomes of an effect that may or may not have happened: ``None`` means that it is done again.
+    Return the decided outcome of an effect in doubt; ``None`` means that it is repeated.
 
     Args:
         item: The effect.
@@ -202,19 +244,19 @@ def decision_about(
             effect. An answer goes before the policy.
         history: What is recorded.
     """
-    address = shown_address(item.path, item.effect.seq)
+    address = format_address(*item.address)
     effect = item.effect
     what = name_of(effect.call.fn) if isinstance(effect, CallFunction) else getattr(effect, "tool_name", "the effect")
-    question = _doubt_about(what, address, item.path)
+    question = _make_doubt_question(what, address, item.path)
     key = question.id
-    answer = answered(answers[key], question) if key in answers else None
+    answer = to_answer(answers[key], question) if key in answers else None
     if answer is None and policy == "ask":
         return Stop("suspended", 0, questions=(question,))
     if answer is not None and answer.result is not ABSENT:
-        return outcome_for(history, history.intents[item.path, effect.seq], answer.result, 0)
+        return make_outcome(history, history.intents[item.path, effect.seq], answer.result, 0)
     if policy == "retry" if answer is None else answer.agrees:
         return None
-    before = _before(item.path, item.effect.seq)
+    before = _find_fork_address(item.path, item.effect.seq)
     msg = (
         f"{what} ({address}) was begun, but the process ended before its result was recorded; it may or may not have "
         'happened. Look, and handle this error in the handler; the next time resume with in_doubt="retry" or "ask" '
@@ -229,25 +271,25 @@ def decision_about(
 # --- outcomes that somebody says ----------------------------------------------------------------------------------------
 
 
-def outcome_for(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
+def make_outcome(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
     """
-    Return *value* as the outcome of an effect of this kind: what ``branch`` takes for an edit.
+    Return *value* as the outcome of an effect of this kind; used for the edits of ``branch``.
 
     Raises:
         JournalError: when it cannot be one.
     """
-    where = shown_address(intent.path, intent.seq)
+    where = format_address(intent.path, intent.seq)
     if intent.begins_run and intent.type == "tool_call":
-        what = "a program" if program_of(history.form(intent)) is not None else "a tool that yields"
+        what = "a program" if get_program(history.form(intent)) is not None else "a tool that yields"
         msg = (
             f"the result of {where}, a call of {what}, follows from what that asks for; fork at one of its effects, such as "
-            f"{shown_address(child_path(intent.path, intent.seq), 0)}, or at the reply that asked for the call"
+            f"{format_address(child_path(intent.path, intent.seq), 0)}, or at the reply that asked for the call"
         )
         raise JournalError(msg)
     if isinstance(value, StepEngineError):
         return Failure(value, at)
     try:
-        return Value(_value(history, intent, value), at)
+        return Value(_convert_value(history, intent, value), at)
     except (DataError, TypeError, AttributeError) as error:
         msg = f"{value!r} cannot be the outcome of {where}, a {intent.type}: {error}"
         raise JournalError(msg) from error
@@ -257,7 +299,7 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 """What may be given in the form in which it is stored, by the effect that it is an outcome of."""
 
 
-def _value(history: History, intent: Intent, value: Any) -> object:
+def _convert_value(history: History, intent: Intent, value: Any) -> object:
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = restored(thaw(value))
     replace = REPLACE.get(intent.type)
@@ -267,22 +309,22 @@ def _value(history: History, intent: Intent, value: Any) -> object:
     return replace(value, history, intent)
 
 
-def _tool_result(value: Any, *_: object) -> object:
+def _to_tool_result(value: Any, *_: object) -> object:
     if isinstance(value, ToolResult):
         return value
     return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
 
 
-def _answers(value: Any, history: History, intent: Intent) -> object:
+def _to_answers(value: Any, history: History, intent: Intent) -> object:
     given = value if isinstance(value, list | tuple) else [value]
     asked = questions_of(history.form(intent))
-    return tuple([answered(answer, question) for question, answer in zip(asked, given, strict=True)])
+    return tuple([to_answer(answer, question) for question, answer in zip(asked, given, strict=True)])
 
 
 REPLACE: Mapping[str, Callable[[Any, History, Intent], object]] = {
     "model_call": lambda value, *_: value if isinstance(value, ModelReply) else ModelReply(value),
-    "tool_call": _tool_result,
+    "tool_call": _to_tool_result,
     "perform": lambda value, *_: freeze(value),
-    "ask": _answers,
+    "ask": _to_answers,
 }
 """The outcome of each effect that a fork may replace, made of the value that is given for it."""

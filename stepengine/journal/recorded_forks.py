@@ -1,5 +1,5 @@
 """
-A fork with ``tools=``: a recorded run is repeated for nothing up to a place, and goes on from there with models that are asked anew.
+A fork with ``tools=``: a recorded run is repeated up to an address, then continues with new model calls.
 
 What happened outside is not done again: after the place a tool call is answered from the record when an equal one stands
 there, by a function of the caller's, by the tool itself where that may be repeated, or not at all, which ends the run as
@@ -25,17 +25,17 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
-from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.history import created_of
+from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.questions import outcome_for
-from stepengine.journal.records import Address, Head, Intent, Result, shown_address
-from stepengine.journal.replayer import RecordedPart, Replayer, address_of
+from stepengine.journal.questions import make_outcome
+from stepengine.journal.record_ends import RecordEnds
+from stepengine.journal.recorded_part import RecordedPart, parse_address
+from stepengine.journal.records import NO_EXTRAS, Address, Head, Intent, Result, format_address
+from stepengine.journal.replayer import Replayer
+from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.sizes import estimated_tokens
-
-__all__ = ("Called", "ForkReport", "ForkTools", "Purse", "Simulator", "fork_from_record", "place_after")
 
 ForkTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
@@ -68,7 +68,7 @@ It returns a ``ToolResult``, text or JSON, an error of ``stepengine.errors`` for
 
 class Purse:
     """
-    What several forks may spend together; each call is reserved for before it is made.
+    A shared spending limit of several forks; each call is reserved for in advance.
 
     Args:
         dollars: US dollars; ``None`` for no bound.
@@ -83,14 +83,14 @@ class Purse:
     """
 
     def __init__(self, dollars: Decimal | float | str | None = None) -> None:
-        self.dollars = None if dollars is None else _amount(dollars)
+        self.dollars = None if dollars is None else _parse_dollars(dollars)
         self.spent = Decimal(0)
         self.unpriced = 0
         self.is_empty = False
         self._reserved = Decimal(0)
 
     def reserve(self, cost: Decimal | None) -> LimitExceeded | None:
-        """Set room aside for a call of about *cost*, or return why it must not be made."""
+        """Reserve *cost* for a call; return the error if the limit does not allow it."""
         if self.dollars is None:
             return None
         if cost is None:
@@ -104,7 +104,7 @@ class Purse:
         return None
 
     def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Count the cost of a call for which *reserved* was set aside; an unknown cost counts as that."""
+        """Replace the reservation of a call by its cost; an unknown cost counts as the reservation."""
         if self.dollars is not None:
             self._reserved -= reserved or Decimal(0)
         known = reserved if cost is None else cost
@@ -115,11 +115,11 @@ class Purse:
 
     @property
     def known(self) -> Decimal | None:
-        """What was spent; ``None`` when the price of a call is unknown."""
+        """The amount spent, or ``None`` if the price of a call is unknown."""
         return None if self.unpriced else self.spent
 
 
-def _amount(dollars: Decimal | float | str) -> Decimal:
+def _parse_dollars(dollars: Decimal | float | str) -> Decimal:
     try:
         amount = Decimal(str(dollars))
     except InvalidOperation:
@@ -167,8 +167,8 @@ class ForkReport:
 
 
 @attrs.define
-class _Count:
-    """What happens in one fork after its place."""
+class _ForkCounts:
+    """The counts of one fork after its place."""
 
     broke_at: str = ""
     difference: ReplayDivergence | None = None
@@ -184,8 +184,8 @@ class _Count:
 
 
 @frozen
-class _Rules:
-    """How a fork goes on after its place."""
+class _ForkRules:
+    """The rules for continuing a fork after its place."""
 
     at: Address | None
     tools: ForkTools
@@ -205,7 +205,7 @@ async def fork_from_record(
     into: JournalLike | None = None,
 ) -> ForkReport:
     """
-    Run a recorded run again from one place on; the journal is only read.
+    Run a recorded run again from one address on; the journal is only read.
 
     Args:
         journal: The journal, or the path of its file.
@@ -229,22 +229,22 @@ async def fork_from_record(
     if tools not in get_args(ForkTools):
         msg = f"tools is one of {', '.join(get_args(ForkTools))}, not {tools!r}"
         raise JournalError(msg)
-    rules = _Rules(place_after(source, at), tools, simulate, reuse)
+    rules = _ForkRules(find_address_after(source, at), tools, simulate, reuse)
     purse = budget if isinstance(budget, Purse) else Purse(budget)
-    count = _Count()
+    count = _ForkCounts()
     run = JournaledRun.fork(
-        source, lambda run, past: ForkReplayer(run, past, rules, count), _Counting.around(count, purse)
+        source, lambda run, past: ForkReplayer(run, past, rules, count), _CountingPerformer.make_wrapper(count, purse)
     )
     try:
         result = await launch(run)
     finally:
-        run.close()
-    _check_way(result.error, source, rules, count)
-    made = _journal_of_fork(run.journal, count, into)
+        run.writer.close()
+    _check_reached_place(result.error, source, rules, count)
+    made = _make_fork_journal(run.writer.journal, count, into)
     return ForkReport(attrs.evolve(result, journal=made), **attrs.asdict(count, recurse=False), journal=made)
 
 
-def place_after(source: Journal, at: int | str | None) -> Address | None:
+def find_address_after(source: Journal, at: int | str | None) -> Address | None:
     """
     Return the first effect after *at*, the last one that is kept; ``None`` where the first difference decides.
 
@@ -253,25 +253,25 @@ def place_after(source: Journal, at: int | str | None) -> Address | None:
     """
     if at is None:
         return None
-    path, last = address_of(at)
+    path, last = parse_address(at)
     address = (path, last + 1)
     if address not in source.history().intents:
-        msg = f"{source.name} has no effect after {shown_address(path, last)} that could be asked for anew"
+        msg = f"{source.name} has no effect after {format_address(path, last)} that could be asked for anew"
         raise JournalError(msg)
     return address
 
 
-def _check_way(error: BaseException | None, source: Journal, rules: _Rules, count: _Count) -> None:
-    """Raise what kept the run from reaching its place, or from going on as its rules say."""
+def _check_reached_place(error: BaseException | None, source: Journal, rules: _ForkRules, count: _ForkCounts) -> None:
+    """Raise the error that kept the run from reaching its place, or from continuing by its rules."""
     if isinstance(error, JournalError) and count.refused is None:
         raise error
     if rules.at is not None and not count.broke_at:
-        where = shown_address(*rules.at)
+        where = format_address(*rules.at)
         msg = f"the run ended before effect {where} of {source.name} was asked for: {error or 'the code does less now'}"
         raise JournalError(msg) from error
 
 
-def _journal_of_fork(journal: Journal, count: _Count, into: JournalLike | None) -> Journal:
+def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike | None) -> Journal:
     """Return the journal of a fork under a name of its own, with its origin in its head."""
     records = journal.records()
     run = ""
@@ -292,6 +292,20 @@ def _journal_of_fork(journal: Journal, count: _Count, into: JournalLike | None) 
     return target
 
 
+class _ForkEnds(RecordEnds):
+    """Where the runs of a fork end: after its place they are live, and wait for answers."""
+
+    def is_live(self, path: str) -> bool:
+        """Return whether effects without result may be performed."""
+        return bool(self._past.cut) and self.find_nearest_end(path) is None
+
+    def stop_at(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
+        """Return the stop of a run where its record stops, or where it waits for an answer."""
+        if self._past.cut and (questions or waits):
+            return Stop("suspended", self._timing.last, questions=questions)
+        return super().stop_at(path, questions, waits=waits)
+
+
 class ForkReplayer(Replayer):
     """
     Answers a fork: by address up to its place, after it by the rules of the fork.
@@ -303,125 +317,129 @@ class ForkReplayer(Replayer):
         count: What is told of it.
     """
 
-    def __init__(self, run: JournaledRun, past: RecordedPart, rules: _Rules, count: _Count) -> None:
+    def __init__(self, run: JournaledRun, past: RecordedPart, rules: _ForkRules, count: _ForkCounts) -> None:
         super().__init__(run, past)
         self._rules = rules
         self._count = count
+        self.ends = _ForkEnds(past, run.timing, is_closed=False)
         # Results that are given to effects which are not recorded at their own address.
         self._given: dict[Address, Result] = {}
         self._by_name: dict[tuple[str, str], list[Called]] | None = None
         self._waiting: dict[Address, asyncio.Future[None]] = {}
 
     @property
-    def _is_broken(self) -> bool:
+    def _has_left_record(self) -> bool:
         return bool(self._past.cut)
 
     def meets(self, item: Item, asked: Intent) -> bool:
         """
-        Return whether an effect needs no intent any more, because the record answers it, here or elsewhere.
+        Return whether an effect needs no intent, because a record answers it or the run stops before it.
 
         Raises:
             ReplayDivergence: when it is before the place and not as recorded, or after it and nothing may answer it.
         """
-        address = (item.path, item.effect.seq)
+        address = item.address
         if address == self._rules.at:
-            self._break(address)
+            self._discard_from(address)
         known = self._past.intent(address)
         if known is None:
-            return self._meets_no_record(address, asked, item)
-        if self._is_broken and not asked.begins_run and self._past.result(address) is None:
-            return self._goes_on(address, asked, item)  # it was begun when a crash ended the record
-        if self._past.equals(known, asked) or self._past.was_kept(address, asked.fp):
+            return self._try_answer_unrecorded(address, asked, item)
+        if self._has_left_record and not asked.begins_run and self._past.result(address) is None:
+            return self._try_answer_by_rules(address, asked, item)  # it was begun when a crash ended the record
+        if self._past.equals(known, asked) or self._past.was_difference_accepted(address, asked.fp):
             self._past.use(address)
-            self._run.append(asked)
+            self._writer.append(asked)
             return True
-        error = self._past.changed(known, asked, item, self._run.machines.get(item.path))
-        self._differs(address, error, by_request=known.type == asked.type == "model_call")
-        return self._goes_on(address, asked, item)
+        error = self._errors.changed(known, asked, item)
+        self._leave_record(address, error, by_request=known.type == asked.type == "model_call")
+        return self._try_answer_by_rules(address, asked, item)
 
-    def _meets_no_record(self, address: Address, asked: Intent, item: Item) -> bool:
-        """Deal with an effect after the place, or after the end of what is recorded."""
+    def _try_answer_unrecorded(self, address: Address, asked: Intent, item: Item) -> bool:
+        """Answer an effect after the place, or after the end of the record, if possible; return whether it is."""
         if address in self._past.history.intents:
-            return self._goes_on(address, asked, item)
-        ended = self._end_of(item.path)
-        if ended is not None and self._stop_in(ended) is not None:
+            return self._try_answer_by_rules(address, asked, item)
+        ended = self.ends.find_nearest_end(item.path)
+        if ended is not None and self.ends.find_stop(ended) is not None:
             return True  # it stops there, as it did
-        if not self._is_broken or ended is not None:
+        if not self._has_left_record or ended is not None:
             if ended is None and not self._past.history.is_complete:
                 return True
-            error = self._past.beyond(asked, item, self._run.machines.get(item.path))
-            self._differs(address, error, by_request=False)
-        return self._goes_on(address, asked, item)
+            error = self._errors.make_extra_effect_error(asked, item)
+            self._leave_record(address, error, by_request=False)
+        return self._try_answer_by_rules(address, asked, item)
 
-    def _differs(self, address: Address, error: ReplayDivergence, *, by_request: bool) -> None:
-        if self._rules.at is not None and not self._is_broken:
-            raise self._run.fail(error)
-        if not self._is_broken:
+    def _leave_record(self, address: Address, error: ReplayDivergence, *, by_request: bool) -> None:
+        """Discard the record from an effect on that differs; raise if the fork has a fixed place not reached yet."""
+        if self._rules.at is not None and not self._has_left_record:
+            raise self._writer.fail(error)
+        if not self._has_left_record:
             self._count.difference, self._count.by_request = error, by_request
-        self._break(address)
+        self._discard_from(address)
 
-    def _break(self, address: Address) -> None:
+    def _discard_from(self, address: Address) -> None:
         """Discard the record from an effect on; what follows live continues from the recorded time."""
-        run, history = self._run, self._past.history
-        if not self._is_broken:
-            self._count.broke_at = shown_address(*address)
+        history = self._past.history
+        if not self._has_left_record:
+            self._count.broke_at = format_address(*address)
             assert history.head is not None  # noqa: S101 - an opening was read from it
-            created = created_of(history.head)
-            run.timing.go_on(run.timing.last, created, created)
-        self._past.cut.at(address)
+            created = parse_created(history.head)
+            self._timing.continue_from(self._timing.last, created, created)
+        self._past.cut.cut_at(address)
         for waiting, future in self._waiting.items():
             if self._past.result(waiting) is None and not future.done():
                 future.set_result(None)
 
     # --- after the place ----------------------------------------------------------------------------------------------
 
-    def _goes_on(self, address: Address, asked: Intent, item: Item) -> bool:
-        """Return whether something recorded or invented answers an effect; if not, it is performed."""
+    def _try_answer_by_rules(self, address: Address, asked: Intent, item: Item) -> bool:
+        """Answer an effect by a recorded or simulated outcome; return False for one to be performed, or raise."""
         count, past, rules = self._count, self._past, self._rules
         # Which children have ended, and who was told or ended, is so of the children of today.
         if asked.begins_run or KINDS[asked.type].follows_children:
             return False
-        place = past.same_elsewhere(asked, models=rules.reuse and address != rules.at)
+        place = past.find_equal_unused(asked, models=rules.reuse and address != rules.at)
         if place is not None:
             known = past.history.results[place]
-            self._give(address, asked, past.history.outcome(known), known)
+            self._append_answered_intent(address, asked, past.history.outcome(known), known)
             count.reused += asked.type == "model_call"
             count.served += KINDS[asked.type].changes_world
             return True
         if not KINDS[asked.type].changes_world:
             return False
-        made = self._made_up(asked)
+        made = self._simulate_outcome(asked)
         if made is not None:
             count.simulated += 1
-            self._give(address, asked, made)
+            self._append_answered_intent(address, asked, made)
             return True
         if rules.tools == "working-copy" or (rules.tools == "idempotent" and is_repeatable(item)):
             return False
-        error = past.not_recorded(asked, item, self._run.machines.get(item.path))
-        count.refused = count.refused or _call_of_intent(past.history.form(asked), asked)
-        raise self._run.fail(error)
+        error = self._errors.make_unrecorded_error(asked, item)
+        count.refused = count.refused or _call_from_form(past.history.form(asked), asked)
+        raise self._writer.fail(error)
 
-    def _give(self, address: Address, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
-        run = self._run
-        run.append(asked)
-        at = max(run.timing.last, known.at if known is not None else 0)
-        attempts = known.attempts if known is not None else ()
+    def _append_answered_intent(
+        self, address: Address, asked: Intent, outcome: Value | Failure, known: Result | None = None
+    ) -> None:
+        """Append an effect, and store the recorded or simulated outcome that answers it."""
+        self._writer.append(asked)
+        at = max(self._timing.last, known.at if known is not None else 0)
+        attempts = {"attempts": known.attempts} if known is not None and known.attempts else NO_EXTRAS
         self._given[address] = Result(*address, at, attrs.evolve(outcome, at=at), attempts)
 
-    def _made_up(self, asked: Intent) -> Value | Failure | None:
-        """Return what the caller's function invents for a call; ``None`` when it cannot say."""
+    def _simulate_outcome(self, asked: Intent) -> Value | Failure | None:
+        """Return the caller's simulated result of a call, or ``None`` if there is none."""
         if self._rules.simulate is None:
             return None
         history = self._past.history
-        call = _call_of_intent(history.form(asked), asked)
+        call = _call_from_form(history.form(asked), asked)
         try:
-            said = self._rules.simulate(call, tuple(self._recorded_calls(asked.type, call.name)))
-            return None if said is None else outcome_for(history, asked, said, 0)
+            said = self._rules.simulate(call, tuple(self._find_recorded_calls(asked.type, call.name)))
+            return None if said is None else make_outcome(history, asked, said, 0)
         except Exception as error:
             msg = f"simulate= failed for {call.name} {call.address}: {type(error).__name__}: {error}"
-            raise self._run.fail(JournalError(msg)) from error
+            raise self._writer.fail(JournalError(msg)) from error
 
-    def _recorded_calls(self, kind: str, name: str) -> Sequence[Called]:
+    def _find_recorded_calls(self, kind: str, name: str) -> Sequence[Called]:
         """Return the recorded calls of a tool or function, with their results."""
         if self._by_name is None:
             self._by_name = {}
@@ -430,32 +448,22 @@ class ForkReplayer(Replayer):
                 if KINDS[intent.type].changes_world and address in history.results:
                     outcome = history.outcome(history.results[address])
                     result = outcome.value if isinstance(outcome, Value) else outcome.error
-                    called = attrs.evolve(_call_of_intent(history.form(intent), intent), result=result)
+                    called = attrs.evolve(_call_from_form(history.form(intent), intent), result=result)
                     self._by_name.setdefault((intent.type, called.name), []).append(called)
         return self._by_name.get((kind, name), ())
 
     # --- for the recorder ---------------------------------------------------------------------------------------------
 
     def result(self, address: Address) -> Result | None:
-        """Return what answers an effect."""
+        """Return the result that answers an effect."""
         return self._given.get(address) or self._past.result(address)
 
-    def is_live(self, path: str) -> bool:
-        """Return whether what has no result may be performed."""
-        return self._is_broken and self._end_of(path) is None
-
     def halts(self, item: Item) -> bool:
-        """Return whether the run stops before an effect that has no result: nobody is asked anything."""
+        """Return whether the run stops before an effect without result, since no one is asked."""
         return isinstance(item.effect, AskPerson) or super().halts(item)
 
-    def halt(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
-        """Return how a run stops where its record does, or waits for what nobody is asked."""
-        if self._is_broken and (questions or waits):
-            return Stop("suspended", self._run.timing.last, questions=questions)
-        return super().halt(path, questions, waits=waits)
-
     def until_cut(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
-        """Return what is done once a result of background children no longer holds: any of them may come to the place."""
+        """Return a future that is done when a result of background children no longer holds, and their paths."""
         try:
             outcome = self._past.history.outcome(known)
         except JournalCorrupt:
@@ -463,57 +471,57 @@ class ForkReplayer(Replayer):
         if not isinstance(outcome, Value):
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[item.path, item.effect.seq] = future
+        self._waiting[item.address] = future
         return future, outcome.value.done
 
     def was_begun(self, address: Address) -> bool:
-        """Return false: what a crash left open is decided when it is asked for."""
+        """Return False: effects left open by a crash are decided when they are requested."""
         return False
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
-        """Return the result of a run that was run again; ``None`` when it ended differently from its record."""
-        error = self._other(self._past.history.outcome(known), outcome, item)
+        """Return the result of a repeated run, or ``None`` if it differs from its record."""
+        error = self._find_end_difference(self._past.history.outcome(known), outcome, item)
         if error is None:
             return super().confirm(known, outcome, item)
-        self._differs((item.path, item.effect.seq + 1), error, by_request=False)
+        self._leave_record((item.path, item.effect.seq + 1), error, by_request=False)
         return None
 
-    def _other(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
-        """Return how a child, or the body of a tool, ended differently from its record; ``None`` when it did not."""
-        past, machine = self._past, self._run.machines.get(item.path)
+    def _find_end_difference(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
+        """Return the error for a child or tool body whose end differs from its record, or ``None``."""
+        past = self._past
         given: Any = outcome.value if isinstance(outcome, Value) else None
         if isinstance(given, ChildResult):
-            same = past.same_child(recorded, given)
-            return None if same else past.other_child(recorded, outcome, item, machine)
+            same = past.is_same_child(recorded, given)
+            return None if same else self._errors.make_child_error(recorded, outcome, item)
         if isinstance(given, ToolResult):
             ended = attrs.evolve(cast("Value", outcome), inputs=recorded.inputs)
-            same = past.same_result(recorded, ended)
-            return None if same else past.other_result(recorded, ended, item, machine, "changed")
+            same = past.is_same_outcome(recorded, ended)
+            return None if same else self._errors.make_result_error(recorded, ended, item, "changed")
         return None
 
     def starts_alike(self, asked: Intent) -> None:
-        """Let the run start with something other than what was recorded: then nothing of the record holds."""
-        error = self._past.other_start(asked)
-        self._differs(("", 0), error, by_request=False)
+        """Discard the record because the run starts with something other than recorded."""
+        error = self._errors.make_start_error(asked)
+        self._leave_record(("", 0), error, by_request=False)
         self._past.history.prompts.clear()
         self._past.history.windows.clear()
 
-    def ends(self, error: ReplayDivergence | None) -> None:
-        """Note that the run ended before its record does, if it did."""
+    def finish(self, error: ReplayDivergence | None) -> None:
+        """Record that the run ended with records unused."""
         if error is not None:
             self._count.difference, self._count.broke_at = error, error.address
 
 
-def _call_of_intent(form: Mapping[str, Any], intent: Intent) -> Called:
-    where = shown_address(intent.path, intent.seq)
+def _call_from_form(form: Mapping[str, Any], intent: Intent) -> Called:
+    where = format_address(intent.path, intent.seq)
     if intent.type == "tool_call":
         return Called(form["tool_name"], form["input"], where)
     return Called(form["name"], {"args": form["args"], "kwargs": form["kwargs"]}, where)
 
 
-class _Counting:
+class _CountingPerformer:
     """
-    The innermost performer's wrapper in a fork: whatever comes here is live.
+    The wrapper of the innermost performer in a fork; its effects are live.
 
     Args:
         inner: What performs.
@@ -523,7 +531,7 @@ class _Counting:
     """
 
     def __init__(
-        self, inner: Performer, count: _Count, purse: Purse, price: Callable[[str, Usage], Decimal | None]
+        self, inner: Performer, count: _ForkCounts, purse: Purse, price: Callable[[str, Usage], Decimal | None]
     ) -> None:
         self._inner = inner
         self._count = count
@@ -532,18 +540,18 @@ class _Counting:
         self.begin = inner.begin
 
     @classmethod
-    def around(cls, count: _Count, purse: Purse) -> Callable[..., Performer]:
-        """Return what wraps a performer, given the prices of the run."""
+    def make_wrapper(cls, count: _ForkCounts, purse: Purse) -> Callable[..., Performer]:
+        """Return a function that wraps a performer, given the prices of the run."""
         return lambda inner, price: cls(inner, count, purse, price)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Count an effect and pass it on; a model call only when there is money for it."""
         if isinstance(item.effect, CallModel):
-            return self._ask_and_count(item, item.effect, io)
+            return self._perform_model_call(item, item.effect, io)
         self._count.performed += type(item.effect) in (CallTool, CallFunction)
         return self._inner.perform(item, io)
 
-    async def _ask_and_count(self, item: Item, effect: CallModel, io: IO) -> Single:
+    async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
         request = effect.request
         most = Usage(input_tokens=estimated_tokens(request), output_tokens=request.settings.max_tokens or 0)
         room = self._price(request.model, most) if self._purse.dollars is not None else None

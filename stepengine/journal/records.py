@@ -1,5 +1,5 @@
 """
-The records of a journal and their lines, and what may stand in them.
+The records of a journal, their lines and the checks of their content.
 
 A journal may be anybody's, with checksums that are right, so names and types of members are checked before anybody relies
 on them. A check of shape raises ``ValueError`` or ``DataError``, which whoever knows the record's place makes a
@@ -24,48 +24,13 @@ from stepengine.data.json import compact
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.models import ModelSettings
-from stepengine.data.outcomes import Begun, Failure, StopKind, Value
+from stepengine.data.outcomes import Failure, PartialUsage, StopKind, Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
-from stepengine.data.waiting import ChildRef
+from stepengine.data.waits import ChildRef
 from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
-
-__all__ = (
-    "EFFECTS",
-    "FORMAT",
-    "INPUTS",
-    "ROOT",
-    "SEPARATORS",
-    "SIGNED",
-    "TAIL_BYTES",
-    "TAIL_FORM",
-    "UNKNOWN_INPUT",
-    "UNREADABLE",
-    "Address",
-    "Blob",
-    "Head",
-    "Input",
-    "Intent",
-    "Record",
-    "Result",
-    "check_attempts",
-    "check_effect",
-    "check_head",
-    "check_input",
-    "check_members",
-    "check_outcome",
-    "check_place",
-    "checksum_if_right",
-    "computed_record",
-    "file_of",
-    "for_line",
-    "record_of",
-    "shown_address",
-    "to_line",
-    "to_text",
-)
 
 SIGNED = "signature"
 """The type of the input that a signature is recorded as."""
@@ -86,26 +51,6 @@ ANY = object
 Shape = Mapping[str, type]
 """Types by name; a name that ends in ``?`` may be missing."""
 
-EFFECTS: Mapping[str, Shape] = {
-    "model_call": {"purpose": str, "request": dict},
-    "tool_call": {
-        "tool_name": str,
-        "input": ANY,
-        "tool_call_id": str,
-        "source": str,
-        "idempotent?": bool,
-        "yields?": bool,
-        "sandbox?": str,
-    },
-    "agent_call": {"agent_id": str, "prompt": str, "params": ANY, "tool_call_id?": str, "background?": bool},
-    "perform": {"name": str, "args": list, "kwargs": dict, "idempotent?": bool},
-    "ask": {"questions": list, "purpose": str, "tool_call_id?": str},
-    "sleep": {"seconds?": float, "until?": str},
-    "receive": {"topic": str, "timeout?": float},
-    "wait": {"children": list, "need": int, "timeout?": float},
-    "send": {"child": str, "value": ANY, "topic?": str},
-    "cancel": {"children": list, "reason?": str},
-}
 START: Shape = {
     "run_id": str, "previous?": dict, "session_id?": str, "user_id?": str, "metadata?": dict, "model?": str, "models?": dict, "run_models?": dict,
     "limits?": dict,
@@ -140,8 +85,8 @@ def check_members(value: object, shape: Shape, what: str) -> None:
             raise ValueError(msg)
 
 
-def check_place(path: str, seq: int, at: int = 0) -> None:
-    """Raise for an address or a time that no run has."""
+def check_address(path: str, seq: int, at: int = 0) -> None:
+    """Raise unless these are a valid address and time."""
     if PATH.fullmatch(path) is None:
         msg = f"{path[:80]!r} is not a path of a run"
         raise ValueError(msg)
@@ -151,7 +96,7 @@ def check_place(path: str, seq: int, at: int = 0) -> None:
 
 
 def check_head(created: str, parent: object, hooks: object, packages: object) -> None:
-    """Raise unless these members of a head are what they should be."""
+    """Raise unless these members of a head are valid."""
     when = datetime.fromisoformat(created)
     if when.tzinfo is None or when.year > LAST_YEAR:
         msg = f"the run cannot have been created at {created!r}"
@@ -167,20 +112,20 @@ def check_head(created: str, parent: object, hooks: object, packages: object) ->
 
 
 def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
-    """Raise unless *form* is the stored form of an effect, its blobs put in; *is_start* says that it starts the root run."""
-    shape = EFFECTS.get(form["type"])
+    """Raise unless *form* is a valid stored effect with its blobs; *is_start*: it starts the root run."""
+    row = KINDS.get(form["type"])
     # What is not known here is refused and not left out, as an input is: an effect of a newer version may have changed
     # the world, and a run that goes on without it would do it again.
-    if shape is None or (is_start and form["type"] != "agent_call"):
+    if row is None or (is_start and form["type"] != "agent_call"):
         msg = f"{form['type'][:80]!r} is not an effect that may stand here"
         raise ValueError(msg)
-    check_members(form, shape, "the effect")
-    check = _check_start if is_start else MORE.get(form["type"])
+    check_members(form, row.members, "the effect")
+    check = _check_root_start if is_start else MORE.get(form["type"])
     if check is not None:
         check(form)
 
 
-def _check_start(form: Mapping[str, Any]) -> None:
+def _check_root_start(form: Mapping[str, Any]) -> None:
     check_members({k: v for k, v in form.items() if v is not None}, START, "the start of the run")
     if form["params"] is not None:
         check_members(form["params"], {}, "what params hold")
@@ -188,11 +133,11 @@ def _check_start(form: Mapping[str, Any]) -> None:
         if not all(isinstance(model, str) for model in (form.get(name) or {}).values()):
             msg = f"the member {name!r} of the start of the run should hold names of models"
             raise ValueError(msg)
-    _check_stored([form.get("previous")] if form.get("previous") is not None else [], AgentState)
-    _check_stored([form.get("limits")] if form.get("limits") is not None else [], Limits)
+    _check_stored_types([form.get("previous")] if form.get("previous") is not None else [], AgentState)
+    _check_stored_types([form.get("limits")] if form.get("limits") is not None else [], Limits)
 
 
-def _check_children(paths: Sequence[object]) -> None:
+def _check_child_paths(paths: Sequence[object]) -> None:
     for path in paths:
         if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
             msg = f"{str(path)[:80]!r} is not a path of a child"
@@ -204,14 +149,14 @@ def _check_request(request: Mapping[str, Any]) -> None:
     for item in request["messages"]:
         if isinstance(item, dict) and item.get("type") == "slice":
             check_members(item, SLICE, "a slice")
-            check_place(item.get("path", ""), item["seq"])
+            check_address(item.get("path", ""), item["seq"])
             if not 0 <= item["start"] < item["stop"]:
                 msg = f"a slice goes from {item['start']} to {item['stop']}"
                 raise ValueError(msg)
         else:
-            _check_stored([item], MESSAGES)
-    _check_stored(request.get("tail", ()), MESSAGES)
-    _check_stored([request["settings"]] if "settings" in request else [], ModelSettings)
+            _check_stored_types([item], MESSAGES)
+    _check_stored_types(request.get("tail", ()), MESSAGES)
+    _check_stored_types([request["settings"]] if "settings" in request else [], ModelSettings)
     for spec in request.get("tools", ()):
         check_members(spec, TOOL, "a tool")
         if set(spec) != set(TOOL):
@@ -221,15 +166,15 @@ def _check_request(request: Mapping[str, Any]) -> None:
 
 MORE: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     "model_call": lambda form: _check_request(form["request"]),
-    "ask": lambda form: _check_stored(form["questions"], Question),
-    "wait": lambda form: _check_children(form["children"]),
-    "cancel": lambda form: _check_children(form["children"]),
-    "send": lambda form: _check_children((form["child"],)),
+    "ask": lambda form: _check_stored_types(form["questions"], Question),
+    "wait": lambda form: _check_child_paths(form["children"]),
+    "cancel": lambda form: _check_child_paths(form["children"]),
+    "send": lambda form: _check_child_paths((form["child"],)),
 }
 """What is checked of an effect beside its members, by its type."""
 
 
-def _check_stored(values: Sequence[object], kind: Any) -> None:
+def _check_stored_types(values: Sequence[object], kind: Any) -> None:
     for value in values:
         if not isinstance(made := restored(value), kind):
             msg = f"a {type(made).__name__} stands where it cannot"
@@ -237,7 +182,7 @@ def _check_stored(values: Sequence[object], kind: Any) -> None:
 
 
 def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None:
-    """Raise unless an effect of this type may have this outcome; *asked* is how many questions it asks."""
+    """Raise unless an effect of this type may have this outcome; *asked* is the number of its questions."""
     value = outcome.value if isinstance(outcome, Value) else None
     fits = isinstance(outcome, Failure) or isinstance(value, OUTCOMES.get(effect, ANY))
     # As many answers as questions: they are told apart by their places, and one too few would give each question behind
@@ -256,12 +201,17 @@ def check_attempts(attempts: Any) -> None:
     """Raise unless these are failed attempts of a model call."""
     for attempt in attempts:
         check_members(attempt, {"error": dict, "usage?": dict}, "an attempt")
-        _check_stored([{"type": "failure", "error": attempt["error"]}], Failure)
+        _check_stored_types([{"type": "failure", "error": attempt["error"]}], Failure)
 
 
-def begun_of(said: Mapping[str, Any]) -> Begun:
-    """Return what an input says that a model call had used when it was stopped; raises ``ValueError`` for anything else."""
-    _check_stored([said["usage"]], Usage)
+EXTRAS = ("attempts", "writes")
+"""The lists that a result may have besides its outcome, in the order of its line."""
+NO_EXTRAS: Mapping[str, Any] = {}
+
+
+def parse_stopped_usage(said: Mapping[str, Any]) -> PartialUsage:
+    """Return the usage of a stopped model call from an input; raise ``ValueError`` if it is invalid."""
+    _check_stored_types([said["usage"]], Usage)
     try:
         cost = Decimal(said["cost"]) if "cost" in said else None
     # `NaN` falls through to the sentence below, which is the same for a cost that is no number and one that is below
@@ -271,29 +221,29 @@ def begun_of(said: Mapping[str, Any]) -> Begun:
     if cost is not None and not (cost.is_finite() and cost >= 0):
         msg = f"a cost is a number of dollars, not {said['cost'][:80]!r}"
         raise ValueError(msg)
-    return Begun(restored(said["usage"]), cost)
+    return PartialUsage(restored(said["usage"]), cost)
 
 
-def _check_answer(said: Mapping[str, Any]) -> None:
-    _check_stored([said["answer"]], Answer)
+def _check_answer_input(said: Mapping[str, Any]) -> None:
+    _check_stored_types([said["answer"]], Answer)
 
 
-def _check_computed(said: Mapping[str, Any]) -> None:
+def _check_computed_values(said: Mapping[str, Any]) -> None:
     if not all(value is None or isinstance(value, Mapping) for value in said["values"]):
         msg = "what the work of a body came to is an object"
         raise ValueError(msg)
 
 
-def _check_stop(said: Mapping[str, Any]) -> None:
+def _check_stop_input(said: Mapping[str, Any]) -> None:
     if said["kind"] not in get_args(StopKind):
         msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:80]!r}"
         raise ValueError(msg)
-    _check_stored([said["error"]] if "error" in said else [], StepEngineError)
+    _check_stored_types([said["error"]] if "error" in said else [], StepEngineError)
 
 
 class InputRow(NamedTuple):
     """
-    What is known of a type of input.
+    The properties of a type of input.
 
     Attributes:
         members: The types of its members.
@@ -311,10 +261,10 @@ class InputRow(NamedTuple):
 INPUTS: Mapping[str, InputRow] = {
     "system_prompt": InputRow({"text": str}, is_shown=False),
     "context_window": InputRow({"tokens": int}, is_shown=False),
-    "stop": InputRow({"kind": str, "error?": dict}, _check_stop, is_forked=False),
-    "answer": InputRow({"question_id": str, "answer": ANY}, _check_answer),
+    "stop": InputRow({"kind": str, "error?": dict}, _check_stop_input, is_forked=False),
+    "answer": InputRow({"question_id": str, "answer": ANY}, _check_answer_input),
     "accepted_difference": InputRow({"fp": str}),
-    "partial_usage": InputRow({"usage": dict, "cost?": str}, begun_of),
+    "partial_usage": InputRow({"usage": dict, "cost?": str}, parse_stopped_usage),
     "manual_result": InputRow({"by": str, "reason": str}),
     "result_pending": InputRow({}, is_shown=False),
     SIGNED: InputRow(
@@ -332,7 +282,7 @@ INPUTS: Mapping[str, InputRow] = {
         is_forked=False,
     ),
     "wake_time": InputRow({"until": int}),
-    "computed": InputRow({"values": list}, _check_computed, is_shown=False),
+    "computed": InputRow({"values": list}, _check_computed_values, is_shown=False),
     "gap": InputRow({}),
     "message": InputRow({"id": str, "topic": str, "value": ANY}),
     "rejected_message": InputRow({"id": str, "why": str}),
@@ -344,7 +294,7 @@ UNKNOWN_INPUT = InputRow({})
 
 
 def check_input(said: Mapping[str, Any]) -> None:
-    """Raise unless this is an input; one of an unknown type is not checked further."""
+    """Raise unless this is a valid input; one of an unknown type is not checked further."""
     check_members(said, {"type": str}, "the input")
     row = INPUTS.get(said["type"], UNKNOWN_INPUT)
     check_members(said, row.members, "the input")
@@ -361,7 +311,7 @@ TAIL_BYTES = 18
 SHORT_BYTES = 4096
 """Measured: up to about here, copying takes less time than making a view."""
 TAIL_FORM = re.compile(rb',"crc":"([0-9a-f]{8})"\}\Z')
-# JSON may hold these as they are, but tools that split text into lines take them for line ends (reliability:JR05).
+# JSON may hold these as they are, but tools that split text into lines take them for line ends (replay:J1).
 SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 Address: TypeAlias = "tuple[str, int]"
@@ -410,17 +360,17 @@ class Head:
     line: Mapping[str, Any] | None = None
 
 
-class Unread(Protocol):
-    """The bytes of a journal, whose records are read when somebody needs them."""
+class JournalSource(Protocol):
+    """The bytes of a journal, whose records are parsed on demand."""
 
     def members(self, start: int, end: int) -> Mapping[str, Any]:
-        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is not a record."""
+        """Return the members of the line from *start* to *end*; raise ``JournalCorrupt`` if it is no record."""
 
     def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the line holds with its blobs put in; raises ``KeyError``, too, when one is missing."""
+        """Return the line's members with its blobs filled in; raise ``KeyError`` if one is missing."""
 
 
-def _read(record: Intent | Result) -> Mapping[str, Any] | None:
+def _parse_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
     source = record.read_from
     return source if source is None or isinstance(source, Mapping) else source.members(record.start, record.end)
 
@@ -436,6 +386,8 @@ class Intent:
         given: The effect's stored form; the effect itself for a model call of this process; ``None`` for one that was read.
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
+        type: The stored name of its type, such as ``"model_call"``; ``""`` until somebody needs it.
+        subject: The model of a model call, the tool of a tool call; ``None`` for others, and until somebody needs it.
         program_line: The line of the program that asks for it, from 1; 0 where no program does, and where nobody noted it.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
         start: Where its line begins in these bytes, or and no object of its own: a long journal has many records.
@@ -448,12 +400,17 @@ class Intent:
     given: CallModel | Mapping[str, Any] | None
     fp: str = ""
     gather: int | None = None
-    read_from: Mapping[str, Any] | Unread | None = None
+    read_from: Mapping[str, Any] | JournalSource | None = None
     _type: str = ""
     _subject: str | None = None
     program_line: int = 0
     start: int = attrs.field(init=False, repr=False)
     end: int = attrs.field(init=False, repr=False)
+
+    @property
+    def address(self) -> Address:
+        """The address of the effect."""
+        return self.path, self.seq
 
     @property
     def effect(self) -> CallModel | Mapping[str, Any]:
@@ -480,12 +437,12 @@ class Intent:
 
     @property
     def is_background(self) -> bool:
-        """Whether it starts a child in the background: how that ended stands at the child's own path and -1."""
+        """Whether it starts a background child, whose end is recorded at the child's own path and -1."""
         return self.type == "agent_call" and "background" in cast("Any", self.effect)
 
     @property
     def subject(self) -> Any:
-        """The model of a model call, the tool of a tool call, in the stored form; ``None`` of any other effect."""
+        """The model of a model call or the tool of a tool call, in stored form; ``None`` for other effects."""
         if self._subject is None:
             effect: Any = self.effect
             if isinstance(effect, CallModel):
@@ -495,31 +452,32 @@ class Intent:
 
     @property
     def live(self) -> CallModel | None:
-        """The model call, which is kept as it is while its process lives; ``None`` of any other effect."""
+        """The model call of this process; ``None`` for other effects and stored ones."""
         given = self.given
         return given if isinstance(given, CallModel) else None
 
     @property
     def is_stored(self) -> bool:
-        """Whether it was read from a line."""
+        """Whether it was parsed from a line."""
         return self.read_from is not None
 
     @property
     def line(self) -> Mapping[str, Any] | None:
-        """Everything that stood in the line it was read from."""
-        return _read(self)
+        """All members of the line it was parsed from."""
+        return _parse_line_members(self)
 
 
 @attrs.define(eq=False)
 class Result:
     """
-    What came of an effect.
+    The outcome of an effect.
 
     Attributes:
         path: The path of the run that asked.
         seq: The effect's number on it.
         at: Milliseconds since the root run was created.
         given: The outcome; the value itself for a plain ``Value``; ``None`` for a result that was read.
+        extras: The members besides the outcome, as in ``EXTRAS``; ``None`` where the line that it was read from holds them.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
         start: Where its line begins in these bytes; only set there.
         end: Where its line ends, without its newline.
@@ -530,45 +488,46 @@ class Result:
     seq: int
     at: int
     given: Any = None
-    _attempts: Sequence[Mapping[str, Any]] | None = ()
-    read_from: Mapping[str, Any] | Unread | None = None
-    _writes: Sequence[Mapping[str, Any]] | None = ()
+    _extras: Mapping[str, Any] | None = NO_EXTRAS
+    read_from: Mapping[str, Any] | JournalSource | None = None
     start: int = attrs.field(init=False, repr=False)
     end: int = attrs.field(init=False, repr=False)
 
     @property
+    def address(self) -> Address:
+        """The address of the effect."""
+        return self.path, self.seq
+
+    @property
     def outcome(self) -> Value | Failure | None:
-        """What the machine is sent; ``None`` for a result that was read from a line."""
+        """The outcome for the machine; ``None`` for a result that was parsed from a line."""
         given = self.given
         if given is None or isinstance(given, (Value, Failure)):
             return given
         return Value(given, self.at)
 
     @property
+    def extras(self) -> Mapping[str, Any]:
+        """The members besides the outcome, as JSON."""
+        if self._extras is None:
+            line = cast("Any", self.line)
+            return {name: line[name] for name in EXTRAS if name in line}
+        return self._extras
+
+    @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
         """The failed attempts before it, as JSON objects."""
-        if self._attempts is None:
-            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("attempts", ())
-            return found
-        return self._attempts
+        return cast("Sequence[Mapping[str, Any]]", self.extras.get("attempts", ()))
 
     @property
     def writes(self) -> Sequence[Mapping[str, Any]]:
-        """What is needed to undo the writes of a tool call, in order, as JSON objects."""
-        if self._writes is None:
-            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("writes", ())
-            return found
-        return self._writes
+        """The file writes of a tool call in order, as JSON objects, for undoing."""
+        return cast("Sequence[Mapping[str, Any]]", self.extras.get("writes", ()))
 
     @property
     def line(self) -> Mapping[str, Any] | None:
-        """Everything that stood in the line it was read from."""
-        return _read(self)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it has neither failed attempts nor writes, as nearly all do; known only for results of this process."""
-        return not self._attempts and not self._writes
+        """All members of the line it was parsed from."""
+        return _parse_line_members(self)
 
 
 @frozen(eq=False)
@@ -591,15 +550,27 @@ class Input:
     input: Mapping[str, Any]
     line: Mapping[str, Any] | None = None
 
+    @property
+    def address(self) -> Address:
+        """The address of the effect that it belongs to or comes before."""
+        return self.path, self.seq
 
-def computed_record(address: Address, at: int, values: Sequence[Any]) -> Input:
-    """Return the record of what the work of a body of a tool came to, in order, where the result of its call follows."""
+
+def make_computed_record(address: Address, at: int, values: Sequence[Any]) -> Input:
+    """Return the record of the ``Compute`` results of a tool body, in order."""
     return Input(*address, at, {"type": "computed", "values": [*values]})
 
 
 @frozen(eq=False)
 class Blob:
-    """A JSON value that other records name by its fingerprint *fp*."""
+    """
+    A JSON value that other records name by its fingerprint.
+
+    Attributes:
+        fp: Its fingerprint.
+        data: The value.
+        line: Everything that stood in the line it was read from.
+    """
 
     kind: ClassVar[str] = "blob"
     fp: str
@@ -608,51 +579,52 @@ class Blob:
 
 
 Record: TypeAlias = Head | Intent | Result | Input | Blob
+"""One line of a journal."""
 
 
-def file_of(name: str) -> str:
-    """Return how a journal is written in a command: its path, where its name is one."""
+def format_file_argument(name: str) -> str:
+    """Return a journal's name for a command line, or ``FILE`` if it has spaces and so is no path."""
     return "FILE" if " " in name else name
 
 
-def shown_address(path: str, seq: int) -> str:
-    """Return an address as messages and command lines have it: ``#3``, ``3.2#0``; the root run is ``#-1``."""
+def format_address(path: str, seq: int) -> str:
+    """Return an address as messages show it: ``#3``, ``3.2#0``; the root run is ``#-1``."""
     return f"{path}#{seq}"
 
 
-def to_text(value: object) -> str:
-    """Return a JSON value as text for a line: compact, nothing sorted, no character that any tool takes for a line end."""
-    return for_line(compact(value))
+def to_compact_json(value: object) -> str:
+    """Return a JSON value as compact, unsorted text without line separators."""
+    return escape_separators(compact(value))
 
 
-def for_line(text: str) -> str:
-    """Return JSON text with nothing in it that any tool takes for a line end."""
+def escape_separators(text: str) -> str:
+    """Return JSON text with all line separators escaped."""
     return text if text.isascii() else text.translate(SEPARATORS)
 
 
-def to_line(members: Mapping[str, object] | str, previous: int) -> tuple[bytes, int]:
+def encode_line(members: Mapping[str, object] | str, previous: int) -> tuple[bytes, int]:
     """
     Return the line of a record, with its newline, and its checksum.
 
     Args:
-        members: Everything but the checksum, in order; or the text that ``to_text`` made of it.
+        members: Everything but the checksum, in order; or the text that ``to_compact_json`` made of it.
         previous: The checksum that this one starts from; 0 in a journal that is not linked.
     """
-    body = (members if isinstance(members, str) else to_text(members))[:-1].encode()
+    body = (members if isinstance(members, str) else to_compact_json(members))[:-1].encode()
     crc = zlib.crc32(body, previous)
     return body + b',"crc":"%08x"}\n' % crc, crc
 
 
-def checksum_if_right(line: bytes, previous: int) -> int | None:
-    """Return the checksum of a line without its newline, or ``None`` when it is missing or wrong."""
+def verify_checksum(line: bytes, previous: int) -> int | None:
+    """Return the checksum of a line without its newline, or ``None`` if it is missing or wrong."""
     # A copy of a short line takes less time than a view of it.
     crc = zlib.crc32(line[:-TAIL_BYTES] if len(line) < SHORT_BYTES else memoryview(line)[:-TAIL_BYTES], previous)
     return crc if line.endswith(b',"crc":"%08x"}' % crc) else None
 
 
-def record_of(members: Mapping[str, object], where: object) -> Record:
+def parse_record(members: Mapping[str, object], where: object) -> Record:
     """
-    Return the record that a line's members are; *where* is the text, or has the text, that an error begins with.
+    Return the record with the members of a line; *where* starts the message of an error.
 
     Raises:
         JournalVersion: for a format or a kind that this version does not know.
@@ -675,7 +647,7 @@ def record_of(members: Mapping[str, object], where: object) -> Record:
         raise JournalCorrupt(msg) from error
 
 
-def _member_of_type(members: Mapping[str, object], name: str, kind: type) -> Any:
+def _get_member(members: Mapping[str, object], name: str, kind: type) -> Any:
     value = members[name]
     if type(value) is not kind:
         msg = f"the member {name!r} should be of type {kind.__name__}"
@@ -683,8 +655,8 @@ def _member_of_type(members: Mapping[str, object], name: str, kind: type) -> Any
     return value
 
 
-def _head(members: Mapping[str, Any]) -> Head:
-    form = _member_of_type(members, "format", str)
+def _parse_head(members: Mapping[str, Any]) -> Head:
+    form = _get_member(members, "format", str)
     name, _, major = form.partition("/")
     if name != NAME or not major.isdecimal():
         msg = f"the format {form!r} is not one of ours"
@@ -693,7 +665,7 @@ def _head(members: Mapping[str, Any]) -> Head:
         engine = members.get("engine")
         msg = f"this journal has the format {form}, written by stepengine {engine}; this version reads {FORMAT}: upgrade to read it"
         raise JournalVersion(msg)
-    texts = {n: _member_of_type(members, n, str) for n in ("engine", "agent", "definition", "run", "seed", "created")}
+    texts = {n: _get_member(members, n, str) for n in ("engine", "agent", "definition", "run", "seed", "created")}
     check_head(texts["created"], members.get("parent"), members.get("hooks", []), members.get("packages", {}))
     return Head(
         **texts,
@@ -701,72 +673,71 @@ def _head(members: Mapping[str, Any]) -> Head:
         hooks=tuple(members.get("hooks", ())),
         packages=members.get("packages", {}),
         link=members.get("link", False) is True,
-        signed=_key(members) if "signed" in members else "",
-        workspace=_member_of_type(members, "workspace", str) if "workspace" in members else "",
+        signed=_parse_public_key(members) if "signed" in members else "",
+        workspace=_get_member(members, "workspace", str) if "workspace" in members else "",
         format=form,
         line=members,
     )
 
 
-def _key(members: Mapping[str, object]) -> str:
-    key: str = _member_of_type(members, "signed", str)
+def _parse_public_key(members: Mapping[str, object]) -> str:
+    key: str = _get_member(members, "signed", str)
     if KEY.fullmatch(key) is None:
         msg = f"{key[:80]!r} is not a public key"
         raise ValueError(msg)
     return key
 
 
-def _address(members: Mapping[str, object]) -> Address:
-    path, seq = _member_of_type(members, "path", str), _member_of_type(members, "seq", int)
-    check_place(path, seq)
+def _parse_address(members: Mapping[str, object]) -> Address:
+    path, seq = _get_member(members, "path", str), _get_member(members, "seq", int)
+    check_address(path, seq)
     return path, seq
 
 
-def _at(members: Mapping[str, object]) -> int:
-    at: int = _member_of_type(members, "at", int)
-    check_place("", 0, at)
+def _parse_time(members: Mapping[str, object]) -> int:
+    at: int = _get_member(members, "at", int)
+    check_address("", 0, at)
     return at
 
 
-def _intent(members: Mapping[str, Any]) -> Intent:
-    effect, fp = _member_of_type(members, "effect", dict), _member_of_type(members, "fp", str)
+def _parse_intent(members: Mapping[str, Any]) -> Intent:
+    effect, fp = _get_member(members, "effect", dict), _get_member(members, "fp", str)
     gather = members.get("gather")
     if gather is not None:
-        check_place("", _member_of_type(members, "gather", int))
-    kind, line = _member_of_type(effect, "type", str), _program_line(members) if "program_line" in members else 0
-    return Intent(*_address(members), effect, fp, gather, members, kind, program_line=line)
+        check_address("", _get_member(members, "gather", int))
+    kind, line = _get_member(effect, "type", str), _parse_program_line(members) if "program_line" in members else 0
+    return Intent(*_parse_address(members), effect, fp, gather, members, kind, program_line=line)
 
 
-def _program_line(members: Mapping[str, object]) -> int:
-    line: int = _member_of_type(members, "program_line", int)
+def _parse_program_line(members: Mapping[str, object]) -> int:
+    line: int = _get_member(members, "program_line", int)
     if not 0 < line < MAX_SEQ:
         msg = f"program_line {line} should be from 1 on and below {MAX_SEQ}"
         raise ValueError(msg)
     return line
 
 
-def _result(members: Mapping[str, object]) -> Result:
+def _parse_result(members: Mapping[str, object]) -> Result:
     if ("value" in members) == ("error" in members):
         msg = "it has either a value or an error"
         raise ValueError(msg)
-    attempts = _member_of_type(members, "attempts", list) if "attempts" in members else ()
-    check_attempts(attempts)
-    writes = _member_of_type(members, "writes", list) if "writes" in members else ()
-    return Result(*_address(members), _at(members), None, attempts, members, writes)
+    extras = {name: _get_member(members, name, list) for name in EXTRAS if name in members}
+    check_attempts(extras.get("attempts", ()))
+    return Result(*_parse_address(members), _parse_time(members), None, extras, members)
 
 
-def _input(members: Mapping[str, object]) -> Input:
-    return Input(*_address(members), _at(members), _member_of_type(members, "input", dict), members)
+def _parse_input(members: Mapping[str, object]) -> Input:
+    return Input(*_parse_address(members), _parse_time(members), _get_member(members, "input", dict), members)
 
 
-def _blob(members: Mapping[str, object]) -> Blob:
-    return Blob(_member_of_type(members, "fp", str), members["data"], members)
+def _parse_blob(members: Mapping[str, object]) -> Blob:
+    return Blob(_get_member(members, "fp", str), members["data"], members)
 
 
 _MAKERS: Mapping[str, Callable[[Mapping[str, Any]], Record]] = {
-    "head": _head,
-    "intent": _intent,
-    "result": _result,
-    "input": _input,
-    "blob": _blob,
+    "head": _parse_head,
+    "intent": _parse_intent,
+    "result": _parse_result,
+    "input": _parse_input,
+    "blob": _parse_blob,
 }

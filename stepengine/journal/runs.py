@@ -1,7 +1,7 @@
 """
-Recording, resuming, replaying and forking runs, for whoever can start one: *launch* brings a run to its end.
+Recording, resuming, replaying and forking runs; *launch* runs one to its end.
 
-An engine gives its own: it builds plan and services from ``run.opening``, and runs them with ``run.start`` and
+An engine gives its own: it builds plan and services from ``run.opening``, and runs them with ``start_run`` and
 ``run.wrap``.
 """
 
@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import attrs
 
 from stepengine.data.questions import AnswerLike
-from stepengine.data.state import RunResult
+from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.questions import InDoubt, sorted_answers
+from stepengine.journal.pending_items import open_questions
+from stepengine.journal.questions import InDoubt, split_answers
+from stepengine.journal.recorded_clock import ReplayPace
+from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
-from stepengine.journal.timing import Pace
 
 if TYPE_CHECKING:
-    from stepengine.journal.undoing import Roots
-
-__all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "fork", "record", "replay", "resume")
+    from stepengine.journal.file_undo import Roots
 
 Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult]]
 OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
@@ -34,23 +33,23 @@ OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
 Accepting: TypeAlias = Callable[[ReplayDivergence], bool]
 
 
-class Deciding(Journal):
-    """A journal that itself decides what a run does with it, such as that of a test, which records or repeats."""
+class SelfOpeningJournal(Journal):
+    """A journal that decides itself how a run uses it, such as that of a test, which records or replays."""
 
     @abc.abstractmethod
     def opened(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
-        """Return the run that is given this journal."""
+        """Return the run to be started on this journal."""
 
 
-def begin(journal: JournalLike, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
+def open_recording(journal: JournalLike, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
     """
-    Return the run that is given *journal*: it records, unless the journal decides otherwise.
+    Return the run for *journal*: a recording, unless the journal decides otherwise.
 
     Raises:
         JournalError: for what is not a journal.
     """
     made = as_journal(journal)
-    return made.opened(answers) if isinstance(made, Deciding) else JournaledRun.record(made, answers)
+    return made.opened(answers) if isinstance(made, SelfOpeningJournal) else JournaledRun.record(made, answers)
 
 
 async def record(journal: JournalLike, launch: Launch, *, answers: Mapping[str, AnswerLike] | None = None) -> Any:
@@ -60,7 +59,7 @@ async def record(journal: JournalLike, launch: Launch, *, answers: Mapping[str, 
     Raises:
         JournalError: when the journal cannot be used, or holds a run already.
     """
-    return await _run(JournaledRun.record(as_journal(journal), answers), launch, "stop")
+    return await _run_to_end(JournaledRun.record(as_journal(journal), answers), launch, "stop")
 
 
 async def resume(
@@ -75,7 +74,7 @@ async def resume(
     now: bool = False,
 ) -> RunResult:
     """
-    Go on with a run that was suspended, interrupted or cut off by a crash; what is recorded is not done again.
+    Resume a run that was suspended, interrupted or cut off by a crash; recorded effects are not repeated.
 
     A run that has ended gives its result again, and nothing is performed.
 
@@ -108,17 +107,19 @@ async def resume(
         raise JournalError(msg)
     taken = as_journal(journal)
     if ask_again and taken.is_there():
-        from stepengine.journal.reopening import take_back
+        from stepengine.journal.permission_reset import remove_approvals
 
-        take_back(taken)
+        remove_approvals(taken)
     if on_divergence == "extend":
-        return await _extend(taken, launch, answers, in_doubt, allow_repeat=allow_repeat, ask_again=ask_again, now=now)
+        return await _resume_and_rerecord(
+            taken, launch, answers, in_doubt, allow_repeat=allow_repeat, ask_again=ask_again, now=now
+        )
     keep = on_divergence == "keep"
     run = JournaledRun.resume(taken, answers, in_doubt, keep=keep, now=now, asks_again=ask_again)
-    return await _run(run, launch, on_divergence)
+    return await _run_to_end(run, launch, on_divergence)
 
 
-async def _extend(
+async def _resume_and_rerecord(
     journal: Journal,
     launch: Launch,
     answers: Mapping[str, AnswerLike] | None,
@@ -128,13 +129,14 @@ async def _extend(
     ask_again: bool,
     now: bool,
 ) -> RunResult:
-    from stepengine.journal.replayer import Leeway
+    """Repeat a run while it matches its record, then continue it live; its journal is replaced."""
+    from stepengine.journal.recorded_part import AllowedDifferences
 
-    leeway = Leeway(may_repeat=allow_repeat, doubts_yes=ask_again)
+    leeway = AllowedDifferences(may_repeat=allow_repeat, doubts_yes=ask_again)
     run = JournaledRun.rerecord(journal, answers, leeway=leeway)
-    run.in_doubt, run.wakes_now = in_doubt, now
-    result = await _run(run, launch, "stop")
-    refused = None if run.past is None else run.past.refused
+    run.answers.in_doubt, run.wakes_now = in_doubt, now
+    result = await _run_to_end(run, launch, "stop")
+    refused = None if run.recorded_part is None else run.recorded_part.refused
     if refused is not None:
         raise refused
     return result
@@ -147,11 +149,12 @@ async def replay(
     live: Collection[str] = (),
     speed: float | None = None,
     complete: bool = True,
+    same_end: bool = False,
     on_divergence: OnDivergence | Accepting = "raise",
     ask_again: bool = False,
 ) -> RunResult:
     """
-    Repeat a run from its record: no model, no tool, no network, no key is needed, and nothing is performed.
+    Repeat a run from its record without model, tools, network or key; nothing is performed.
 
     The result's journal is what the replay would have recorded.
 
@@ -163,6 +166,7 @@ async def replay(
             first call that is not recorded is the divergence.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
         complete: Whether the run has to come by every record, or may end before.
+        same_end: Whether a run whose status, output or error is not the recorded one has diverged, too.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
             an effect of the same kind with another content serve nevertheless, or a function that looks at the error for
             such an effect and returns whether it does; what it does not accept is raised.
@@ -172,28 +176,53 @@ async def replay(
         JournalError: when the journal is damaged or of a newer version, or its own permission would let a tool run that may not.
         ReplayDivergence: when the handler does something else than is recorded, or less.
     """
-    from stepengine.journal.replayer import Leeway, live_kinds
+    from stepengine.journal.recorded_part import AllowedDifferences, parse_live_kinds
 
     if not callable(on_divergence):
         _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
     source, kinds, pace = (
         as_journal(journal),
-        live_kinds(live, has_pace=speed is not None),
-        None if speed is None else Pace(speed),
+        parse_live_kinds(live, has_pace=speed is not None),
+        None if speed is None else ReplayPace(speed),
     )
     # A run without an effect has no place from which a model could answer anew: it asks none.
     if "model_call" in kinds and ("", 0) in source.history().intents:
-        return await _replay_with_models(source, launch, stops=on_divergence == "stop")
+        return await _replay_calling_models(source, launch, stops=on_divergence == "stop")
     accepts = on_divergence if callable(on_divergence) else None
     # Only "keep" and a function let a run go on at another effect; "raise" and "stop" say what becomes of the error behind it.
-    leeway = Leeway(
+    leeway = AllowedDifferences(
         live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=ask_again
     )
     run = JournaledRun.replay(source, leeway=leeway, pace=pace)
-    return await _run(run, launch, "raise" if callable(on_divergence) else on_divergence)
+    result = await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)
+    error = _compare_ends(source, run.writer.journal, result) if same_end else None
+    if error is None:
+        return result
+    if on_divergence != "stop":
+        raise error
+    return attrs.evolve(result, status=RunStatus.FAILED, error=error)
 
 
-async def _replay_with_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:
+def _compare_ends(recorded: Journal, replayed: Journal, result: RunResult) -> ReplayDivergence | None:
+    """Return the difference in status, output and error between two ends of a run; ``None`` where they are equal or one is missing."""
+    from stepengine.journal.divergence import compare_values
+    from stepengine.journal.encoding import to_comparable_form
+    from stepengine.journal.show import find_root_end
+
+    before, after = find_root_end(recorded.history()), find_root_end(replayed.history())
+    if before is None or after is None:
+        return None
+    was, now = [{**to_comparable_form(end), "status": end.status.value} for end in (before, after)]
+    diff = list(compare_values(was, now))
+    if not diff:
+        return None
+    lines = [f"  {pointer}  recorded {was}   now {now}" for pointer, was, now in diff]
+    msg = f"every effect is as recorded, but the run ends in another way: {result.error or ''}".rstrip(": ")
+    step = result.state.step_index
+    return ReplayDivergence("\n".join([msg, *lines]), kind="end", address="#-1", step=step, diff=diff)
+
+
+async def _replay_calling_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:
     from stepengine.journal.recorded_forks import fork_from_record
 
     made = await fork_from_record(source, launch, at=-1, reuse=False)
@@ -215,7 +244,7 @@ async def fork(
     run_id: str = "",
 ) -> RunResult:
     """
-    Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
+    Continue a run from the middle in a journal of its own; see ``branch`` for the arguments.
 
     Raises:
         InputError: when *at* is missing.
@@ -230,16 +259,16 @@ async def fork(
     # With it comes what brings files back, which no other run needs.
     from stepengine.journal.forks import branch
 
-    given, _ = sorted_answers(answers)
+    given, _ = split_answers(answers)
     made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id)
-    waiting = made.history().open_questions()
+    waiting = open_questions(made.history())
     texts = {question.text for _, question in waiting.values()}
     asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
     # What is asked only after the fork may be answered up front, as in a new run.
     run = JournaledRun.resume(made, asked, ahead=given)
     branched = len(made.records())
     try:
-        return await _run(run, launch, "raise")
+        return await _run_to_end(run, launch, "raise")
     except StepEngineError as error:
         # It could not start, for lack of a model or a key: nothing is left in the way of the next try.
         if not isinstance(error, ReplayDivergence) and len(made.records()) == branched:
@@ -253,11 +282,11 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise JournalError(msg)
 
 
-async def _run(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult:
+async def _run_to_end(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult:
     try:
         result = await launch(run)
     finally:
-        run.close()
+        run.writer.close()
     if on_divergence != "stop" and isinstance(result.error, ReplayDivergence):
         raise result.error
-    return attrs.evolve(result, journal=run.journal)
+    return attrs.evolve(result, journal=run.writer.journal)

@@ -49,26 +49,13 @@ from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Spending, Usage, known_costs
 from stepengine.data.visible import visible
 from stepengine.journal.encoding import restored
-from stepengine.journal.history import History, parent_of
-from stepengine.journal.programs import program_of
-from stepengine.journal.records import ROOT, Intent, Result, shown_address
+from stepengine.journal.history import History, get_start_address
+from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.programs import get_program
+from stepengine.journal.records import ROOT, Intent, Result, format_address
 from stepengine.journal.store import Journal, MemoryJournal
-from stepengine.redaction import redactor_for
+from stepengine.redaction import make_redactor
 from stepengine.runtime.performer import child_path
-
-__all__ = (
-    "ABOUT",
-    "clean_tree",
-    "ended_of",
-    "machine_data",
-    "render",
-    "render_effects",
-    "result_tree",
-    "run_id_of",
-    "run_tree",
-    "spending_of",
-    "status_of",
-)
 
 MIN_PATH_CHARS = 5
 """A shorter path, such as `/` or `/app`, is in texts that do not speak of this machine."""
@@ -91,26 +78,26 @@ def machine_data(cwd: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for path, placeholder in (
-        (os.fspath(cwd) if cwd is not None else _cwd(), "<cwd>"),
+        (os.fspath(cwd) if cwd is not None else _current_folder(), "<cwd>"),
         (tempfile.gettempdir(), "<tmp>"),
         (str(Path("~").expanduser()), "<home>"),
     ):
         if len(path) >= MIN_PATH_CHARS or (placeholder == "<tmp>" and len(path) > 1):
             found.setdefault(str(Path(path)), placeholder)
-    for name, placeholder in ((socket.gethostname(), "<host>"), (_user(), "<user>")):
+    for name, placeholder in ((socket.gethostname(), "<host>"), (_user_name(), "<user>")):
         if len(name) >= MIN_NAME_CHARS and name.lower() not in ORDINARY_NAMES:
             found.setdefault(name, placeholder)
     return found
 
 
-def _cwd() -> str:
+def _current_folder() -> str:
     try:
         return str(Path.cwd())
     except OSError:  # removed meanwhile
         return ""
 
 
-def _user() -> str:
+def _user_name() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -135,35 +122,35 @@ def run_tree(journal: Journal) -> Tree:
         # Lines say what of a request is new; values in memory would have to be compared with each other for that.
         history = MemoryJournal(journal.lines()).history()
     root, spending = history.root, spending_of(history)
-    ended = ended_of(history)
-    tree = _heading(str(root["agent_id"]), status_of(history), spending)
+    ended = find_root_end(history)
+    tree = _run_heading_tree(str(root["agent_id"]), status_of(history), spending)
     calls = sum(intent.type == "model_call" for intent in history.intents.values())
     tree |= {"effects": len(history.intents) - 1, "model_calls": calls}
     tree |= (
         _drop_empty(prompt=root.get("prompt"), params=plain(root.get("params")))
-        | _Path(history, "", results=not journal.records_tools).told()
+        | _RunEffects(history, "", results=not journal.records_tools).to_steps_tree()
     )
     if ended is not None:
-        tree |= _ending(ended)
+        tree |= _run_end_tree(ended)
     elif not history.is_complete:
-        tree |= _drop_empty(questions=[_question(q) for _, q in history.open_questions().values()])
+        tree |= _drop_empty(questions=[_question_tree(q) for _, q in open_questions(history).values()])
     return tree
 
 
 def result_tree(result: RunResult) -> Tree:
-    """Return what is known of a result without a journal: messages and children stand in for the effects, which nobody noted."""
+    """Return a result without a journal as a tree: messages and children in place of effects."""
     state = result.state
-    tree = _heading(state.agent_id, result.status.value, result.spending)
-    tree["messages"] = [_message(m) for m in state.message_history]
+    tree = _run_heading_tree(state.agent_id, result.status.value, result.spending)
+    tree["messages"] = [_message_tree(m) for m in state.message_history]
     if result.children:
-        tree["children"] = [{"agent": c.agent_id, "status": c.status.value} | _ending(c) for c in result.children]
-    error = None if result.error is None else _error(result.error)
+        tree["children"] = [{"agent": c.agent_id, "status": c.status.value} | _run_end_tree(c) for c in result.children]
+    error = None if result.error is None else _error_tree(result.error)
     output = plain(result.output)
-    questions = [_question(q) for q in result.pending_questions]
+    questions = [_question_tree(q) for q in result.pending_questions]
     return tree | _drop_empty(output=output if output != result.text else None, error=error, questions=questions)
 
 
-def _heading(agent: str, status: str, spending: Spending) -> Tree:
+def _run_heading_tree(agent: str, status: str, spending: Spending) -> Tree:
     usage = spending.usage
     tree: Tree = {"agent": agent, "status": status}
     if usage.total_tokens:
@@ -172,8 +159,8 @@ def _heading(agent: str, status: str, spending: Spending) -> Tree:
     return tree
 
 
-def ended_of(history: History) -> ChildResult | None:
-    """Return how the root run ended; ``None`` when it has not."""
+def find_root_end(history: History) -> ChildResult | None:
+    """Return the end of the root run, or ``None`` if it has not ended."""
     known = history.results.get(ROOT)
     value = getattr(history.outcome(known), "value", None) if known is not None else None
     return value if isinstance(value, ChildResult) else None
@@ -185,12 +172,12 @@ def run_id_of(history: History) -> str:
 
 
 def status_of(history: History) -> str:
-    """Return the status of the root run, and a word for one that has not ended."""
-    ended = ended_of(history)
+    """Return the status of the root run; without an end ``suspended``, ``stopped: KIND`` or ``interrupted``."""
+    ended = find_root_end(history)
     if ended is not None:
         return ended.status.value
     last = history.stop
-    if (last is None or last.input["kind"] == "suspended") and history.waits():
+    if (last is None or last.input["kind"] == "suspended") and find_waits(history):
         return "suspended"
     stops = [str(i.input.get("kind")) for i in history.inputs if i.input.get("type") == "stop"]
     kinds = [kind for kind in stops if kind != "suspended"]
@@ -198,8 +185,8 @@ def status_of(history: History) -> str:
 
 
 def spending_of(history: History) -> Spending:
-    """Return what the run spent: as it said at its end, else what its recorded replies add up to."""
-    ended = ended_of(history)
+    """Return the spending of the run: as recorded at its end, else the sum of its replies."""
+    ended = find_root_end(history)
     if ended is not None:
         return ended.spending
     spent = Spending()
@@ -209,19 +196,19 @@ def spending_of(history: History) -> Spending:
             continue
         path = address[0]
         if path not in agents:
-            agents[path] = _agent_at(history, path)
+            agents[path] = _find_agent_id(history, path)
         result = history.results.get(address)
         reply = None if result is None else getattr(history.outcome(result), "value", None)
         if isinstance(reply, ModelReply):
             usage = attrs.evolve(reply.usage or Usage(at_least=True), requests=1)
-            spent += _spent_by(agents[path], reply.model or history.model(intent), usage, reply.cost)
+            spent += _make_spending(agents[path], reply.model or history.model(intent), usage, reply.cost)
         elif result is None and address in history.begun:
             begun = history.begun[address]
-            spent += _spent_by(agents[path], history.model(intent), begun.usage, begun.cost)
+            spent += _make_spending(agents[path], history.model(intent), begun.usage, begun.cost)
     return spent
 
 
-def _spent_by(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spending:
+def _make_spending(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spending:
     by_agent, by_model = {agent: usage}, {model: usage}
     return Spending(
         usage=usage,
@@ -233,10 +220,10 @@ def _spent_by(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spe
     )
 
 
-def _agent_at(history: History, path: str) -> str:
+def _find_agent_id(history: History, path: str) -> str:
     """Return the agent of the run at a path; the body of a tool is its caller's."""
     while path:
-        above = parent_of(path)
+        above = get_start_address(path)
         form = history.form(history.intents[above])
         if form["type"] == "agent_call":
             return str(form["agent_id"])
@@ -244,7 +231,7 @@ def _agent_at(history: History, path: str) -> str:
     return str(history.root["agent_id"])
 
 
-class _Path:
+class _RunEffects:
     """
     The effects of one run, its children's inside them.
 
@@ -264,53 +251,63 @@ class _Path:
         self._calls: dict[str, str] = {}
         self._seen: set[str] = set()
 
-    def told(self) -> Tree:
-        """Return the effects as a member of the run's tree; no member when there are none."""
-        return _drop_empty(steps=_with_programs_once(list(self._entries())))
+    def to_steps_tree(self) -> Tree:
+        """Return the effects as a member of the run's tree; empty without effects."""
+        return _drop_empty(steps=_drop_repeated_programs(list(self._entries())))
 
     def _entries(self) -> Iterator[Tree]:
         seq = 0
         while (intent := self._history.intents.get((self._path, seq))) is not None:
             result = self._history.results.get((self._path, seq))
             form = self._history.form(intent)
-            tree: Tree = {"address": shown_address(self._path, seq)}
+            tree: Tree = {"address": format_address(self._path, seq)}
             if intent.program_line:
                 tree["program_line"] = intent.program_line
-            tree |= self._model(intent, form) if form["type"] == "model_call" else self._other(form, seq)
+            tree |= (
+                self._model_call_tree(intent, form) if form["type"] == "model_call" else self._effect_tree(form, seq)
+            )
             if result is not None:
-                tree |= _drop_empty(retries=[_retry(a) for a in result.attempts], outcome=self._outcome(result))
+                tree |= _drop_empty(
+                    retries=[_describe_attempt(a) for a in result.attempts], outcome=self._outcome_lines(result)
+                )
             yield tree
             seq += 1
 
-    def _other(self, form: Mapping[str, Any], seq: int) -> Tree:
+    def _effect_tree(self, form: Mapping[str, Any], seq: int) -> Tree:
         if form["type"] == "ask":
-            questions = [_question(restored(q)) for q in form["questions"]]
+            questions = [_question_tree(restored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
             return {"kind": "ask", "questions": questions} | _drop_empty(purpose=purpose)
         row, about = KINDS[form["type"]], ABOUT.get(form["type"])
         tree: Tree = {"kind": row.verb, "name": form[row.name] if about is None else about(form)}
         if form["type"] == "tool_call":
             source = form["source"] if form["source"] != "model" else None
-            tree |= _drop_empty(call=self._call(form["tool_call_id"]), source=source)
-            program, given = program_of(form), plain(form["input"])
+            tree |= _drop_empty(call=self._shorten_call_id(form["tool_call_id"]), source=source)
+            program, given = get_program(form), plain(form["input"])
             if program is not None:
                 tree["program"] = {"text": given.pop("code"), "lines": program.count("\n") + 1}
             tree |= {"input": given}
-            return tree | _Path(self._history, child_path(self._path, seq)).told() if "yields" in form else tree
+            return (
+                tree | _RunEffects(self._history, child_path(self._path, seq)).to_steps_tree()
+                if "yields" in form
+                else tree
+            )
         if form["type"] == "perform":
             return tree | _drop_empty(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
         if form["type"] != "agent_call":
             return tree
         tree |= _drop_empty(
-            call=self._call(form.get("tool_call_id", "")), prompt=form["prompt"], params=plain(form["params"])
+            call=self._shorten_call_id(form.get("tool_call_id", "")),
+            prompt=form["prompt"],
+            params=plain(form["params"]),
         )
         path = child_path(self._path, seq)
         if form.get("background"):
             ended = self._history.results.get((path, -1))
-            tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome(ended))
-        return tree | _Path(self._history, path).told()
+            tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome_lines(ended))
+        return tree | _RunEffects(self._history, path).to_steps_tree()
 
-    def _model(self, intent: Intent, form: Mapping[str, Any]) -> Tree:
+    def _model_call_tree(self, intent: Intent, form: Mapping[str, Any]) -> Tree:
         self._step += 1
         request = form["request"]
         items = request["messages"]
@@ -324,55 +321,59 @@ class _Path:
             self._tools = tree["tools"] = tools
         tree |= _drop_empty(
             tool_choice=plain(request.get("tool_choice")),
-            settings=_settings(request.get("settings")),
+            settings=_settings_tree(request.get("settings")),
         )
         system = request.get("system_prompt", "")
         if system != self._system:
             self._system = system
             tree["system"] = system
-        tail = [_message(restored(m), self._call) for m in request.get("tail", ())]
+        tail = [_message_tree(restored(m), self._shorten_call_id) for m in request.get("tail", ())]
         said = [
-            m for each in new if self._is_news(m := _message(restored(each), self._call), of_roles=self._always_new)
+            m
+            for each in new
+            if self._mark_message_shown(
+                m := _message_tree(restored(each), self._shorten_call_id), of_roles=self._always_new
+            )
         ]
-        return tree | _drop_empty(said=[*said, *[m for m in tail if self._is_news(m)]])
+        return tree | _drop_empty(said=[*said, *[m for m in tail if self._mark_message_shown(m)]])
 
-    def _is_news(self, message: Tree, of_roles: Collection[str] = ()) -> bool:
-        """Return whether a message was not told before: replies and results were, unless a hook changed them."""
-        mark = _mark(message["role"], message["parts"])
+    def _mark_message_shown(self, message: Tree, of_roles: Collection[str] = ()) -> bool:
+        """Record that a message is shown; return whether it is new, or of one of *of_roles*, shown each time."""
+        mark = _message_key(message["role"], message["parts"])
         known = mark in self._seen
         self._seen.add(mark)
         return not known or message["role"] in of_roles
 
-    def _call(self, known: str) -> str | None:
-        """Return the name of a call: numbered as they appear, so that ids of other places cannot shift them."""
+    def _shorten_call_id(self, known: str) -> str | None:
+        """Return a short name for a call id, numbered in order of appearance."""
         return self._calls.setdefault(known, f"c{len(self._calls) + 1}") if known else None
 
-    def _outcome(self, result: Result) -> Tree:
+    def _outcome_lines(self, result: Result) -> Tree:
         outcome = self._history.outcome(result)
         if isinstance(outcome, Failure):
-            return {"error": _error(outcome.error)}
+            return {"error": _error_tree(outcome.error)}
         value = outcome.value
         if isinstance(value, ModelReply):
-            parts = [_part_in_tree(p, self._call) for p in value.content]
-            self._seen.add(_mark("assistant", parts))
+            parts = [_message_part_tree(p, self._shorten_call_id) for p in value.content]
+            self._seen.add(_message_key("assistant", parts))
             usual = StopReason.TOOL_USE if value.tool_calls else None
             return {"parts": parts} | _drop_empty(stop=value.stop_reason.value if value.stop_reason != usual else None)
         if isinstance(value, ToolResult):
-            parts = [_part_in_tree(p) for p in value.content]
-            self._seen.add(_mark("tool", parts))
+            parts = [_message_part_tree(p) for p in value.content]
+            self._seen.add(_message_key("tool", parts))
             effects = [f"{e.kind} {e.target}".rstrip() for e in value.side_effects]
             return _drop_empty(status=value.status if value.status != "ok" else None, side_effects=effects) | {
                 "parts": parts
             }
         if isinstance(value, ChildResult):
-            return {"status": value.status.value} | _ending(value)
+            return {"status": value.status.value} | _run_end_tree(value)
         if isinstance(value, tuple) and value and isinstance(value[0], Answer):
             return {"answers": [a.value or "(declined)" for a in value]}
         return {"value": plain(value)}
 
 
-def _with_programs_once(steps: list[Tree]) -> list[Tree]:
-    """Return effects whose replies name the call of a program where its text stands, which is where it runs."""
+def _drop_repeated_programs(steps: list[Tree]) -> list[Tree]:
+    """Return effects with each program's text only where it runs, not in the reply that calls it."""
     asked: list[Tree] = []
     for step in steps:
         if step["kind"] == "model":
@@ -386,53 +387,53 @@ def _with_programs_once(steps: list[Tree]) -> list[Tree]:
     return steps
 
 
-def _mark(role: str, parts: list[Tree]) -> str:
-    """Return what two forms of one message have in common; a reply's calls have no ids yet."""
+def _message_key(role: str, parts: list[Tree]) -> str:
+    """Return a key that the forms of one message share; the ids of calls are left out."""
     return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
 
 
-def _settings(stored: object) -> object:
+def _settings_tree(stored: object) -> object:
     return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
 
 
-def _ending(ended: ChildResult) -> Tree:
+def _run_end_tree(ended: ChildResult) -> Tree:
     """Return output or text of a run that ended, its error and its open questions."""
     output = plain(ended.output)
     said = {"text": ended.text} if ended.text and output is None else _drop_empty(output=output)
-    error = None if ended.error is None else _error(ended.error)
-    return said | _drop_empty(error=error, questions=[_question(q) for q in ended.questions])
+    error = None if ended.error is None else _error_tree(ended.error)
+    return said | _drop_empty(error=error, questions=[_question_tree(q) for q in ended.questions])
 
 
-def _children(form: Mapping[str, Any]) -> str:
+def _join_child_paths(form: Mapping[str, Any]) -> str:
     return ", ".join(map(str, form["children"]))
 
 
 ABOUT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "sleep": lambda form: f"until {form['until']}" if form.get("until") else f"{form.get('seconds', 0):g} s",
     "receive": lambda form: str(form["topic"]),
-    "wait": _children,
+    "wait": _join_child_paths,
     "send": lambda form: str(form["child"]),
-    "cancel": _children,
+    "cancel": _join_child_paths,
 }
 """The name that is shown of an effect whose record has no member for it."""
 
 
-def _retry(attempt: Mapping[str, object]) -> str:
+def _describe_attempt(attempt: Mapping[str, object]) -> str:
     error = restored({"type": "failure", "error": attempt["error"]}).error
     status = getattr(error, "status", None)
     return " ".join([str(p) for p in (type(error).__name__, status or "", getattr(error, "kind", "")) if p])
 
 
-def _error(error: BaseException) -> Tree:
+def _error_tree(error: BaseException) -> Tree:
     return {"type": type(error).__name__, "message": plain(str(error))}
 
 
-def _question(question: Question) -> Tree:
+def _question_tree(question: Question) -> Tree:
     return {"id": question.id, "text": question.text} | _drop_empty(options=list(question.options))
 
 
-def _message(message: Message, call: Any = str) -> Tree:
-    tree: Tree = {"role": message.role, "parts": [_part_in_tree(p, call) for p in message.content]}
+def _message_tree(message: Message, call: Any = str) -> Tree:
+    tree: Tree = {"role": message.role, "parts": [_message_part_tree(p, call) for p in message.content]}
     if isinstance(message, ToolMessage):
         status = message.status if message.status != "ok" else None
         return tree | _drop_empty(name=message.tool_name, id=call(message.tool_call_id), status=status)
@@ -441,13 +442,15 @@ def _message(message: Message, call: Any = str) -> Tree:
     return tree | _drop_empty(tags=[tag for tag in message.tags if tag != "USER_PROMPT"])
 
 
-def _part_in_tree(part: Part, call: Any = str) -> Tree:
+def _message_part_tree(part: Part, call: Any = str) -> Tree:
     match part:
         case TextPart():
             return {"text": part.text}
         case ThinkingPart():
             signed = (part.provider_data or JsonDict()).get("signature")
-            return {"thinking": part.text} | _drop_empty(signature=_hash(str(signed).encode()) if signed else None)
+            return {"thinking": part.text} | _drop_empty(
+                signature=_short_hash(str(signed).encode()) if signed else None
+            )
         case RefusalPart():
             return {"refusal": part.text}
         case ToolCallPart():
@@ -456,34 +459,34 @@ def _part_in_tree(part: Part, call: Any = str) -> Tree:
         case JsonPart() | ToolReferencePart():
             return {"json": thaw(part.value)} if isinstance(part, JsonPart) else {"finds": part.tool_name}
         case ImagePart() | DocumentPart():
-            return {"media": _media(part)}
+            return {"media": _media_text(part)}
         case OpaquePart() | CitationPart():
-            return _from_the_provider(part)
+            return _provider_part_tree(part)
         case _ as never:
             assert_never(never)
 
 
-def _from_the_provider(part: OpaquePart | CitationPart) -> Tree:
+def _provider_part_tree(part: OpaquePart | CitationPart) -> Tree:
     if isinstance(part, CitationPart):
         return {"cites": part.url or part.source} | _drop_empty(title=part.title, quote=part.quote, said=part.said)
     told = _drop_empty(did=part.tool, shows=part.text)
-    return {"opaque": f"{part.provider} {_hash(canonical(part.data).encode())}"} | told
+    return {"opaque": f"{part.provider} {_short_hash(canonical(part.data).encode())}"} | told
 
 
-def _media(part: ImagePart | DocumentPart) -> str:
+def _media_text(part: ImagePart | DocumentPart) -> str:
     if part.data is not None:
-        what = f"{len(part.data):,} bytes {_hash(part.data)}"
+        what = f"{len(part.data):,} bytes {_short_hash(part.data)}"
     else:
         what = str(part.url) if part.file_id is None else f"file {part.file_id} of {part.provider}"
     return f"{part.mime_type} {what}"
 
 
-def _hash(data: bytes) -> str:
+def _short_hash(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()[:HASH_DIGITS]}"
 
 
 def _drop_empty(**members: object) -> Tree:
-    """Return the members that say something."""
+    """Return the members that are not empty."""
     return {name: value for name, value in members.items() if value not in EMPTY}
 
 
@@ -511,41 +514,41 @@ def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> 
         portable: Take out what tells of this machine, too: folders, the names of host and user.
         whole: Leave long texts whole.
     """
-    clean = redactor_for("all", os.environ, machine=machine_data() if portable else None).value(tree)
+    clean = make_redactor("all", os.environ, machine=machine_data() if portable else None).value(tree)
     if portable:
         # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
-        clean = _map_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
-    return clean if whole else _cut_programs(_map_texts(clean, _cut), clean)
+        clean = _replace_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
+    return clean if whole else _restore_program_texts(_replace_texts(clean, _shorten_text), clean)
 
 
-def _cut_programs(cut: Any, whole: Any) -> Any:
+def _restore_program_texts(cut: Any, whole: Any) -> Any:
     """
-    Return a tree whose texts were cut with its programs as they were before that, marked where only a part of them is to be shown.
+    Return a shortened tree with the full texts of its programs, marked where only parts are to be shown.
 
     What is shown of a long program are the lines around its calls, which are not where a text is cut.
     """
     if isinstance(whole, list):
-        return [_cut_programs(*pair) for pair in zip(cut, whole, strict=True)]
+        return [_restore_program_texts(*pair) for pair in zip(cut, whole, strict=True)]
     if not isinstance(whole, dict):
         return cut
     for name in ("steps", "children"):
         if name in whole:
-            cut[name] = _cut_programs(cut[name], whole[name])
+            cut[name] = _restore_program_texts(cut[name], whole[name])
     program = whole.get("program")
     if isinstance(program, dict) and "address" in whole:
         cut["program"] = {**program, "cut": True} if len(str(program.get("text"))) > MAX_TEXT_CHARS else program
     return cut
 
 
-def _map_texts(value: object, change: Callable[[str], str]) -> object:
+def _replace_texts(value: object, change: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(k): _map_texts(v, change) for k, v in value.items()}
-    return [_map_texts(v, change) for v in value] if isinstance(value, list) else value
+        return {change(k): _replace_texts(v, change) for k, v in value.items()}
+    return [_replace_texts(v, change) for v in value] if isinstance(value, list) else value
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     if len(text) <= MAX_TEXT_CHARS:
         return text
     mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:HASH_DIGITS]
@@ -559,24 +562,24 @@ def render(tree: Mapping[str, object]) -> str:
     Members that are missing are left out, and members of another type than usual are shown as they are: a snapshot's
     filters may have taken or replaced them.
     """
-    return "".join([f"{_line(line)}\n" for line in _run(tree)])
+    return "".join([f"{_escape_line(line)}\n" for line in _run_lines(tree)])
 
 
 def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> str:
-    """Return the effects of a run's tree that have one of *addresses*, without what was sent to models before them."""
-    lines = [_line(line) for effect in _find_effects(tree, addresses) for line in _effect(effect)]
+    """Return the effects with one of *addresses* as text, without the requests before them."""
+    lines = [_escape_line(line) for effect in _find_effects(tree, addresses) for line in _effect_lines(effect)]
     return "".join([f"{line}\n" for line in lines])
 
 
 def _find_effects(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
-    for effect in _list(tree, "steps"):
+    for effect in _get_list(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}
         else:
             yield from _find_effects(effect, addresses)
 
 
-def _line(line: str) -> str:
+def _escape_line(line: str) -> str:
     # Texts are split into lines already: a line end that is left stands in a name.
     return _mark_trailing_spaces(visible(line.replace("\n", "\\n")).replace("\t", "\\t"))
 
@@ -587,38 +590,43 @@ def _mark_trailing_spaces(line: str) -> str:
     return bare + BLANK * (len(line) - len(bare))
 
 
-def _run(tree: Mapping[str, Any]) -> Iterator[str]:
-    words = [f"run {tree.get('agent', '')}", tree.get("status"), _count(tree, "effects"), _count(tree, "model_calls")]
+def _run_lines(tree: Mapping[str, Any]) -> Iterator[str]:
+    words = [
+        f"run {tree.get('agent', '')}",
+        tree.get("status"),
+        _format_count(tree, "effects"),
+        _format_count(tree, "model_calls"),
+    ]
     spent = tree.get("tokens")
     if isinstance(spent, Mapping):
         words.append(f"tokens {spent.get('in')} in / {spent.get('out')} out")
     if tree.get("cost_usd") is not None:
         words.append(f"cost ${tree['cost_usd']}")
     yield _join_words(words)
-    yield from _show_member("prompt", tree.get("prompt"))
-    yield from _show_member("params", tree.get("params"))
-    for message in _list(tree, "messages"):
-        yield from _show_message(message)
-    for child in _list(tree, "children"):
+    yield from _named_value_lines("prompt", tree.get("prompt"))
+    yield from _named_value_lines("params", tree.get("params"))
+    for message in _get_list(tree, "messages"):
+        yield from _message_lines(message)
+    for child in _get_list(tree, "children"):
         yield _join_words([f"child {child.get('agent', '')}", child.get("status")])
-        yield from _indent("  ", _end(child))
-    for effect in _list(tree, "steps"):
-        yield from _effect(effect)
-    yield from _end(tree)
+        yield from _indent("  ", _run_end_lines(child))
+    for effect in _get_list(tree, "steps"):
+        yield from _effect_lines(effect)
+    yield from _run_end_lines(tree)
 
 
-def _end(tree: Mapping[str, Any]) -> Iterator[str]:
+def _run_end_lines(tree: Mapping[str, Any]) -> Iterator[str]:
     if "output" in tree:
-        yield from _show_member("output", tree["output"], quoted=True)
-    yield from _show_member("text", tree.get("text"))
+        yield from _named_value_lines("output", tree["output"], quoted=True)
+    yield from _named_value_lines("text", tree.get("text"))
     error = tree.get("error")
     if isinstance(error, Mapping):
-        yield from _show_member(f"error {error.get('type')}", error.get("message"))
-    for question in _list(tree, "questions"):
-        yield from _show_question("waits for an answer to ", question)
+        yield from _named_value_lines(f"error {error.get('type')}", error.get("message"))
+    for question in _get_list(tree, "questions"):
+        yield from _question_lines("waits for an answer to ", question)
 
 
-def _effect(effect: Mapping[str, object]) -> Iterator[str]:
+def _effect_lines(effect: Mapping[str, object]) -> Iterator[str]:
     kind = effect.get("kind")
     words = [
         effect.get("address"),
@@ -631,33 +639,33 @@ def _effect(effect: Mapping[str, object]) -> Iterator[str]:
     if kind == "model":
         messages = effect.get("messages")
         words += [f"step {effect.get('step')}", f"messages {messages} (+{effect.get('added')})" if messages else ""]
-        words += [f"tools {', '.join(map(str, _list(effect, 'tools'))) or 'none'}" if "tools" in effect else ""]
-    retries = _list(effect, "retries")
+        words += [f"tools {', '.join(map(str, _get_list(effect, 'tools'))) or 'none'}" if "tools" in effect else ""]
+    retries = _get_list(effect, "retries")
     words += [f"retries {len(retries)}: {', '.join(map(str, retries))}" if retries else ""]
     yield _join_words(words)
-    yield from _indent("     ", _asks(effect))
-    yield from _came(effect)
+    yield from _indent("     ", _request_lines(effect))
+    yield from _result_lines(effect)
 
 
-def _asks(effect: Mapping[str, object]) -> Iterator[str]:
-    yield from _members(effect.get("input"))
+def _request_lines(effect: Mapping[str, object]) -> Iterator[str]:
+    yield from _object_lines(effect.get("input"))
     program = effect.get("program")
     if isinstance(program, Mapping):
-        yield from _program(program, _list(effect, "steps"))
+        yield from _program_lines(program, _get_list(effect, "steps"))
         return
     for name in ("tool_choice", "settings", "system", "prompt", "params", "args", "kwargs"):
-        yield from _show_member(name, effect.get(name))
-    for message in _list(effect, "said"):
-        yield from _show_message(message)
-    for question in _list(effect, "questions"):
-        yield from _show_question("", question)
-    for inner in _list(effect, "steps"):
-        yield from _effect(inner)
+        yield from _named_value_lines(name, effect.get(name))
+    for message in _get_list(effect, "said"):
+        yield from _message_lines(message)
+    for question in _get_list(effect, "questions"):
+        yield from _question_lines("", question)
+    for inner in _get_list(effect, "steps"):
+        yield from _effect_lines(inner)
 
 
-def _program(program: Mapping[str, object], effects: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _program_lines(program: Mapping[str, object], effects: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """
-    Give the lines of a program by number, what each asked for below it, and ``>`` where it waits.
+    Yield the numbered lines of a program with their effects below, and ``>`` where it waits.
 
     What has no line of this text stands below: old records have none, and where a secret was taken out lines may be gone.
     """
@@ -672,19 +680,19 @@ def _program(program: Mapping[str, object], effects: Sequence[Mapping[str, Any]]
     waits = {line for line, asked in at.items() if any("outcome" not in effect for effect in asked)}
     digits = len(str(len(lines)))
     yield "program"
-    for number, line in _select_lines(lines, at.keys() if program.get("cut") else None):
+    for number, line in _select_program_lines(lines, at.keys() if program.get("cut") else None):
         if number:
             yield f"  {'>' if number in waits else ' '} {number:>{digits}}  {line}".rstrip(" ")
         else:
             yield f"    {'':{digits}}  {line}"
         for effect in at.get(number, ()) if number else ():
-            yield from _indent(" " * (6 + digits), _inner(effect))
+            yield from _indent(" " * (6 + digits), _program_effect_lines(effect))
     for effect in at.get(0, ()):
-        yield from _inner(effect)
+        yield from _program_effect_lines(effect)
 
 
-def _select_lines(lines: Sequence[str], around: Collection[int] | None) -> Iterator[tuple[int, str]]:
-    """Give lines with their numbers: all, or the first ones and those *around* some; number 0 says how many were left out."""
+def _select_program_lines(lines: Sequence[str], around: Collection[int] | None) -> Iterator[tuple[int, str]]:
+    """Yield lines with their numbers: all, or the first ones and those *around* some; number 0 is an omission."""
     near = {at + n for at in around or () for n in range(-NEAR_LINES, NEAR_LINES + 1) if at}
     left = 0
     for number, line in enumerate(lines, 1):
@@ -692,181 +700,181 @@ def _select_lines(lines: Sequence[str], around: Collection[int] | None) -> Itera
             left += 1
             continue
         if left:
-            yield 0, _left_out(left, number - 1)
+            yield 0, _omission_text(left, number - 1)
             left = 0
         line = line.removesuffix("\r")  # noqa: PLW2901 - of a line end that has two characters
         is_long = around is not None and len(line) > MAX_LINE_CHARS
         yield number, f"{line[:MAX_LINE_CHARS]}... (cut: {len(line):,} characters)" if is_long else line
     if left:
-        yield 0, _left_out(left, len(lines))
+        yield 0, _omission_text(left, len(lines))
 
 
-def _left_out(count: int, last: int) -> str:
+def _omission_text(count: int, last: int) -> str:
     return f"... (cut: {f'lines {last - count + 1} to {last}' if count > 1 else f'line {last}'})"
 
 
-def _inner(effect: Mapping[str, Any]) -> Iterator[str]:
-    """Give what a program asked for: in one line what fits there."""
-    came = list(_outcome(effect["outcome"])) if "outcome" in effect else ["(no result yet)"]
-    asks = _brief(effect)
-    text = _one_text(effect.get("outcome"))
+def _program_effect_lines(effect: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines for an effect of a program, in one line if it fits."""
+    came = list(_outcome_lines(effect["outcome"])) if "outcome" in effect else ["(no result yet)"]
+    asks = _request_as_one_line(effect)
+    text = _outcome_as_one_line(effect.get("outcome"))
     brief = came if text is None else [text]
     if asks is None or len(brief) != 1 or len(brief[0]) > MAX_INLINE_CHARS:
-        yield from _effect(effect)
+        yield from _effect_lines(effect)
     else:
         yield f"{asks} -> {brief[0]}"
 
 
-def _brief(effect: Mapping[str, Any]) -> str | None:
-    """Return what an effect of a program asks for in one line; ``None`` where it needs more."""
+def _request_as_one_line(effect: Mapping[str, Any]) -> str | None:
+    """Return the request of a program's effect in one line, or ``None`` if it needs more."""
     if any(name in effect for name in ("steps", "retries", "prompt", "params", "program")):
         return None
     asked = [
-        _join_words([q.get("id"), _json(q.get("text")), *map(_json, _list(q, "options"))])
-        for q in _list(effect, "questions")
+        _join_words([q.get("id"), _to_json(q.get("text")), *map(_to_json, _get_list(q, "options"))])
+        for q in _get_list(effect, "questions")
         if isinstance(q, Mapping)
     ]
-    given = [_json(effect["input"])] if "input" in effect else []
+    given = [_to_json(effect["input"])] if "input" in effect else []
     words = [effect.get("address"), f"{effect.get('kind')} {effect.get('name', '')}".rstrip(), effect.get("purpose")]
     said = _join_words([*words, *given, *asked])
     return said if len(said) <= MAX_INLINE_CHARS and "\n" not in said else None
 
 
-def _one_text(outcome: object) -> str | None:
-    """Return the status and the text of an outcome in one line; ``None`` if there is more to it."""
+def _outcome_as_one_line(outcome: object) -> str | None:
+    """Return the status and text of an outcome in one line, or ``None`` if it needs more."""
     if not isinstance(outcome, Mapping) or not outcome.keys() <= {"parts", "status"}:
         return None
-    parts = _list(outcome, "parts")
+    parts = _get_list(outcome, "parts")
     only = parts[0] if len(parts) == 1 else None
     if not isinstance(only, Mapping) or only.keys() != {"text"}:
         return None
-    return " ".join([str(said) for said in (outcome.get("status"), _json(only["text"])) if said])
+    return " ".join([str(said) for said in (outcome.get("status"), _to_json(only["text"])) if said])
 
 
-def _came(effect: Mapping[str, object]) -> Iterator[str]:
+def _result_lines(effect: Mapping[str, object]) -> Iterator[str]:
     if "outcome" not in effect:
         yield "   -> (no result yet)"
         return
-    lines = list(_outcome(effect["outcome"])) or ["(nothing)"]
+    lines = list(_outcome_lines(effect["outcome"])) or ["(nothing)"]
     yield f"   -> {lines[0]}"
     yield from [f"      {line}" if line else "" for line in lines[1:]]
 
 
-def _outcome(outcome: object) -> Iterator[str]:
+def _outcome_lines(outcome: object) -> Iterator[str]:
     if not isinstance(outcome, Mapping):
-        yield from _value(outcome)
+        yield from _value_lines(outcome)
         return
     if outcome.get("status"):
         yield str(outcome["status"])
-    for part in _list(outcome, "parts"):
-        yield from _part(part)
+    for part in _get_list(outcome, "parts"):
+        yield from _part_lines(part)
     if "value" in outcome:
-        yield from _value(outcome["value"])
-    yield from [_json(answer) for answer in _list(outcome, "answers")]
-    yield from _end(outcome)
-    yield from [f"side effect {each}" for each in _list(outcome, "side_effects")]
+        yield from _value_lines(outcome["value"])
+    yield from [_to_json(answer) for answer in _get_list(outcome, "answers")]
+    yield from _run_end_lines(outcome)
+    yield from [f"side effect {each}" for each in _get_list(outcome, "side_effects")]
     if outcome.get("stop"):
         yield f"stop {outcome['stop']}"
 
 
-def _show_message(message: object) -> Iterator[str]:
+def _message_lines(message: object) -> Iterator[str]:
     if not isinstance(message, Mapping):
-        yield from _value(message)
+        yield from _value_lines(message)
         return
     words = [message.get(name) for name in ("role", "name", "id", "status")]
-    tags = ", ".join(map(str, _list(message, "tags")))
+    tags = ", ".join(map(str, _get_list(message, "tags")))
     yield _join_words([*words, tags and f"tags {tags}"])
-    for part in _list(message, "parts"):
+    for part in _get_list(message, "parts"):
         text = part.get("text") if isinstance(part, Mapping) and len(part) == 1 else None
-        yield from _indent("  ", _text(text) if isinstance(text, str) else _part(part))
+        yield from _indent("  ", _text_lines(text) if isinstance(text, str) else _part_lines(part))
 
 
-def _part(part: object) -> Iterator[str]:
+def _part_lines(part: object) -> Iterator[str]:
     if not isinstance(part, Mapping):
-        yield from _value(part)
+        yield from _value_lines(part)
         return
     for name in ("text", "thinking", "refusal"):
         if name in part:
             yield _join_words([name, part.get("signature") and f"signature {part['signature']}"])
-            yield from _indent("  ", _text(str(part[name])))
+            yield from _indent("  ", _text_lines(str(part[name])))
     if "tool" in part:
         program = part.get("program")
         yield _join_words([f"call {part['tool']}", part.get("call"), program and f"program of {program}"])
-        yield from _indent("  ", _members(part.get("input")))
-        yield from _indent("  ", _show_member("unreadable", part.get("unreadable")))
+        yield from _indent("  ", _object_lines(part.get("input")))
+        yield from _indent("  ", _named_value_lines("unreadable", part.get("unreadable")))
     if "json" in part:
-        yield from _value(part["json"])
+        yield from _value_lines(part["json"])
     if "media" in part:
         yield str(part["media"])
-    yield from _show_provided(part)
+    yield from _provider_part_lines(part)
 
 
-def _show_provided(part: Mapping[str, object]) -> Iterator[str]:
-    """Give what a provider's own tool did, and where a text comes from."""
+def _provider_part_lines(part: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines for a provider's own tool call, and for the source of a text."""
     if "opaque" in part:
         yield _join_words([f"opaque {part['opaque']}", part.get("did")])
         if part.get("shows"):
-            yield from _indent("  ", _text(str(part["shows"])))
+            yield from _indent("  ", _text_lines(str(part["shows"])))
     if "cites" in part:
         yield _join_words([f"cites {part['cites']}".rstrip(), part.get("title")])
         for name in ("quote", "said"):
-            yield from _indent("  ", _show_member(name, part.get(name)))
+            yield from _indent("  ", _named_value_lines(name, part.get(name)))
 
 
-def _show_question(before: str, question: Any) -> Iterator[str]:
+def _question_lines(before: str, question: Any) -> Iterator[str]:
     if not isinstance(question, Mapping):
-        yield from _value(question)
+        yield from _value_lines(question)
         return
-    options = ", ".join([_json(o) for o in _list(question, "options")])
+    options = ", ".join([_to_json(o) for o in _get_list(question, "options")])
     yield _join_words([f"{before}{question.get('id')}", options and f"options {options}"])
-    yield from _indent("  ", _text(str(question.get("text", ""))))
+    yield from _indent("  ", _text_lines(str(question.get("text", ""))))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _show_member(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
-    """Give *name* and its value below it; nothing for a value that is not there."""
+def _named_value_lines(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
+    """Yield *name* and its value below it; nothing for a missing value."""
     if value in (None, "") and not quoted:
         return
     yield name
-    yield from _indent("  ", _text(value) if isinstance(value, str) and not quoted else _value(value))
+    yield from _indent("  ", _text_lines(value) if isinstance(value, str) and not quoted else _value_lines(value))
 
 
-def _members(value: object) -> Iterator[str]:
-    """Give the members of an object, one per line; long texts below their names."""
+def _object_lines(value: object) -> Iterator[str]:
+    """Yield the members of an object, one per line; long texts below their names."""
     if not isinstance(value, Mapping):
-        yield from _value(value) if value is not None else ()
+        yield from _value_lines(value) if value is not None else ()
         return
     for name, member in value.items():
         if isinstance(member, str) and ("\n" in member or len(member) > MAX_INLINE_CHARS):
             yield f"{name}: |"
-            yield from _indent("  ", _text(member))
+            yield from _indent("  ", _text_lines(member))
             continue
-        first, *rest = _value(member)
+        first, *rest = _value_lines(member)
         yield f"{name}: {first}"
         yield from rest
 
 
-def _value(value: object) -> Iterator[str]:
-    """Give a JSON value on one line, or on several when it is long; a text of several lines as it is."""
+def _value_lines(value: object) -> Iterator[str]:
+    """Yield the lines of a JSON value: one, or several if it is long."""
     if isinstance(value, str) and "\n" in value:
         yield "|"
-        yield from _indent("  ", _text(value))
+        yield from _indent("  ", _text_lines(value))
         return
-    short = _json(value)
+    short = _to_json(value)
     if len(short) <= MAX_INLINE_CHARS or not isinstance(value, Mapping | list | tuple):
-        yield from _text(short)
+        yield from _text_lines(short)
         return
-    yield from _text(json.dumps(value, ensure_ascii=False, indent=2, default=str))
+    yield from _text_lines(json.dumps(value, ensure_ascii=False, indent=2, default=str))
 
 
-def _text(text: str) -> Iterator[str]:
-    """Give the lines of a text, with the spaces at their ends made visible."""
+def _text_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text with trailing spaces made visible."""
     yield from map(_mark_trailing_spaces, text.split("\n"))
 
 
-def _json(value: object) -> str:
+def _to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -878,7 +886,7 @@ def _join_words(words: list[Any]) -> str:
     return "  ".join([str(word) for word in words if word])
 
 
-def _count(tree: Mapping[str, object], name: str) -> str:
+def _format_count(tree: Mapping[str, object], name: str) -> str:
     number = tree.get(name)
     if not isinstance(number, int):
         return ""
@@ -886,6 +894,6 @@ def _count(tree: Mapping[str, object], name: str) -> str:
     return f"{number} {words[:-1] if number == 1 else words}"
 
 
-def _list(tree: Mapping[str, object], name: str) -> list[Any]:
+def _get_list(tree: Mapping[str, object], name: str) -> list[Any]:
     found = tree.get(name)
     return list(found) if isinstance(found, list | tuple) else []

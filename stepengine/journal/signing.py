@@ -4,7 +4,7 @@ Signing a journal while it is written: ``SigningKey``, and the chain that a writ
 A signature is a record among the others. It holds the SHA-256 of every byte of the journal before it, so that each vouches
 for all that the ones before it did; a short mark of each record since the last one, so that what was changed can be named;
 and the signature itself, over its own line up to there. Whoever may write the journal but has not the key can make checksums
-anew, and no signature. What reads and judges all this stands in ``verifying``.
+anew, and no signature. What reads and judges all this stands in ``verification``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,10 @@ from typing import Any, Final
 from attrs import frozen
 
 from stepengine.errors import JournalError
-from stepengine.journal.records import SIGNED, TAIL_BYTES, Input, Intent, Record, Result, to_text
+from stepengine.journal.records import SIGNED, TAIL_BYTES, Input, Intent, Record, Result, to_compact_json
 from stepengine.redaction import GIVEN
 from stepengine.workspace.calls import OTHERS_BITS
-from stepengine.workspace.open_files import said
-
-__all__ = (
-    "Chain",
-    "JournalSignature",
-    "SigningKey",
-    "fingerprint_of",
-    "is_of",
-    "mark_of",
-    "missing_package",
-    "without_signatures",
-)
+from stepengine.workspace.open_files import describe_os_error
 
 PURPOSE = b"stepengine signed journal 1\n"
 """Stands before what is signed, so that a signature for something else is none of a journal."""
@@ -86,16 +75,16 @@ class SigningKey:
         self.path = Path(path).expanduser()
         self.records = records
         self.seconds = seconds
-        data = _private(self.path)
-        _keep_secret(data)
-        self._key = _load_key(self.path, data)
+        data = _read_private_key(self.path)
+        _register_secret(data)
+        self._key = _parse_private_key(self.path, data)
         raw = self._key.public_key().public_bytes_raw()
         for form in (self._key.private_bytes_raw().hex(), base64.b64encode(self._key.private_bytes_raw()).decode()):
             GIVEN.tell(form, NAME)
         self.public = base64.b64encode(BLOB_BEGIN + raw).decode()
 
     def __repr__(self) -> str:
-        return f"SigningKey({str(self.path)!r}, {fingerprint_of(self.public)})"
+        return f"SigningKey({str(self.path)!r}, {key_fingerprint(self.public)})"
 
     @property
     def folder(self) -> tuple[str, ...]:
@@ -103,12 +92,12 @@ class SigningKey:
         return tuple([part for part in os.path.realpath(self.path.parent).split("/") if part])
 
     def signature(self, words: bytes) -> str:
-        """Return the signature for what a journal says, as base64."""
+        """Return the signature of *words* as base64."""
         return base64.b64encode(self._key.sign(PURPOSE + words)).decode()
 
 
-def _private(path: Path) -> bytes:
-    """Return what the file of a private key holds."""
+def _read_private_key(path: Path) -> bytes:
+    """Return the content of a private key file; raise if others can access it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -117,7 +106,7 @@ def _private(path: Path) -> bytes:
         finally:
             os.close(descriptor)
     except OSError as error:
-        msg = f"the signing key {str(path)!r} cannot be read: {said(error)}"
+        msg = f"the signing key {str(path)!r} cannot be read: {describe_os_error(error)}"
         raise JournalError(msg) from error
     if stat.S_ISREG(status.st_mode) and status.st_mode & OTHERS_BITS:
         msg = f"the signing key {str(path)!r} may be read or changed by others; make it yours alone with `chmod 600`"
@@ -125,22 +114,22 @@ def _private(path: Path) -> bytes:
     return data
 
 
-def _keep_secret(data: bytes) -> None:
-    """Keep the lines of a key out of whatever is written; a tool may show any of them."""
+def _register_secret(data: bytes) -> None:
+    """Register the lines of a key as secrets to be redacted."""
     text = data.decode("ascii", "ignore")
     for line in text.splitlines():
         if len(line) >= MIN_SECRET_CHARS and not line.startswith("-----"):
             GIVEN.tell(line, NAME)
 
 
-def _load_key(path: Path, data: bytes) -> Any:
+def _parse_private_key(path: Path, data: bytes) -> Any:
     make = f"make one with `ssh-keygen -t ed25519 -N '' -f {path}`"
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     except ImportError as error:
-        raise missing_package() from error
+        raise make_missing_package_error() from error
     try:
         key = load_ssh_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -154,26 +143,26 @@ def _load_key(path: Path, data: bytes) -> Any:
     return key
 
 
-def missing_package() -> JournalError:
-    """Return the error for what needs the extra."""
+def make_missing_package_error() -> JournalError:
+    """Return the error for the missing extra."""
     return JournalError("signing journals and verifying them needs the extra: pip install 'stepengine[sign]'")
 
 
-def fingerprint_of(public: str) -> str:
-    """Return how a public key, given as base64 of OpenSSH's form, is shown: as ``ssh-keygen -l`` shows it."""
+def key_fingerprint(public: str) -> str:
+    """Return the fingerprint of a public key, as ``ssh-keygen -l`` shows it."""
     digest = hashlib.sha256(base64.b64decode(public)).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
-def mark_of(line: bytes) -> str:
-    """Return the mark of a record from its line, without its newline; a recomputed checksum does not change it."""
+def compute_mark(line: bytes) -> str:
+    """Return the mark of a record from its line without newline and checksum."""
     return hashlib.sha256(line[:-TAIL_BYTES]).hexdigest()[:MARK_DIGITS]
 
 
 @frozen
 class JournalSignature:
     """
-    What the line of a signature says, whoever wrote it.
+    The content of a signature line, whoever wrote it.
 
     Attributes:
         words: The bytes that are signed.
@@ -198,8 +187,8 @@ class JournalSignature:
     sig: bytes
 
     @classmethod
-    def of(cls, line: bytes) -> JournalSignature | None:
-        """Return what a line without its newline says as a signature; ``None`` for any other record."""
+    def from_line(cls, line: bytes) -> JournalSignature | None:
+        """Parse a line without its newline. Return ``None`` unless it is a signature."""
         found = FORM.fullmatch(line)
         if found is None:
             return None
@@ -221,9 +210,9 @@ class JournalSignature:
         )
 
 
-def is_of(signature: JournalSignature) -> bool:
+def is_valid_signature(signature: JournalSignature) -> bool:
     """
-    Return whether a signature was made by the key that it names.
+    Return whether a signature was made with the key that it names.
 
     Raises:
         JournalError: without the extra.
@@ -232,7 +221,7 @@ def is_of(signature: JournalSignature) -> bool:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
-        raise missing_package() from error
+        raise make_missing_package_error() from error
     blob = base64.b64decode(signature.key)
     if not blob.startswith(BLOB_BEGIN):
         return False
@@ -243,9 +232,9 @@ def is_of(signature: JournalSignature) -> bool:
     return True
 
 
-class Chain:
+class SignatureChain:
     """
-    What the next signature of a journal says.
+    The state of a journal's chain of signatures, from which the next one is made.
 
     Args:
         key: The key.
@@ -280,26 +269,26 @@ class Chain:
 
     @property
     def has_found(self) -> bool:
-        """Whether there were unsigned records when the journal was opened, which the first signature says."""
+        """Whether the journal had unsigned records when it was opened."""
         return self._found > 0 and self._is_open
 
     @property
     def is_due(self) -> bool:
-        """Whether a signature follows now."""
+        """Whether a signature has to follow now."""
         key = self._key
         many = len(self._marks) >= key.records
         return self._is_open and (many or time.monotonic() - self._since >= key.seconds)
 
     @property
     def is_unclosed(self) -> bool:
-        """Whether the journal needs another signature before it is given back."""
+        """Whether the journal needs another signature before it is closed."""
         return self._is_open and not self._is_closed
 
     def take(self, record: Record, lines: Iterable[bytes]) -> None:
-        """Take the lines of a record that was appended."""
+        """Add the lines of an appended record."""
         for line in lines:
             self._digest.update(line)
-            self._marks.append(mark_of(line[:-1]))
+            self._marks.append(compute_mark(line[:-1]))
             self._records += 1
         self._is_closed = False
         self._is_open = self._is_open or isinstance(record, Intent)
@@ -307,7 +296,7 @@ class Chain:
             self._at = max(self._at, record.at)
 
     def sign(self, *, closes: bool = False) -> str:
-        """Return the next signature, as the text of a record; its line has to be given to ``signed``."""
+        """Return the next signature as the text of a record; pass its line to ``signed``."""
         members = {
             "type": SIGNED,
             "key": self._key.public,
@@ -318,18 +307,18 @@ class Chain:
             "closes": closes,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        text = to_text({"kind": "input", "path": "", "seq": -1, "at": self._at, "input": members})[:-2]
+        text = to_compact_json({"kind": "input", "path": "", "seq": -1, "at": self._at, "input": members})[:-2]
         self._is_closed = closes
         return f'{text},"sig":"{self._key.signature(text.encode())}"}}}}'
 
     def signed(self, line: bytes) -> None:
-        """Go on behind a signature."""
+        """Add the line of a signature and start the next span."""
         self._digest.update(line)
         self._records += 1
         self._marks, self._found = [], 0
         self._since = time.monotonic()
 
 
-def without_signatures(records: Iterable[Record]) -> list[Record]:
-    """Return *records* without signatures: in another journal they vouch for nothing."""
+def drop_signatures(records: Iterable[Record]) -> list[Record]:
+    """Return *records* without signatures, which are invalid in another journal."""
     return [record for record in records if not isinstance(record, Input) or record.input.get("type") != SIGNED]

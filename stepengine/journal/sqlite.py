@@ -9,54 +9,55 @@ what all of them have ready; each run has one owner, by a lock that dies with it
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepengine.data.alike import list_names
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
-from stepengine.journal.following import BytesBehind, ByteTail, Tail
-from stepengine.journal.held import HeldFile, opened_with_room
-from stepengine.journal.history import History
+from stepengine.journal.follower import OffsetTail, Tail
+from stepengine.journal.held import HeldFile, open_closing_idle_files
+from stepengine.journal.line_journal import LineJournal, LineWriter
+from stepengine.journal.line_reader import Reading, read_lines
 from stepengine.journal.mailbox import Mailbox
 from stepengine.journal.places import (
-    Reserve,
-    check_place,
+    check_regular_file,
+    create_file,
+    find_similar,
     is_locked,
-    likely,
     listed,
     lock_file,
-    made_folder,
     make_private,
+    make_private_folder,
+    make_unusable_error,
     missing_file,
-    opened_new,
-    unusable,
+    read_file_stamp,
 )
-from stepengine.journal.reading import first_of, read_lines
-from stepengine.journal.records import Head, Record
-from stepengine.journal.sqlite_mailbox import SqliteMailbox, forget_letters
-from stepengine.journal.store import Journal, LineWriter, Writer
+from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_letters
+from stepengine.journal.store import Journal, Writer
 from stepengine.workspace.atomic import sync_folder
-from stepengine.workspace.write_ahead import Database, reason
+from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ("BESIDE", "BUSY_SECONDS", "SqliteJournal", "made_database")
-
 MAX_RUN_ID_CHARS = 64
 """Room for a UUID and a prefix; it is part of the primary key of each line."""
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# The number of a line is how many bytes of its run are before it.
 SCHEMA = "CREATE TABLE IF NOT EXISTS lines (run TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID"
+INSERT = "INSERT INTO lines VALUES (?, ?, ?)"
 BUSY_SECONDS = 5.0
 """A commit takes milliseconds, so that many writers get their turn; Python's sqlite3 waits as long by default."""
 BESIDE = ("-wal", "-shm")
 
 
-class SqliteJournal(Journal):
+class SqliteJournal(LineJournal):
     """
     A run in an SQLite file that holds many.
 
@@ -73,6 +74,7 @@ class SqliteJournal(Journal):
         super().__init__(**options)
         self._options = options
         self.path = Path(path)
+        self.folder = self.path.parent
         if run is not None and RUN_ID.fullmatch(run) is None:
             msg = f"{run!r} is not a run id; one has 1 to 64 letters, digits, hyphens and underscores"
             raise JournalError(msg)
@@ -83,15 +85,15 @@ class SqliteJournal(Journal):
 
     @property
     def name(self) -> str:
-        """How the journal is called in messages."""
+        """The journal's name for messages."""
         return str(self.path) if self.run is None else f"run {self.run!r} in {self.path}"
 
     def runs(self, prefix: str = "") -> list[str]:
         """Return the ids of all runs in the file that start with *prefix*, sorted."""
         if not self.path.exists():
             return []
-        with _to_read(self.path) as database:
-            if not _has_table(database):
+        with _open_for_reading(self.path) as database:
+            if not _has_lines_table(database):
                 return []
             # No letter of an id comes after the tilde.
             # By a range and not by LIKE: the index serves a range, and `%` and `_` in an id are letters.
@@ -107,87 +109,124 @@ class SqliteJournal(Journal):
     def is_held(self) -> bool:
         """Return whether the run is locked."""
         try:
-            return is_locked(_lock_path(self.path, self.path.stat(), self._bound_run()))
+            return is_locked(_lock_file_path(self.path, self.path.stat(), self._find_only_run()))
         except FileNotFoundError:
             return False
 
     def missing(self) -> JournalMissing:
-        """Return the error for a run that the file does not hold; it names those that it holds, or files beside it."""
+        """Return the error for a run that the file lacks; it names the runs in the file, or files in the folder."""
         known = self.runs() if self.path.exists() else []
         if not known:
             return missing_file(self.path)
-        near = likely(self.run or "", known)
+        near = find_similar(self.run or "", known)
         msg = f"there is no run {self.run!r} in {self.path}; in it {listed(near, len(known))}"
         return JournalMissing(msg, path=str(self.path), beside=near)
 
     def bound(self, run: str) -> Journal:
-        """Return the journal of one run; the store's own journal when it is one already."""
+        """Return the journal of one run, or this journal if it is bound to a run."""
         return self if self.run is not None else SqliteJournal(self.path, run, **self._options)
 
-    def content(self) -> bytes:
-        """Return the lines of this run as they are stored."""
-        run = self._bound_run()
+    def read_bytes(self, start: int) -> bytes:
+        """Return the stored lines of this run from an offset on."""
+        return self.read_piece(start, sys.maxsize)
+
+    def read_piece(self, start: int, most: int) -> bytes:
+        """Return at most *most* bytes of this run from offset *start* on."""
+        run = self._find_only_run()
         if not self.path.exists():
             return b""
-        with _to_read(self.path) as database:
-            return _content(database, run)
+        with _open_for_reading(self.path) as database:
+            return _read_run_bytes(database, run, start, most)
 
-    def head(self) -> Head | None:
-        """Return the first record of this run, without reading any other."""
-        run = self._bound_run()
-        if not self.path.exists():
-            return None
-        with _to_read(self.path) as database:
-            if not _has_table(database):
-                return None
-            row = database.execute("SELECT line FROM lines WHERE run = ? ORDER BY number LIMIT 1", (run,)).fetchone()
-        return None if row is None else first_of(row[0] if isinstance(row[0], bytes) else b"\n", self.name)
+    def stamp(self) -> tuple[object, object]:
+        """Return the file's device and inode, and sizes and times of the file and its log."""
+        file, log = read_file_stamp(str(self.path)), read_file_stamp(f"{self.path}-wal")
+        return file[0], (file, log)
+
+    def append_bytes(self, data: bytes, at: int) -> None:
+        """Append lines to this run in a transaction of their own."""
+        run = self._find_only_run()
+        with _open_for_writing(self.path) as database:
+            size = _find_run_size(database, run)
+            if size != at:
+                raise OSError(errno.ESTALE, f"somebody else wrote to it: it has {size} bytes, and {at} were expected")
+            database.executemany(INSERT, _make_rows(run, at, data))
+
+    def replace_bytes(self, data: bytes) -> None:
+        """Replace the run in one transaction."""
+        run = self._find_only_run()
+        with _open_for_writing(self.path) as database:
+            database.execute("DELETE FROM lines WHERE run = ?", (run,))
+            database.executemany(INSERT, _make_rows(run, 0, data))
+
+    def lock(self) -> Callable[[], None]:
+        """Lock the run for writing, and return the function that unlocks it; a missing file is created."""
+        return self.lock_run()[2]
+
+    def lock_run(self) -> tuple[str, Database, Callable[[], None]]:
+        """Return the locked run, the connection of this process, and the function that unlocks the run."""
+        import sqlite3
+
+        run, status = self._find_only_run(), ensure_database(self.path)
+        path = _lock_file_path(self.path, status, run)
+        # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
+        # in a table would outlive its process (replay:J2).
+        held = HeldFile(path, _open_locked(path, self.path))
+        database = Database.open(self.path, status, seconds=BUSY_SECONDS)
+
+        def unlock() -> None:
+            database.close()
+            # The name goes before the lock does, so whoever gets a lock can tell whether its file is still the one.
+            path.unlink(missing_ok=True)
+            held.release()
+
+        try:
+            with database.reading() as connection:
+                is_new = not _has_lines_table(connection)
+            if is_new:
+                with database.lock, database.writing() as connection:
+                    connection.execute(SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            unlock()
+            raise _make_unusable_error(self.path, error) from error
+        except BaseException:
+            unlock()
+            raise
+        return run, database, unlock
 
     def tail(self) -> Tail:
-        """Return a place at the start of this run."""
-        return RowTail(self, self._bound_run())
+        """Return a position at the start of this run."""
+        return OffsetTail(self.bound(self._find_only_run()))
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this run, in the same file."""
-        return SqliteMailbox(self, self.path, self._bound_run, seconds=BUSY_SECONDS)
+        return SqliteMailbox(self, self.path, self._find_only_run, seconds=BUSY_SECONDS)
 
     def discard(self) -> None:
-        """Remove the run, and the letters to it."""
-        run = self._bound_run()
-        with _to_write(self.path) as database:
+        """Remove the run and its letters."""
+        run = self._find_only_run()
+        with _open_for_writing(self.path) as database:
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
-            forget_letters(database, run)
-
-    def records(self) -> list[Record]:
-        """Return all records of this run."""
-        return read_lines(self.content(), self.name).records
+            delete_letters(database, run)
 
     def writer(self) -> Writer:
-        """Take the run over for writing; the file is created when there is none."""
-        return SqliteWriter(self, self._bound_run())
+        """Lock the run for writing; a missing file is created."""
+        return SqliteWriter(self)
 
     def set_aside(self) -> Journal:
-        """Copy the run to one in the same file that is new, such as ``RUN-before-1``."""
-        run, number = self._bound_run(), 0
-        with _to_write(self.path) as database:
+        """Copy the run to a new one in the same file, such as ``RUN-before-1``."""
+        run, number = self._find_only_run(), 0
+        with _open_for_writing(self.path) as database:
             while True:
                 number += 1
                 end = f"-before-{number}"
                 name = f"{run[: MAX_RUN_ID_CHARS - len(end)]}{end}"
-                if not _content(database, name):
+                if not _find_run_size(database, name):
                     break
             database.execute("INSERT INTO lines SELECT ?, number, line FROM lines WHERE run = ?", (name, run))
         return SqliteJournal(self.path, name, **self._options).with_rules_of(self)
 
-    def replace(self, records: Sequence[Record]) -> None:
-        """Replace the run by *records* in one transaction."""
-        History(records, self.name)
-        run, lines = self._bound_run(), self.lines_of(records)
-        with _to_write(self.path) as database:
-            database.execute("DELETE FROM lines WHERE run = ?", (run,))
-            database.executemany("INSERT INTO lines VALUES (?, ?, ?)", [(run, n, x) for n, x in enumerate(lines)])
-
-    def _bound_run(self) -> str:
+    def _find_only_run(self) -> str:
         if self.run is not None:
             return self.run
         known = self.runs()
@@ -202,90 +241,6 @@ class SqliteJournal(Journal):
         return known[0]
 
 
-class RowTail(ByteTail):
-    """
-    A place in the rows of a run, by their numbers.
-
-    Args:
-        journal: The journal.
-        run: The run.
-    """
-
-    def __init__(self, journal: SqliteJournal, run: str) -> None:
-        super().__init__(journal.name)
-        self._journal = journal
-        self._run = run
-        self._file: tuple[int, int] | None = None
-        # The last row that was taken; of one whose line is not whole, how much of it was.
-        self._number, self._row, self._within = -1, b"", 0
-        self._looked: deque[tuple[int, bytes]] = deque()
-
-    def _stamp(self) -> object:
-        stamps: list[object] = []
-        for end in ("", BESIDE[0]):
-            try:
-                status = os.stat(f"{self._journal.path}{end}")  # noqa: PTH116
-                stamps += [status.st_size, status.st_mtime_ns, status.st_ino]
-            except OSError as error:
-                stamps.append(error.errno)
-        return tuple(stamps)
-
-    def _look(self, most: int) -> BytesBehind:
-        path = self._journal.path
-        try:
-            status = os.stat(path)  # noqa: PTH116
-        except FileNotFoundError:
-            if self._file is not None:
-                raise self._journal.missing() from None
-            return BytesBehind()
-        except OSError as error:
-            raise unusable(path, error) from error
-        if self._file not in (None, (status.st_dev, status.st_ino)):
-            return BytesBehind(again="replaced")
-        self._file = status.st_dev, status.st_ino
-        with _to_read(path) as database:
-            return self._read(database, most) if _has_table(database) else BytesBehind()
-
-    def _read(self, database: sqlite3.Connection, most: int) -> BytesBehind:
-        rows = _in_order(
-            database.execute(
-                "SELECT number, line FROM lines WHERE run = ? AND number >= ? ORDER BY number",
-                (self._run, self._number),
-            )
-        )
-        if self._number >= 0:
-            found = next(rows, None)
-            if found is None or found[0] != self._number:
-                return BytesBehind(again="cut" if found is None else "rewritten")
-            if found[1] != self._row:
-                return BytesBehind(again="rewritten")
-        self._looked, size = deque(), 0
-        if self._within:
-            self._looked.append((self._number, self._row))
-            size -= self._within
-        is_all = True
-        for number, line in rows:
-            if size >= most:
-                is_all = False
-                break
-            self._looked.append((number, line))
-            size += len(self._looked[-1][1])
-        return BytesBehind(b"".join([line for _, line in self._looked])[self._within :], is_all)
-
-    def _take(self, data: bytes) -> None:
-        left = len(data)
-        while left:
-            self._number, self._row = self._looked[0]
-            rest = len(self._row) - self._within
-            self._within = self._within + left if left < rest else 0
-            left = max(0, left - rest)
-            if not self._within:
-                self._looked.popleft()
-
-    def _forget(self) -> None:
-        self._file, self._number, self._row, self._within, self._looked = None, -1, b"", 0, deque()
-
-
 class SqliteWriter(LineWriter):
     """
     The writer of one run. It has the run's lock, and shares the connection of this process with the other runs.
@@ -293,196 +248,157 @@ class SqliteWriter(LineWriter):
     Whoever gets the connection stores what all of them have announced, in one transaction.
     """
 
-    def __init__(self, journal: SqliteJournal, run: str) -> None:
+    _journal: SqliteJournal
+
+    def __init__(self, journal: SqliteJournal) -> None:
+        self._is_announced = self._is_under_way = False
+        super().__init__(journal)
+
+    def _lock(self) -> Callable[[], None]:
+        self._run, self._database, unlock = self._journal.lock_run()
+        return unlock
+
+    def _read(self) -> tuple[Reading, int]:
         import sqlite3
 
-        self._run = run
-        self._is_announced = self._is_under_way = False
-        self._reserve: Reserve | None = None
-        status = made_database(journal.path)
-        self._lock_path = _lock_path(journal.path, status, run)
-        # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
-        # in a table would outlive its process (replay:J2).
-        self._lock = HeldFile(self._lock_path, _open_locked(self._lock_path, journal.path))
-        self._database = Database.at(journal.path, status, seconds=BUSY_SECONDS)
         try:
-            content, self._count = _read_stored(self._database, run)
-            super().__init__(journal, read_lines(content, journal.name))
-            self._keep_room(journal.path)
+            # By the connection that all runs share, and not by one for each.
+            with self._database.reading() as connection:
+                data, size = _read_run_bytes(connection, self._run), _find_run_size(connection, self._run)
         except (OSError, sqlite3.Error) as error:
-            self._release()
-            raise _unusable(journal.path, error) from error
-        except BaseException:
-            self._release()
-            raise
+            raise _make_unusable_error(self._journal.path, error) from error
+        return read_lines(data, self._journal.name), size
 
     def announce(self) -> None:
-        """Let whoever commits next take along what was appended."""
+        """Register the appended lines for the next commit of any writer."""
         if not self._is_announced:
             self._is_announced = True
             self._database.waiting.append(self)
 
     def commit(self) -> None:
         """
-        Make everything durable that was appended.
+        Make everything appended durable.
 
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
-        self._check()
+        self._check_usable()
         self.announce()
         with self._database.lock:
             if self._lines and self._broken is None:
-                self._store_waiting()
-        self._check()
+                self._store_announced_lines()
+        self._check_usable()
 
-    def close(self) -> None:
-        """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
-        if self._is_forked:
-            return
-        with self._storing:
-            if self._closed:
-                return
-            # Closed before the last lines are stored: a second call does nothing, also where storing them failed. A loss
-            # that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
-            # that ended the run would be covered.
-            self._closed, was_lost = True, self._is_lost
-            try:
-                self._sign_last()
-                # Nobody waits for the commits of others who has nothing in them.
-                if self._lines or self._is_under_way:
-                    with self._database.lock:
-                        self._store_waiting()
-                if self._is_lost and not was_lost and self._broken is not None:
-                    raise self._broken
-            finally:
-                self._release()
+    def _flush(self) -> None:
+        # A loss that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
+        # that ended the run would be covered.
+        was_lost = self._is_lost
+        # Nobody waits for the commits of others who has nothing in them.
+        if self._lines or self._is_under_way:
+            with self._database.lock:
+                self._store_announced_lines()
+        if self._is_lost and not was_lost and self._broken is not None:
+            raise self._broken
 
-    def _store_waiting(self) -> None:
-        """Store what this writer and those that announced a commit have ready; each learns what became of its own records."""
+    def _store_announced_lines(self) -> None:
+        """Store the waiting lines of this and all announced writers; errors are per writer."""
         writers = {self: None}
         while self._database.waiting:
             writers[self._database.waiting.popleft()] = None
         try:
             batches = [(one, lines) for one in writers if (lines := one.begin())]
             if len(batches) > 1:
-                self._store_together(batches)
+                self._store_in_one_transaction(batches)
             else:
-                _store_apart(batches)
+                _store_each(batches)
         finally:
             for one in writers:
                 one.end()
 
-    def _store_together(self, batches: Batches) -> None:
+    def _store_in_one_transaction(self, batches: Batches) -> None:
         import sqlite3
 
-        # One of them may be to blame, or less of it may fit.
         # What fails for all may be the fault of one: then each is tried by itself, so that a run with a record that is
         # too long does not end a hundred others.
         apart = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG)
         try:
-            self._insert([row for one, lines in batches for row in one.rows(lines)])
+            self._insert_rows([row for one, lines in batches for row in one.rows(lines)])
         except (OSError, sqlite3.Error) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in apart:
-                _store_apart(batches)
+                _store_each(batches)
                 return
             for one, _ in batches:
-                one.lose(one.failure(error))
+                one.mark_broken(one.failure(error))
         else:
             for one, lines in batches:
                 one.count(lines)
 
     def begin(self) -> list[bytes]:
-        """Return the lines that are to be stored now; ``end`` follows, whether or not they were stored."""
+        """Return the lines to be stored now; the caller has to call ``end`` afterwards."""
         # First of all: whoever closes this writer sees lines that wait, or that they are under way.
         self._is_under_way = True
         self._is_announced = False
-        return self.taken()
+        return self.pop_waiting_lines()
 
     def end(self) -> None:
-        """Note that nothing is under way any more."""
+        """Record that no store is running any more."""
         self._is_under_way = False
 
-    def rows(self, lines: list[bytes]) -> list[tuple[str, int, bytes]]:
-        """Return the rows of lines that come next."""
-        return [(self._run, number, line) for number, line in enumerate(lines, self._count)]
+    def rows(self, lines: list[bytes]) -> list[Row]:
+        """Return the table rows for the next lines."""
+        return _make_rows(self._run, self._size, b"".join(lines))
 
     def count(self, lines: list[bytes]) -> None:
-        """Note that these lines are stored."""
-        self._count += len(lines)
+        """Count these lines as stored."""
+        self._size += sum(map(len, lines))
         self._is_stored = True
 
     def failure(self, error: Exception) -> JournalWriteFailed:
-        """Return the error of this run for what the database said."""
-        return self._write_error(reason(error, self._database.seconds))
+        """Return the error of this run for a database error."""
+        return self._make_write_error(describe_error(error, self._database.seconds))
 
-    def store_apart(self, lines: list[bytes]) -> None:
-        """Store lines by a transaction of their own, or lose them."""
+    def store_own_lines(self, lines: list[bytes]) -> None:
+        """Store lines in a transaction of their own; on failure they are lost."""
         try:
             self._store(lines)
         except JournalError as error:
-            self.lose(error)
+            self.mark_broken(error)
 
-    def _store(self, lines: list[bytes]) -> None:
+    def _append_bytes(self, data: bytes) -> None:
         import sqlite3
 
         try:
-            try:
-                self._insert(self.rows(lines))
-            except sqlite3.Error as error:
-                reserve = self._reserve
-                is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
-                if not is_full or reserve is None or not reserve.spend():
-                    raise
-                self._insert(self.rows(lines))
-                reserve.regain()
-        except (OSError, sqlite3.Error) as error:
-            raise self.failure(error) from error
-        self.count(lines)
+            self._insert_rows(_make_rows(self._run, self._size, data))
+        except sqlite3.Error as error:
+            is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+            raise OSError(
+                errno.ENOSPC if is_full else errno.EIO, describe_error(error, self._database.seconds)
+            ) from error
 
-    def _insert(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
+    def _insert_rows(self, rows: Sequence[Row]) -> None:
         with self._database.writing() as connection:
-            connection.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
-
-    def _release(self) -> None:
-        if self._reserve is not None:
-            self._reserve.close()
-        self._database.close()
-        # The name goes before the lock does, so whoever gets a lock can tell whether its file is still the one.
-        self._lock_path.unlink(missing_ok=True)
-        self._lock.release()
+            connection.executemany(INSERT, rows)
 
 
 Batches: TypeAlias = "list[tuple[SqliteWriter, list[bytes]]]"
 """Writers, each with the lines that it has to store."""
 
 
-def _store_apart(batches: Batches) -> None:
-    """Store what each writer has by a transaction of its own."""
+def _store_each(batches: Batches) -> None:
+    """Store the lines of each writer in a transaction of its own."""
     for one, lines in batches:
-        one.store_apart(lines)
+        one.store_own_lines(lines)
 
 
-def _read_stored(database: Database, run: str) -> tuple[bytes, int]:
-    """Return what is stored of a run, and the number of its next line; the table is made when there is none."""
-    with database.reading() as connection:
-        if _has_table(connection):
-            last = connection.execute("SELECT MAX(number) FROM lines WHERE run = ?", (run,)).fetchone()[0]
-            return (b"", 0) if last is None else (_content(connection, run), last + 1)
-    with database.lock, database.writing() as connection:
-        connection.execute(SCHEMA)
-    return b"", 0
-
-
-def _lock_path(database: Path, status: os.stat_result, run: str) -> Path:
+def _lock_file_path(database: Path, status: os.stat_result, run: str) -> Path:
     # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
     return database.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
 
 
 def _open_locked(path: Path, database: Path) -> int:
-    """Return the open and locked file at *path*; a lock that its owner has just given up is not taken for ours."""
+    """Return the open and locked file at *path*, which is still the one with that name."""
     while True:
-        descriptor = opened_with_room(path)
+        descriptor = open_closing_idle_files(path)
         try:
             lock_file(descriptor, database)
             if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
@@ -493,9 +409,9 @@ def _open_locked(path: Path, database: Path) -> int:
         os.close(descriptor)
 
 
-def made_database(path: Path) -> os.stat_result:
+def ensure_database(path: Path) -> os.stat_result:
     """
-    Return what the system knows of the database at *path*, which is made when there is none, for its owner only.
+    Return the file status of the database at *path*; a missing one is created for its owner only.
 
     Raises:
         JournalError: when it is a symbolic link, no regular file, or cannot be made; when it has two names: SQLite keeps what
@@ -503,94 +419,126 @@ def made_database(path: Path) -> os.stat_result:
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
-        check_place(path, status)
+        check_regular_file(path, status)
         if status.st_nlink > 1:
             msg = f"{path} has {status.st_nlink} names (hard links), and SQLite allows one; remove the others or copy the file"
             raise JournalError(msg)
         for one in (path, *[path.with_name(path.name + end) for end in BESIDE]):
             with contextlib.suppress(FileNotFoundError):
-                check_place(one, one.lstat())
+                check_regular_file(one, one.lstat())
                 make_private(one)
         return status
-    made_folder(path.parent)
+    make_private_folder(path.parent)
     with contextlib.suppress(FileExistsError):
-        os.close(opened_new(path))
+        os.close(create_file(path))
         try:
             sync_folder(path.parent)
         except OSError as error:
-            raise unusable(path, error) from error
-    return made_database(path)
+            raise make_unusable_error(path, error) from error
+    return ensure_database(path)
 
 
-def _unusable(path: Path, error: Exception) -> JournalWriteFailed:
-    msg = f"{path} cannot be used as a journal: {reason(error, BUSY_SECONDS)}; nothing was run"
+def _make_unusable_error(path: Path, error: Exception) -> JournalWriteFailed:
+    msg = f"{path} cannot be used as a journal: {describe_error(error, BUSY_SECONDS)}; nothing was run"
     return JournalWriteFailed(msg)
 
 
 @contextlib.contextmanager
-def _to_read(path: Path) -> Iterator[sqlite3.Connection]:
-    """Give a connection to a database that exists; nothing is changed by opening it."""
+def _open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a connection to an existing database; nothing is changed."""
     import sqlite3
 
-    from stepengine.workspace.guarded_database import bounded, open_guarded
+    from stepengine.workspace.guarded_database import open_guarded, raise_interrupt_cause
 
     try:
         # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
         status = path.lstat()
-        check_place(path, status)
+        check_regular_file(path, status)
         database = open_guarded(path, seconds=BUSY_SECONDS, read_only=True)
     except (OSError, sqlite3.Error) as error:
-        raise _unusable(path, error) from error
+        raise _make_unusable_error(path, error) from error
     try:
-        _check_same(path, status)
-        with bounded(database):
+        _check_not_replaced(path, status)
+        with raise_interrupt_cause(database):
             yield database
     except sqlite3.Error as error:
-        msg = f"{path} cannot be read as a journal: {reason(error, BUSY_SECONDS)}"
+        msg = f"{path} cannot be read as a journal: {describe_error(error, BUSY_SECONDS)}"
         raise JournalError(msg) from error
     finally:
         database.close()
 
 
 @contextlib.contextmanager
-def _to_write(path: Path) -> Iterator[sqlite3.Connection]:
-    """Give the connection of this process, in a transaction; the file is made when there is none."""
+def _open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the connection of this process in a transaction; a missing file is created."""
     import sqlite3
 
-    database = Database.at(path, made_database(path), seconds=BUSY_SECONDS)
+    database = Database.open(path, ensure_database(path), seconds=BUSY_SECONDS)
     try:
         with database.lock, database.writing() as connection:
             connection.execute(SCHEMA)
             yield connection
     except (OSError, sqlite3.Error) as error:
-        raise _unusable(path, error) from error
+        raise _make_unusable_error(path, error) from error
     finally:
         database.close()
 
 
-def _check_same(path: Path, status: os.stat_result) -> None:
+def _check_not_replaced(path: Path, status: os.stat_result) -> None:
     if not os.path.samestat(status, path.lstat()):
         msg = f"{path} was moved, deleted or replaced while it was opened; nothing was run"
         raise JournalError(msg)
 
 
-def _has_table(database: sqlite3.Connection) -> bool:
-    """Return whether the file got its table: whoever made it may have been killed before."""
+def _has_lines_table(database: sqlite3.Connection) -> bool:
+    """Return whether the file has its table; its creator may have been killed before."""
     from stepengine.workspace.guarded_database import has_table
 
     return has_table(database, SCHEMA)
 
 
-def _content(database: sqlite3.Connection, run: str) -> bytes:
-    if not _has_table(database):
+Row: TypeAlias = "tuple[str, int, bytes]"
+"""A run, how many bytes of it are before a line, and the line."""
+
+
+def _make_rows(run: str, at: int, data: bytes) -> list[Row]:
+    """Return the rows of lines that begin at an offset."""
+    rows = []
+    for line in BytesIO(data):
+        rows.append((run, at, line))
+        at += len(line)
+    return rows
+
+
+def _find_run_size(database: sqlite3.Connection, run: str) -> int:
+    """Return the offset behind the last line of a run."""
+    found = database.execute(
+        "SELECT number + length(line) FROM lines WHERE run = ? ORDER BY number DESC LIMIT 1", (run,)
+    ).fetchone()
+    return found[0] if found else 0
+
+
+def _read_run_bytes(database: sqlite3.Connection, run: str, start: int = 0, most: int = sys.maxsize) -> bytes:
+    """Return at most *most* bytes of a run from offset *start* on."""
+    if not _has_lines_table(database):
         return b""
-    rows = database.execute("SELECT number, line FROM lines WHERE run = ? ORDER BY number", (run,))
-    return b"".join([line for _, line in _in_order(rows)])
+    rows = database.execute(
+        "SELECT number, line FROM lines WHERE run = :run AND number >= "
+        "(SELECT coalesce(max(number), 0) FROM lines WHERE run = :run AND number <= :start) ORDER BY number",
+        {"run": run, "start": start},
+    )
+    lines, before = list[bytes](), 0
+    for number, line in _check_row_order(rows):
+        if number >= start + most:
+            break
+        before = before if lines else max(0, start - number)
+        lines.append(line)
+    return b"".join(lines)[before : before + most]
 
 
-def _in_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, bytes]]:
+def _check_row_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, bytes]]:
     """
-    Give the number and line of each row; a line that is no bytes is an empty one, which no record is.
+    Yield the number and line of each row; a line that is not bytes becomes an empty one.
 
     Raises:
         sqlite3.DatabaseError: when a number is not higher than the one before: a damaged file can repeat its rows for ever.

@@ -1,5 +1,5 @@
 """
-The mailbox of a run in an SQLite file: a table beside that of the records, for all runs of the file.
+The mailbox of a run in an SQLite file: a table for all runs of the file.
 
 Senders commit as the runs do, so a letter survives what a record survives. The number of a letter is given once, in the order of
 the commits, and never again: whoever has read up to one has missed none before it.
@@ -24,13 +24,11 @@ from stepengine.journal.mailbox import (
     MailboxOwner,
     StoredLetter,
 )
-from stepengine.journal.places import check_place
-from stepengine.workspace.write_ahead import Database, reason
+from stepengine.journal.places import check_regular_file
+from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
-
-__all__ = ("SqliteMailbox", "forget_letters")
 
 # `nth` and `bytes` count the run's letters up to this one, so that nobody has to count them to know whether there is room.
 TABLE = (
@@ -59,13 +57,13 @@ class SqliteMailbox(Mailbox):
         self._seconds = seconds
 
     def read(self, after: int = 0) -> tuple[list[Letter], int]:
-        """Return the letters behind a place, and the place behind them."""
+        """Return the letters after a position, and the new position."""
         name = self._name()
-        with self._reading() as database:
-            found = list(self._lines(database, name, after)) if _has_letters(database) else []
+        with self._open_for_reading() as database:
+            found = list(self._read_lines(database, name, after)) if _has_letters_table(database) else []
         if not found:
             return [], after
-        run, letters = self._run(), []
+        run, letters = self._run_id(), []
         for number, line in found:
             stored = StoredLetter.read(line.removesuffix(b"\n"), f"letter {number} of {self._path}")
             if stored is not None and stored.run == run:
@@ -73,12 +71,12 @@ class SqliteMailbox(Mailbox):
         return letters, found[-1][0]
 
     def changed(self, after: int) -> bool:
-        """Return whether there is a letter behind a place."""
+        """Return whether there is a letter after a position."""
         name = self._name()
-        with self._reading() as database:
-            return _has_letters(database) and _is_behind(database, name, after)
+        with self._open_for_reading() as database:
+            return _has_letters_table(database) and _has_letter_after(database, name, after)
 
-    def _lines(self, database: sqlite3.Connection, name: str, after: int) -> Iterator[tuple[int, bytes]]:
+    def _read_lines(self, database: sqlite3.Connection, name: str, after: int) -> Iterator[tuple[int, bytes]]:
         size = 0
         wanted = "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND number > ? ORDER BY number LIMIT ?"
         given = (MAX_LETTER_BYTES + 1, name, min(after, MAX_INT), MAX_LETTERS + 1)
@@ -92,10 +90,10 @@ class SqliteMailbox(Mailbox):
                 raise JournalCorrupt(msg)
             yield number, line
 
-    def _add(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredLetter) -> bool:
         name, line = self._name(), stored.line
-        with self._writing() as database:
-            if not _has_letters(database):
+        with self._open_for_writing() as database:
+            if not _has_letters_table(database):
                 for statement in (TABLE, INDEX, IDS):
                     database.execute(statement)
             if database.execute("SELECT 1 FROM lines WHERE run = ? LIMIT 1", (name,)).fetchone() is None:
@@ -124,52 +122,52 @@ class SqliteMailbox(Mailbox):
         return True
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._database() as database, database.reading() as connection:
+    def _open_for_reading(self) -> Iterator[sqlite3.Connection]:
+        with self._open_database() as database, database.reading() as connection:
             yield connection
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._database() as database, database.lock, database.writing() as connection:
+    def _open_for_writing(self) -> Iterator[sqlite3.Connection]:
+        with self._open_database() as database, database.lock, database.writing() as connection:
             yield connection
 
     @contextmanager
-    def _database(self) -> Iterator[Database]:
+    def _open_database(self) -> Iterator[Database]:
         import sqlite3
 
         try:
-            status = self._status()
-            database = Database.at(self._path, status, seconds=self._seconds)
+            status = self._check_file()
+            database = Database.open(self._path, status, seconds=self._seconds)
             try:
                 yield database
             finally:
                 database.close()
         except (OSError, sqlite3.Error) as error:
-            msg = f"{self._path} cannot be used as a mailbox: {reason(error, self._seconds)}"
+            msg = f"{self._path} cannot be used as a mailbox: {describe_error(error, self._seconds)}"
             raise JournalWriteFailed(msg) from error
 
-    def _status(self) -> os.stat_result:
+    def _check_file(self) -> os.stat_result:
         try:
             status = self._path.lstat()
         except FileNotFoundError:
             raise self._journal.missing() from None
-        check_place(self._path, status)
+        check_regular_file(self._path, status)
         return status
 
 
-def forget_letters(database: sqlite3.Connection, run: str) -> None:
-    """Remove the letters to a run, in a transaction."""
-    if _has_letters(database):
+def delete_letters(database: sqlite3.Connection, run: str) -> None:
+    """Delete the letters to a run, in a transaction."""
+    if _has_letters_table(database):
         database.execute("DELETE FROM letters WHERE run = ?", (run,))
 
 
-def _has_letters(database: sqlite3.Connection) -> bool:
-    """Return whether anybody has posted to a run of the file."""
+def _has_letters_table(database: sqlite3.Connection) -> bool:
+    """Return whether the file has a table of letters."""
     from stepengine.workspace.guarded_database import has_table
 
     return has_table(database, TABLE)
 
 
-def _is_behind(database: sqlite3.Connection, name: str, after: int) -> bool:
+def _has_letter_after(database: sqlite3.Connection, name: str, after: int) -> bool:
     given = (name, min(after, MAX_INT))
     return database.execute("SELECT 1 FROM letters WHERE run = ? AND number > ? LIMIT 1", given).fetchone() is not None

@@ -1,7 +1,5 @@
 """
-What every journal is: ``Journal`` and ``Writer``, and ``MemoryJournal``, which keeps values and makes lines on demand.
-
-``LineWriter`` is what the stores that hold lines have in common: encoding, the lines that wait, giving up for good.
+The base classes ``Journal`` and ``Writer``, and ``MemoryJournal``, which encodes lines on demand.
 
 ``Commits`` makes durable what a writer was given, while the event loop goes on: one commit of a
 journal is under way at a time, so records reach the disk in the order in which they were appended; whoever asks meanwhile
@@ -14,7 +12,6 @@ import abc
 import asyncio
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,39 +23,28 @@ from attrs import frozen
 from stepengine.data.effects import CallModel
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
-    DataError,
     JournalError,
     JournalLocked,
     JournalMissing,
-    JournalWriteFailed,
-    StepEngineError,
 )
 from stepengine.journal.encoding import (
     MAX_INLINE_CHARS,
     Encoder,
     may_be_long,
 )
-from stepengine.journal.following import Again, ContentTail, NewRecords, Tail
+from stepengine.journal.follower import Again, NewRecords, OffsetTail, Tail
 from stepengine.journal.history import History
+from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
-from stepengine.journal.places import RESERVE_BYTES, TO_RECORD, Reserve
-from stepengine.journal.reading import Reading, read_lines
-from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
-from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
-from stepengine.workspace.after_fork import Lock, renewed, renews
+from stepengine.journal.places import TO_RECORD
+from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
+from stepengine.journal.redacted_records import redact_records
+from stepengine.redaction import Redact, Redactor, RedactRule, make_redactor
+from stepengine.workspace.after_fork import Lock, call_after_fork
 from stepengine.workspace.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from stepengine.journal.signing import Chain, SigningKey
-
-__all__ = (
-    "Commits",
-    "Extension",
-    "Journal",
-    "LineWriter",
-    "MemoryJournal",
-    "Writer",
-)
+    from stepengine.journal.signing import SigningKey
 
 # What makes a record findable, such as its path and its fingerprint, is never stored apart.
 MIN_INLINE_CHARS = 1_024
@@ -67,7 +53,7 @@ MIN_INLINE_CHARS = 1_024
 @frozen
 class Extension:
     """
-    What extending a journal did.
+    The result of extending a journal.
 
     Attributes:
         kept: How many effects were answered from the record.
@@ -91,8 +77,6 @@ class Writer(abc.ABC):
         blocks: Whether ``commit`` may wait long, as for a disk; it may be called in any thread, beside ``append`` in another.
         history: What the journal held when it was opened.
         repaired: Bytes of a torn tail that were cut off when it was opened.
-        steps: What takes the records of steps, by the same names, in place of this writer, which would only hand them on; ``None``
-            while they have to come by here.
     """
 
     waits = False
@@ -102,27 +86,27 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def append(self, record: Record) -> None:
-        """Add a record after those before it; it is durable with the next ``commit``."""
+        """Append a record; it is durable with the next ``commit``."""
 
     @abc.abstractmethod
     def commit(self) -> None:
         """
-        Make everything durable that was appended.
+        Make everything appended durable.
 
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
 
     def announce(self) -> None:  # noqa: B027 - most have nobody to tell
-        """Learn that a ``commit`` will follow: whoever commits for several writers may take this one along."""
+        """Announce a ``commit``, which another writer's commit may then include."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Commit, and give the journal back; may be called twice."""
+        """Commit and release the journal; may be called twice."""
 
     @abc.abstractmethod
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Let later requests be stored as differences to one that is in the journal already."""
+        """Store later requests as differences to this one, which the journal holds already."""
 
 
 class Journal(abc.ABC):
@@ -174,13 +158,13 @@ class Journal(abc.ABC):
         self.redact: Redact = redact if isinstance(redact, str) else "all"
         # The environment is read when the journal is made: secrets that are in it are known by value, and replaced
         # wherever they turn up, whatever wrote them there.
-        self.redactor: Redactor = redactor_for(
+        self.redactor: Redactor = make_redactor(
             redact, os.environ, secrets, allow_secrets=allow_secrets, machine=machine
         )
         self.link = link
         self.stable = stable
         self.inline = inline
-        self.signing = _key_in(sign) if isinstance(sign, str | Path) else sign
+        self.signing = _load_signing_key(sign) if isinstance(sign, str | Path) else sign
         if self.signing is not None and stable:
             msg = "a stable recording is put in order when it has ended, and says nothing of when: sign no such journal"
             raise JournalError(msg)
@@ -190,16 +174,16 @@ class Journal(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """How the journal is called in messages."""
+        """The journal's name for messages."""
 
     @property
     def signed_by(self) -> str:
-        """The public key by which it is signed, as base64 of OpenSSH's form; ``""`` where it is not."""
+        """The public key of its signatures, as base64 of OpenSSH's form; ``""`` if it is unsigned."""
         return "" if self.signing is None else self.signing.public
 
-    def check_goes_on(self, history: History) -> None:
+    def check_can_resume(self, history: History) -> None:
         """
-        Raise where a run would go on unsigned that was signed.
+        Raise if a signed run would continue unsigned.
 
         Raises:
             JournalError: it names the key.
@@ -208,10 +192,10 @@ class Journal(abc.ABC):
         # forged.
         head = history.head
         if head is not None and head.signed and self.signing is None and not history.is_complete:
-            from stepengine.journal.signing import fingerprint_of
+            from stepengine.journal.signing import key_fingerprint
 
             msg = (
-                f"{self.name} is signed, by {fingerprint_of(head.signed)}; go on with that key, as in FileJournal(path, sign=KEY) or "
+                f"{self.name} is signed, by {key_fingerprint(head.signed)}; go on with that key, as in FileJournal(path, sign=KEY) or "
                 "`stepengine resume --sign KEY`, or fork it, which makes a journal of its own"
             )
             raise JournalError(msg)
@@ -229,7 +213,7 @@ class Journal(abc.ABC):
     @abc.abstractmethod
     def writer(self) -> Writer:
         """
-        Take the journal over for writing.
+        Lock the journal for writing.
 
         Raises:
             JournalLocked: when somebody else writes it.
@@ -240,32 +224,32 @@ class Journal(abc.ABC):
 
     @abc.abstractmethod
     def replace(self, records: Sequence[Record]) -> None:
-        """Replace everything by *records* at once, or leave everything as it is."""
+        """Replace all records at once; on failure nothing changes."""
 
     def discard(self) -> None:
-        """Forget what is recorded: a file of its own is removed."""
+        """Delete the records; a file is removed."""
         self.replace([])
 
     def set_aside(self) -> Journal | None:
-        """Put a copy of what is stored beside it before it is replaced; return its place, ``None`` where there is none."""
+        """Copy the records next to the journal before they are replaced; return the copy or ``None``."""
         return None
 
     def bound(self, run: str) -> Journal:
-        """Return the journal of a new run with this id; stores of many runs make one."""
+        """Return the journal of a new run with this id; stores of many runs create one."""
         return self
 
     def with_rules_of(self, other: Journal) -> Self:
-        """Return this journal, which from now on removes secrets as *other* does."""
+        """Change this journal to the redaction rules of *other*, and return it."""
         self.redact, self.redactor = other.redact, other.redactor
         return self
 
     def history(self) -> History:
-        """Return what the journal says; errors as for ``records``."""
+        """Return the parsed history of the journal; raises as ``records`` does."""
         return History(self.records(), self.name, self.missing)
 
     def head(self) -> Head | None:
         """
-        Return the first record, without reading any other; ``None`` while there is none.
+        Return the first record without reading others, or ``None`` while there is none.
 
         Raises:
             JournalCorrupt: when it is not one.
@@ -275,7 +259,7 @@ class Journal(abc.ABC):
 
     def mailbox(self) -> Mailbox:
         """
-        Return the mailbox beside this journal, where anybody posts to its run while another process holds it.
+        Return the mailbox of this journal, to which other processes post messages for its run.
 
         Raises:
             JournalError: when this kind of journal has none.
@@ -284,19 +268,27 @@ class Journal(abc.ABC):
         raise JournalError(msg)
 
     def tail(self) -> Tail:
-        """Return a place at the start of this journal, for whoever follows it."""
-        return ContentTail(self)
+        """Return a position at the start of this journal, for reading new records."""
+        return OffsetTail(self)
+
+    def read_piece(self, start: int, most: int) -> bytes:
+        """Return at most *most* stored bytes from offset *start* on; a store that cannot read pieces returns all of them."""
+        return self.content()[start:]
+
+    def stamp(self) -> tuple[object, object] | None:
+        """Return which store it is now, and a value that changes with its bytes; ``None`` (default) if only reading tells."""
+        return None
 
     def is_there(self) -> bool:
-        """Return whether there is anything to take over; a journal in memory always is."""
+        """Return whether the journal exists; one in memory always does."""
         return True
 
     def is_held(self) -> bool:
-        """Return whether a process writes the run now, without reading any of it; false where that is unknown."""
+        """Return whether a process is writing the run now; False if that is unknown."""
         return False
 
     def missing(self) -> JournalMissing:
-        """Return the error for a run that was looked for and is not there; it says what is."""
+        """Return the error for a missing run; it names existing ones."""
         return JournalMissing(f"{self.name} holds no run; {TO_RECORD}")
 
     def lines(self) -> list[bytes]:
@@ -316,22 +308,28 @@ class Journal(abc.ABC):
         """
         link = records[0].link if records and isinstance(records[0], Head) else self.link
         encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
-        kept = History(records, self.name).anew(self.redactor) if any(map(self._must_change, records)) else records
+        kept = (
+            redact_records(History(records, self.name), self.redactor)
+            if any(map(self._needs_redaction, records))
+            else records
+        )
         if self.signing is None:
             return [line for record in kept for line in encoder.lines(record)]
-        return _signed_lines(self.signing, kept, encoder)
+        return _encode_signed_lines(self.signing, kept, encoder)
 
-    def _must_change(self, record: Record) -> bool:
+    def _needs_redaction(self, record: Record) -> bool:
         line = record.line
-        return line is not None and self.redactor.suspicious(to_text(line)) and self.redactor.value(line) != line
+        return (
+            line is not None and self.redactor.suspicious(to_compact_json(line)) and self.redactor.value(line) != line
+        )
 
     def content(self) -> bytes:
-        """Return the journal's bytes as they are stored; those of a journal in memory are made for this."""
+        """Return the journal's bytes as stored; those of a journal in memory are encoded for this."""
         return b"".join(self.lines())
 
     def copy_to(self, other: Journal) -> None:
         """
-        Write everything into *other* in place of what it holds, with *other*'s own rules about secrets.
+        Replace the content of *other* by this journal's, under *other*'s redaction rules.
 
         Raises:
             JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``lines_of``.
@@ -342,32 +340,32 @@ class Journal(abc.ABC):
 # What signs is loaded for journals that are signed: few are, and it takes 2 ms of each start.
 
 
-def _key_in(file: str | Path) -> SigningKey:
+def _load_signing_key(file: str | Path) -> SigningKey:
     from stepengine.journal.signing import SigningKey
 
     return SigningKey(file)
 
 
-def _signed_lines(key: SigningKey, records: Sequence[Record], encoder: Encoder) -> list[bytes]:
-    """Return the lines of a journal that is made in one go: its one signature says that it was found as it is."""
-    from stepengine.journal.signing import Chain, mark_of, without_signatures
+def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: Encoder) -> list[bytes]:
+    """Return the lines of a new signed journal; its one signature marks the records as found."""
+    from stepengine.journal.signing import SignatureChain, compute_mark, drop_signatures
 
     lines: list[bytes] = []
-    for record in without_signatures(records):
+    for record in drop_signatures(records):
         made = record
         if isinstance(record, Head):
             line = None if record.line is None else {**record.line, "signed": key.public}
             made = attrs.evolve(record, signed=key.public, line=line)
         lines += encoder.lines(made)
-    chain = Chain(
-        key, hashlib.sha256(b"".join(lines)), records=len(lines), marks=[mark_of(line[:-1]) for line in lines]
+    chain = SignatureChain(
+        key, hashlib.sha256(b"".join(lines)), records=len(lines), marks=[compute_mark(line[:-1]) for line in lines]
     )
     return [*lines, encoder.line(chain.sign(closes=True))] if lines else []
 
 
 class MemoryJournal(Journal):
     """
-    A journal in memory: it keeps frozen values, and makes lines only when somebody asks for them.
+    A journal in memory: it stores frozen values and encodes lines on demand.
 
     ``MemoryJournal(lines)`` reads what ``lines()`` of another journal gave.
 
@@ -404,7 +402,7 @@ class MemoryJournal(Journal):
         return list(self._records)
 
     def writer(self) -> Writer:
-        """Take the journal over for writing."""
+        """Lock the journal for writing."""
         if self._writer is not None:
             msg = f"{self.name} is written by another run; every run needs a journal of its own"
             raise JournalLocked(msg)
@@ -412,13 +410,13 @@ class MemoryJournal(Journal):
         return self._writer
 
     def replace(self, records: Sequence[Record]) -> None:
-        """Replace everything by *records*."""
+        """Replace all records."""
         History(records, self.name)
         self.is_own = False
         self.keep(list(records))
 
     def head(self) -> Head | None:
-        """Return the first record; ``None`` while there is none."""
+        """Return the first record, or ``None`` while there is none."""
         # Records may be given by anybody (`MemoryJournal(lines)`), and a journal that is being written is empty at
         # first: what is no head is no answer here, and whoever reads the records is told what is wrong with them, by
         # number.
@@ -427,20 +425,20 @@ class MemoryJournal(Journal):
         return first if isinstance(first, Head) else None
 
     def tail(self) -> Tail:
-        """Return a place at the start of the records."""
+        """Return a position at the start of the records."""
         return _MemoryTail(self)
 
     def mailbox(self) -> Mailbox:
-        """Return the mailbox of this journal, which lasts as long as it does."""
+        """Return the mailbox of this journal, in memory."""
         return self._mailbox
 
     def discard(self) -> None:
-        """Forget what is recorded, and the letters to it."""
+        """Delete the records and letters."""
         self.replace([])
         self._mailbox = MemoryMailbox(self)
 
     def keep(self, records: list[Record]) -> None:
-        """Replace everything by *records*, which are known to follow from each other."""
+        """Replace all records, without checking them."""
         self._records = records
 
 
@@ -453,16 +451,16 @@ class _MemoryTail(Tail):
 
     @property
     def end(self) -> int:
-        """How many records were found."""
+        """The number of returned records."""
         return len(self._given)
 
     def has_changed(self) -> bool:
-        """Return whether records were added, or all of them replaced."""
+        """Return whether records were added or replaced."""
         now = self._journal._records  # noqa: SLF001
         return self._must_restart or now is not self._records or len(now) != len(self._given)
 
-    def found(self) -> NewRecords:
-        """Return the records that were added."""
+    def read_new_records(self) -> NewRecords:
+        """Return the records added since the last call."""
         now, given = self._journal._records, self._given  # noqa: SLF001
         if now is self._records and len(now) >= len(given) and not self._must_restart:
             more = now[len(given) :]
@@ -506,230 +504,15 @@ class _MemoryWriter(Writer):
         self._records.append(record)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Do nothing: lines are made on demand, from the first record on."""
+        """Do nothing: lines are encoded on demand."""
 
     def commit(self) -> None:
-        """Do nothing: what is in memory is as durable as it gets."""
+        """Do nothing: there is no disk."""
 
     def close(self) -> None:
-        """Give the journal back."""
+        """Release the journal."""
         if self._journal._writer is self:  # noqa: SLF001 - one of its two halves
             self._journal._writer = None  # noqa: SLF001
-
-
-class LineWriter(Writer):
-    """
-    A writer that keeps lines until they are committed.
-
-    Args:
-        journal: Whose writer it is.
-        reading: What the journal held when it was opened.
-    """
-
-    waits = True
-    blocks = True
-
-    def __init__(self, journal: Journal, reading: Reading) -> None:
-        self._journal = journal
-        self.history = History(reading.records, journal.name, journal.missing)
-        head = self.history.head
-        self._encoder = Encoder(
-            journal.redactor,
-            link=journal.link if head is None else head.link,
-            previous=reading.crc,
-            blobs=tuple(self.history.blobs),
-            stable=journal.stable,
-            inline=journal.inline,
-        )
-        self._encode = self._encoder.lines
-        self._lines: list[bytes] = []
-        self._chain = _chain_of(journal, self.history)
-        # One commit after the other: lines are chained, and a file has one end. While it is held the file stays open.
-        self._storing = threading.Lock()
-        self._broken: JournalError | None = None
-        self._reserve: Reserve | None = None
-        self._folder = Path()
-        self._is_lost = False
-        self._closed = False
-        self._is_stored = bool(reading.records)
-        self._pid, self._is_forked = os.getpid(), False
-        renewed(self)
-
-    # Told once in the child, in place of a question at every record and commit.
-    def renew(self) -> None:
-        """Refuse everything in a forked child: the run belongs to the parent, as do the open file and its lock."""
-        self._is_forked, self._storing = True, threading.Lock()
-        why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
-        self._give_up(self._write_error(why))
-
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Let later requests be stored as differences to one that is in the journal already."""
-        self._encoder.remember(path, seq, transcript)
-
-    def append(self, record: Record) -> None:
-        """
-        Add a record after those before it; it is durable with the next ``commit``.
-
-        Raises:
-            JournalWriteFailed: when it cannot be stored, or an earlier write failed.
-            SecretFound: when shapes are looked for and one is left.
-        """
-        if self._broken is not None:
-            raise self._broken
-        # Only a head and an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
-        # (reliability:JR08, JR09).
-        reserve = self._reserve
-        if reserve is not None and reserve.is_short and isinstance(record, Head | Intent):
-            self._need_room(reserve)
-        if self._chain is not None:
-            self._append_signed(record, self._chain)
-            return
-        encode = self._encode
-        try:
-            self._lines += encode(record)
-        except (JournalError, DataError) as error:
-            self._break(error)
-            raise
-
-    def _append_signed(self, record: Record, chain: Chain) -> None:
-        """Add a record to a journal that is signed, with the signatures that are due around it."""
-        if chain.has_found:
-            self._sign(chain)
-        try:
-            lines = self._encode(record)
-        except (JournalError, DataError) as error:
-            self._break(error)
-            raise
-        self._lines += lines
-        chain.take(record, lines)
-        if chain.is_due:
-            self._sign(chain)
-
-    def _break(self, error: StepEngineError) -> None:
-        """Give up: what comes next would be chained to a line that does not exist."""
-        self._give_up(self._write_error(str(error)))
-
-    def _give_up(self, error: JournalError) -> None:
-        self._broken = error
-
-    def _sign(self, chain: Chain, *, closes: bool = False) -> None:
-        """Add a signature, which vouches for everything before it."""
-        line = self._encoder.line(chain.sign(closes=closes))
-        chain.signed(line)
-        self._lines.append(line)
-
-    def _sign_last(self) -> None:
-        """Sign what is left before the journal is given back; if lines were lost, nobody vouches for its end."""
-        chain = self._chain
-        if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
-            self._sign(chain, closes=True)
-
-    def _keep_room(self, path: Path) -> None:
-        """Count on room for results on the disk of the file at *path*."""
-        self._reserve, self._folder = Reserve.near(path), path.parent
-
-    def _need_room(self, reserve: Reserve) -> None:
-        """Raise unless there is room again for the outcome of an effect: one that does not begin is never in doubt."""
-        if not reserve.renew(self._folder):
-            why = f"the disk is full; an effect begins only where {RESERVE_BYTES // 1024} KiB are left for what comes of it"
-            # What is under way may still be recorded: the writer is not broken.
-            raise self._write_error(why)
-
-    def commit(self) -> None:
-        """
-        Make everything durable that was appended.
-
-        Raises:
-            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
-        """
-        # `with` takes twice as long, and every step of a run commits twice.
-        storing = self._storing
-        storing.acquire()
-        try:
-            if self._broken is not None:
-                raise self._broken
-            lines = self._lines
-            taken = lines.copy()
-            if taken:
-                # Another thread may add behind the end meanwhile.
-                del lines[: len(taken)]
-                try:
-                    self._store(taken)
-                except JournalError as error:
-                    self.lose(error)
-                    raise
-                self._is_stored = True
-        finally:
-            storing.release()
-
-    def close(self) -> None:
-        """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
-        if self._is_forked:
-            return
-        with self._storing:
-            if self._closed:
-                return
-            self._closed = True
-            try:
-                self._sign_last()
-                self._flush()
-            finally:
-                self._release()
-
-    def _flush(self) -> None:
-        """Store the lines that wait, where none was lost."""
-        lines = self.taken()
-        if not lines:
-            return
-        try:
-            self._store(lines)
-        except JournalError as error:
-            self.lose(error)
-            raise
-
-    def taken(self) -> list[bytes]:
-        """
-        Return the lines that wait, which whoever took them has to store or to ``lose``.
-
-        Those before a record that could not be made are whole; after lost ones there are none.
-        """
-        # One takes at a time, and another thread may add behind the end meanwhile.
-        lines = self._lines[:]
-        del self._lines[: len(lines)]
-        return [] if self._is_lost else lines
-
-    def lose(self, error: JournalError) -> None:
-        """Give up for good: lines were lost."""
-        self._give_up(error)
-        self._is_lost = True
-
-    def _check(self) -> None:
-        if self._broken is not None:
-            raise self._broken
-
-    def _write_error(self, why: str) -> JournalWriteFailed:
-        if self._is_stored:
-            then = "What was committed before is whole; resume from it"
-        else:
-            then = "Nothing was run or recorded; start the run again, in the same journal if you like"
-        msg = f"{self._journal.name} cannot be written: {why}. {then}"
-        return JournalWriteFailed(msg)
-
-    @abc.abstractmethod
-    def _store(self, lines: list[bytes]) -> None:
-        """Make *lines* durable, all or none of them, with ``_storing`` held; raise ``JournalWriteFailed`` for good otherwise."""
-
-    @abc.abstractmethod
-    def _release(self) -> None:
-        """Give the journal back."""
-
-
-def _chain_of(journal: Journal, history: History) -> Chain | None:
-    if journal.signing is None:
-        return None
-    from stepengine.journal.altered import chain_of
-
-    return chain_of(journal.signing, journal.content(), history)
 
 
 # Commits of different journals do not wait for each other's disk. More than a few make no disk faster.
@@ -751,7 +534,7 @@ class Commits:
 
     @classmethod
     def renew(cls) -> None:
-        """Forget the parent's journals in a forked child, which has none of its threads."""
+        """Forget the parent's journals in a forked child, which lacks their threads."""
         cls._users = 0
 
     def __init__(self, writer: Writer) -> None:
@@ -763,7 +546,7 @@ class Commits:
 
     def durable(self) -> asyncio.Future[None]:
         """
-        Return what is done once everything appended before is durable.
+        Return a future that is done once everything appended before is durable.
 
         It holds a ``StepEngineError`` when that is impossible. Cancelling it ends the waiting, and no commit.
         """
@@ -782,12 +565,12 @@ class Commits:
         return future
 
     async def apart(self, work: Callable[[], Made]) -> Made:
-        """Return what *work* returns, which may wait for the disk."""
-        made: Made = await self._threads().run("journal", work)
+        """Run *work*, which may wait for the disk, in a thread and return its result."""
+        made: Made = await self._get_thread_pool().run("journal", work)
         return made
 
     def close(self) -> None:
-        """Commit what is left, and give the journal back; may be called twice."""
+        """Commit the rest and release the journal; may be called twice."""
         try:
             self._writer.close()
         finally:
@@ -799,19 +582,20 @@ class Commits:
 
     @classmethod
     def _count(cls, change: int) -> None:
+        """Change the number of users of the thread pool, which is closed when none is left."""
         with cls._lock:
             cls._users += change
             if not cls._users:
                 cls._pool.close()
 
-    def _threads(self) -> ThreadPool:
+    def _get_thread_pool(self) -> ThreadPool:
         if not self._uses_pool and not self._is_closed:
             self._uses_pool = True
             self._count(1)
         return self._pool
 
     def _begin(self) -> None:
-        """Begin one commit for all who wait by now."""
+        """Start one commit for all waiting callers."""
         batch, self._waiting = self._waiting, []
         tell = partial(self._finish_batch, batch)
         try:
@@ -819,7 +603,7 @@ class Commits:
                 self._writer.commit()  # what was left is stored: there is nothing to wait for, only to be told
                 tell(None, None)
             else:
-                self._threads().begin("journal", self._writer.commit, tell)
+                self._get_thread_pool().begin("journal", self._writer.commit, tell)
         except (RuntimeError, JournalError) as error:  # the system gives no thread, or what was left is lost
             tell(None, error)
 
@@ -835,4 +619,4 @@ class Commits:
             self._loop = None
 
 
-renews(Commits.renew)
+call_after_fork(Commits.renew)

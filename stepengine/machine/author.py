@@ -15,17 +15,15 @@ from types import CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
 from stepengine.data.alike import did_you_mean, list_names
-from stepengine.data.functions import innermost_own, is_thrown_away
+from stepengine.data.functions import discards_result, find_author_line
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, NOT_YIELDED, JsonDict
-from stepengine.data.programs import RunsProgram
+from stepengine.data.programs import RunningProgram
 from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELD_FROM, Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
-from stepengine.machine.signals import is_callers
-
-__all__ = ("Author", "Returned", "describe_yield", "handler_error", "note_location", "raised_at", "site")
+from stepengine.machine.signals import belongs_to_caller
 
 ACCEPTED = names_of_yieldables()
 YIELDABLES = {row.__name__: row for row in rows_for("handler")}
@@ -50,15 +48,15 @@ OTHER_KINDS = {
 """What the members of a dict are called that stands for something to yield elsewhere, and what is written here."""
 
 
-class Returned(NamedTuple):
+class ReturnValue(NamedTuple):
     """A generator's return value."""
 
     value: Any
 
 
-def site(steps: object, program: RunsProgram | None = None) -> str:
+def find_waiting_line(steps: object, program: RunningProgram | None = None) -> str:
     """
-    Return ``file:line`` where a parked generator waits, in the innermost of its author's frames; ``""`` if none.
+    Return ``file:line`` where a parked generator waits, in the innermost frame of its author; ``""`` if none.
 
     Args:
         steps: The generator.
@@ -66,10 +64,10 @@ def site(steps: object, program: RunsProgram | None = None) -> str:
     """
     if program is not None and program.file:
         return f"{program.file}:{program.line}"
-    return innermost_own(_parked_places(steps))
+    return find_author_line(_generator_places(steps))
 
 
-def _parked_places(steps: object) -> Iterator[tuple[str, int]]:
+def _generator_places(steps: object) -> Iterator[tuple[str, int]]:
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -77,33 +75,33 @@ def _parked_places(steps: object) -> Iterator[tuple[str, int]]:
         steps = getattr(steps, "gi_yieldfrom", None)
 
 
-def _inside(frame: FrameType) -> Iterator[tuple[str, int]]:
-    """Give the place in a file whose code runs elsewhere, on behalf of a frame of this package: it has no frames here."""
+def _program_places(frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Yield the current place in a file that a sandbox frame of this package runs elsewhere, without frames here."""
     if frame.f_globals.get("__package__") == "stepengine.sandbox":
-        found = [value for value in frame.f_locals.values() if isinstance(value, RunsProgram) and value.file]
+        found = [value for value in frame.f_locals.values() if isinstance(value, RunningProgram) and value.file]
         yield from [(value.file, value.line) for value in found]
 
 
-def raised_at(error: BaseException) -> str:
-    """Return ``file:line`` where *error* was raised, in the innermost frame of the author's own code; ``""`` if none."""
-    return innermost_own(_traceback_places(error))
+def find_raise_line(error: BaseException) -> str:
+    """Return ``file:line`` where *error* was raised, in the innermost frame of the author's code; ``""`` if none."""
+    return find_author_line(_traceback_places(error))
 
 
 def _traceback_places(error: BaseException) -> Iterator[tuple[str, int]]:
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        yield from _inside(trace.tb_frame)
+        yield from _program_places(trace.tb_frame)
         trace = trace.tb_next
 
 
-def describe_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
-    """Return the error for a yielded value that the machine does not know, with a hint at what was probably meant."""
-    msg = f"{what} ({location}) yielded {_short(value)}; it may yield {accepted}.{_hint(value)}"
+def make_bad_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
+    """Return the error for an unknown yielded value, with a hint at what was probably meant."""
+    msg = f"{what} ({location}) yielded {_format_value(value)}; it may yield {accepted}.{_hint_at_yield(value)}"
     return BadYield(msg, location=location)
 
 
-def _hint(value: Any) -> str:
+def _hint_at_yield(value: Any) -> str:
     kind = type(value)  # never ask the value itself: proxies and arrays raise when they are compared or looked at
     if kind is str and value in ("STEP", "STEP_ALL"):
         return f" Yield the sentinel, not its name: `from stepengine import {value}`."
@@ -121,7 +119,7 @@ def _hint(value: Any) -> str:
 
 
 def _suggest_yieldable(value: dict[Any, Any]) -> str:
-    """Return what to write in place of a dict such as handlers of other engines yield."""
+    """Return the yieldable to write in place of a dict as handlers of other engines yield it."""
     kind = value.get("type")
     if type(kind) is str and kind in OTHER_KINDS:
         return OTHER_KINDS[kind]
@@ -129,10 +127,10 @@ def _suggest_yieldable(value: dict[Any, Any]) -> str:
     if name is None:
         return "ToolCall(name, {...}) for a call of a tool"
     given: dict[Any, object] = next((value[key] for key in INPUT_KEYS if type(value.get(key)) is dict), {})
-    return f"ToolCall({name!r}, {_short(given).removeprefix('the dict ')})"
+    return f"ToolCall({name!r}, {_format_value(given).removeprefix('the dict ')})"
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     kind = type(value)
     if value is None or kind in (str, int, float, bool):
         text = repr(value)
@@ -140,43 +138,43 @@ def _short(value: Any) -> str:
     if kind is Sentinel:
         return str(value)
     if kind is dict:
-        return f"the dict {_short_dict(value)}"
+        return f"the dict {_format_dict(value)}"
     return f"the class {value.__name__}" if issubclass(kind, type) else f"a {kind.__name__}"
 
 
-def _short_dict(value: dict[Any, object]) -> str:
-    """Return a dict as source code, as far as it is plain and short; no ``repr`` of a member's own class is called."""
-    members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), SHOWN_MEMBERS)]
+def _format_dict(value: dict[Any, object]) -> str:
+    """Return the first members of a dict as source code, without calling the ``repr`` of the members' own classes."""
+    members = [f"{_format_member(k)}: {_format_member(v)}" for k, v in islice(value.items(), SHOWN_MEMBERS)]
     more = [f"... {len(value) - SHOWN_MEMBERS} more"] if len(value) > SHOWN_MEMBERS else []
     return f"{{{', '.join([*members, *more])}}}"
 
 
-def _short_member(value: object) -> str:
+def _format_member(value: object) -> str:
     kind = type(value)
     if kind is dict:
         return "{...}" if value else "{}"
-    return ("[...]" if value else "[]") if kind is list else _short(value)
+    return ("[...]" if value else "[]") if kind is list else _format_value(value)
 
 
-def handler_error(what: str, error: BaseException) -> HandlerError:
-    """Return the error that says that *what*, author code, raised *error*, and where."""
-    where = raised_at(error)
+def make_handler_error(what: str, error: BaseException) -> HandlerError:
+    """Return the error for an exception that the author's code *what* raised, with its location."""
+    where = find_raise_line(error)
     kind = type(error).__name__
     msg = f"{what} raised {kind}: {_explain_error(error)}" + (f" ({where})" if where else "")
     return HandlerError(msg, kind=kind, location=where)
 
 
 def _explain_error(error: BaseException) -> str:
-    """Return the message of *error*; if a value was not unpacked or awaited, with what to write instead."""
+    """Return the message of *error*, with a correction if a value was not unpacked or awaited."""
     said = _error_text(error)
     if not isinstance(error, TypeError | AttributeError):
         return said
-    hint = _hint_about(error, said)
+    hint = _hint_at_mistake(error, said)
     return f"{said}; {hint}" if hint and hint not in said else said
 
 
-def _hint_about(error: BaseException, said: str) -> str:
-    """Return what to write instead of the values that are most often yielded by mistake; the value itself is never called."""
+def _hint_at_mistake(error: BaseException, said: str) -> str:
+    """Return a correction for a common mistake behind *error*, or ``""``, without calling the value at fault."""
     if "StepResult" in said:
         return YIELD_FROM
     if "coroutine" in said:
@@ -195,7 +193,7 @@ def _hint_about(error: BaseException, said: str) -> str:
 
 
 def _suggest_keyword(kind: type, word: str) -> str:
-    """Return which arguments a yieldable takes, the one that *word* was probably meant for first; ``""`` if it takes none by name."""
+    """Return a text that lists the arguments of a yieldable, with the most similar one to *word* as a suggestion."""
     names = [p.name for p in signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     near = did_you_mean(word, names).removeprefix("; ")
     return (
@@ -212,9 +210,9 @@ def _error_text(error: BaseException) -> str:
         return "<an error that cannot be shown>"
 
 
-def note_location(error: StepEngineError) -> StepEngineError:
-    """Return *error* with the author's line that it came from, if it came from one, as its ``where`` and as a note."""
-    where = raised_at(error)
+def add_location(error: StepEngineError) -> StepEngineError:
+    """Return *error* with its location in the author's code, if any, as ``where`` and as a note."""
+    where = find_raise_line(error)
     error.where = error.where or where
     if where and f"at {where}" not in getattr(error, "__notes__", ()):
         error.add_note(f"at {where}")
@@ -235,63 +233,63 @@ class Author:
     """
 
     def __init__(self, what: str, steps: GeneratorType[Any, Any, Any], *, by: By) -> None:
-        """Step *steps*, which messages name as *what*."""
+        """Wrap the generator *steps*, which messages call *what*."""
         self.what = what
         self.by = by
         self.steps = steps
-        self.program: RunsProgram | None = None
+        self.program: RunningProgram | None = None
 
     @property
     def location(self) -> str:
-        """Where the generator waits."""
-        return site(self.steps, self.program)
+        """The location where the generator waits."""
+        return find_waiting_line(self.steps, self.program)
 
     @property
-    def drops_answer(self) -> bool:
-        """Whether the ``yield`` at which the generator waits stands alone: what it is sent is thrown away."""
+    def discards_answer(self) -> bool:
+        """Whether the ``yield`` at which the generator waits discards the value that it is sent."""
         steps: Any = self.steps
         while getattr(steps, "gi_yieldfrom", None) is not None:
             steps = steps.gi_yieldfrom
         frame = getattr(steps, "gi_frame", None)
-        return frame is not None and is_thrown_away(frame)
+        return frame is not None and discards_result(frame)
 
     def send(self, value: Any) -> Any:
-        """Go on with *value*; return what is yielded, or ``Returned``."""
+        """Resume with *value*; return the next yielded value, or ``ReturnValue``."""
         try:
             return self.steps.send(value)
         except StopIteration as stop:
-            return Returned(stop.value)
+            return ReturnValue(stop.value)
         except BaseException as error:
-            if _passes(error):
+            if _is_passed_through(error):
                 raise
-            raise self._blame(error) from _cause(error)
+            raise self._to_step_error(error) from _get_cause(error)
 
     def throw(self, error: BaseException) -> Any:
-        """Go on by raising *error* at the yield; return what is yielded, or ``Returned``."""
+        """Resume by raising *error* at the yield; return the next yielded value, or ``ReturnValue``."""
         try:
             return self.steps.throw(error)
         except StopIteration as stop:
-            return Returned(stop.value)
+            return ReturnValue(stop.value)
         except BaseException as raised:
-            if _passes(raised):
+            if _is_passed_through(raised):
                 raise
-            raise self._blame(raised) from _cause(raised)
+            raise self._to_step_error(raised) from _get_cause(raised)
 
-    def _blame(self, error: BaseException) -> StepEngineError:
-        return note_location(error) if isinstance(error, StepEngineError) else handler_error(self.what, error)
+    def _to_step_error(self, error: BaseException) -> StepEngineError:
+        return add_location(error) if isinstance(error, StepEngineError) else make_handler_error(self.what, error)
 
     def close(self) -> tuple[str, ...]:
-        """Close the generator, so that its ``finally`` blocks run; return what went wrong with that, if anything."""
+        """Close the generator, so that its ``finally`` blocks run; return the problems with that."""
         yielded: list[str] = []
         raised = ""
         for _ in range(MAX_CLOSE_ATTEMPTS):
             try:
                 self.steps.close()
             except BaseException as error:
-                if is_callers(error):
+                if belongs_to_caller(error):
                     raise
                 if self.steps.gi_frame is None:
-                    raised = f"{handler_error(self.what, error).message} while it was closed"
+                    raised = f"{make_handler_error(self.what, error).message} while it was closed"
                     break
                 yielded.append(self.location)
             else:
@@ -304,15 +302,16 @@ class Author:
         return tuple([text for text in (said, raised) if text])
 
 
-def _passes(error: BaseException) -> bool:
-    """Return whether *error* passes through author code unchanged; for a spent limit, note where the author met it."""
+def _is_passed_through(error: BaseException) -> bool:
+    """Return whether *error* passes through author code unchanged; a spent limit gets its location."""
     if isinstance(error, LimitReached):
-        error.error.where = error.error.where or raised_at(error)
+        error.error.where = error.error.where or find_raise_line(error)
         return True
-    return is_callers(error)
+    return belongs_to_caller(error)
 
 
-def _cause(error: BaseException) -> BaseException | None:
+def _get_cause(error: BaseException) -> BaseException | None:
+    """Return *error* itself without the machine's own frame, or the cause of one of ours."""
     if isinstance(error, StepEngineError):
         return error.__cause__
     # The first frame is the machine's own.

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from stepengine.data.alike import list_names
-from stepengine.data.waiting import ChildRef
+from stepengine.data.waits import ChildRef
 from stepengine.errors import AgentError
 
-__all__ = ("NO_CHILDREN", "Background", "Children")
 
-
-class Background:
-    """Knows the children that a run started in the background; it learns what became of each only from what the run is told."""
+class BackgroundChildRefs:
+    """The children that a run started in the background; updated only by the inputs of the run."""
 
     __slots__ = ("_at_work", "_refs")
 
@@ -23,25 +21,25 @@ class Background:
 
     @property
     def at_work(self) -> tuple[ChildRef[Any], ...]:
-        """The children whose end the run has not been told of, in the order in which they were started."""
+        """The children whose end was not reported to the run yet, in start order."""
         return tuple([self._refs[path] for path in self._at_work])
 
     @property
     def refs(self) -> tuple[ChildRef[Any], ...]:
-        """All of them, in the order in which they were started."""
+        """All children, in start order."""
         return tuple(self._refs.values())
 
     def start(self, ref: ChildRef[Any], *, on_return: Literal["cancel", "wait"]) -> None:
-        """Take note that a child was started."""
+        """Record a started child."""
         self._refs[ref.path] = ref
         self._at_work[ref.path] = on_return
 
-    def known(self, ref: ChildRef[Any]) -> str:
+    def get_path(self, ref: ChildRef[Any]) -> str:
         """
         Return the path of a child.
 
         Raises:
-            AgentError: when it is none of this run's.
+            AgentError: when this run did not start it in the background.
         """
         if self._refs.get(ref.path) == ref:
             return ref.path
@@ -53,11 +51,11 @@ class Background:
         raise AgentError(msg)
 
     def tell(self, path: str) -> bool:
-        """Take note that the run was told how a child ended; return whether that is news."""
+        """Record that the end of a child was reported to the run; return whether that is new."""
         return self._at_work.pop(path, None) is not None
 
-    def left(self) -> Iterator[tuple[Literal["cancel", "wait"], tuple[str, ...]]]:
-        """Give the children that are still at work when the run ends, and what is to become of them."""
+    def unfinished_children(self) -> Iterator[tuple[Literal["cancel", "wait"], tuple[str, ...]]]:
+        """Yield the paths of children that are running at the end of the run, by whether to cancel or await them."""
         kinds: tuple[Literal["cancel", "wait"], ...] = ("cancel", "wait")
         for kind in kinds:
             paths = tuple([path for path, what in self._at_work.items() if what == kind])
@@ -65,7 +63,7 @@ class Background:
                 yield kind, paths
 
 
-NO_CHILDREN = Background()
+NO_CHILDREN = BackgroundChildRefs()
 """What runs have in the background that started nothing there; one that does has its own from then on."""
 
 
@@ -82,17 +80,17 @@ class Children:
     __slots__ = ("background", "handed_to", "successor")
 
     def __init__(self, handed_to: str | None) -> None:
-        """Start with *handed_to*, the agent to which an earlier run of the conversation handed it over."""
+        """Start with *handed_to*, the agent to which an earlier run handed the conversation over."""
         # One empty value that all runs share: hardly a run has children in the background, and the question `is not
         # NO_CHILDREN` at each step costs no call.
-        self.background: Background = NO_CHILDREN
+        self.background: BackgroundChildRefs = NO_CHILDREN
         self.successor: str | None = None
         self.handed_to = handed_to
 
-    def own_background(self) -> Background:
-        """Return the registry of background children, for code that starts some."""
+    def ensure_background(self) -> BackgroundChildRefs:
+        """Return the registry of background children for code that starts some; it is created on first use."""
         if self.background is NO_CHILDREN:
-            self.background = Background()
+            self.background = BackgroundChildRefs()
         return self.background
 
     def hand_over(self, agent_id: str) -> None:

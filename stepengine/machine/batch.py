@@ -19,27 +19,26 @@ from stepengine.data import events as ev
 from stepengine.data.effects import AskPerson, Leaf, Notify, Spawn
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
+from stepengine.data.origins import untrusted_reasons
 from stepengine.data.outcomes import Failure, Single, Stop
-from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Decision, Question, covering_rule
+from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Decision, Question, find_offered_rule
 from stepengine.data.tools import FIND_TOOLS, Spawning, ToolBinding
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.calls import (
     EffectMember,
-    Raced,
+    RaceMember,
     ToolMember,
-    ask_effect,
     carry_out,
-    follow_up,
-    unavailable,
+    finish_pending_call,
+    make_ask_effect,
+    unavailable_tool_error,
 )
-from stepengine.machine.finding import shown_first
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merge_stops
 from stepengine.machine.state import RunState
-
-__all__ = ("RUN_FREELY", "called_by_model", "calls_among", "run_batch")
+from stepengine.machine.tool_search import list_visible_tools
 
 RUN_FREELY = ("ordinary", "yields")
 """Calls that may run beside others of one reply: what they need is none of the run's own."""
@@ -58,8 +57,8 @@ UNATTENDED = (
 )
 
 
-def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[ToolMember]:
-    """Return the calls of a reply; a call of a tool that was not offered already has its error result."""
+def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: Collection[str]) -> list[ToolMember]:
+    """Return the calls of a reply; a call of a tool that was not offered has an error result already."""
     made = []
     for asked in calls:
         # By what was offered in this request, and not by what the engine knows: a model that remembers a name from an
@@ -70,26 +69,26 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
             # names in an error would be longer than the conversation.
-            known = shown_first(offered, run.tools.bindings)
+            known = list_visible_tools(offered, run.tools.bindings)
             hint = (
                 f" {len(offered) - len(known)} others are found with {FIND_TOOLS}." if len(known) < len(offered) else ""
             )
             # The call stays, with an error for its result: the model has to see that it made it, and every provider
             # refuses a history in which a call has none.
-            call.fail(unavailable(run, asked.tool_name, known, hint))
+            call.fail(unavailable_tool_error(run, asked.tool_name, known, hint))
         made.append(call)
     return made
 
 
 def _resolve_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
-    """Return the offered tool that a model means: the tool of an agent may also be called by the agent's id (generator-contract:L28)."""
+    """Return the offered tool of the agent whose id a model used as a tool name, or ``None`` (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.tools.bindings[other].runs.how == "spawns" else None
 
 
 def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[object] | None = None) -> Flow[None]:
     """
-    Give every member its result; members that were *asked* for as a ``Parallel`` run together, whatever their tools say.
+    Run all members to their results; members of a ``Parallel`` run together, whatever their tools say.
 
     Only there may others than calls stand among them.
 
@@ -102,45 +101,49 @@ def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[ob
     # An author who writes `Parallel` has said that these may run at once. A model has said nothing by putting two calls
     # into one reply, so there the tools decide.
     if asked is not None:
-        return _in_passes(run, members, calls_among(members), asked)
+        return _run_in_passes(run, members, calls_among(members), asked)
     calls: Sequence[ToolMember] = members  # type: ignore[assignment]
-    return _in_passes(run, calls, calls) if len(calls) > 1 and _is_parallel(run, calls) else _in_turn(run, calls)
+    return (
+        _run_in_passes(run, calls, calls)
+        if len(calls) > 1 and _can_run_in_passes(run, calls)
+        else _run_one_by_one(run, calls)
+    )
 
 
 def calls_among(members: Sequence[EffectMember]) -> list[ToolMember]:
-    """Return the calls of tools among members, those in races included."""
+    """Return the tool calls among members, those in races included."""
     calls: list[ToolMember] = []
     for member in members:
         if isinstance(member, ToolMember):
             calls.append(member)
-        elif isinstance(member, Raced):
+        elif isinstance(member, RaceMember):
             calls += calls_among(member.members)
     return calls
 
 
-def _is_parallel(run: RunState, calls: Sequence[ToolMember]) -> bool:
+def _can_run_in_passes(run: RunState, calls: Sequence[ToolMember]) -> bool:
     # All or nothing. To run the safe ones of a mixed reply at once and the others in turn was possible, too, but which
     # of a reader and a writer comes first would then depend on their kinds, and the model, which wrote an order, could
     # not rely on it. Calls without a spec have their error already and stand in nobody's way.
     known = [call.binding for call in calls if call.binding is not None]
-    return all(map(_runs_freely, known)) or (
+    return all(map(_is_parallel_safe, known)) or (
         all(map(_starts_children, known)) and run.plan.limits.max_concurrent_children != 1
     )
 
 
-def _runs_freely(tool: ToolBinding) -> bool:
+def _is_parallel_safe(tool: ToolBinding) -> bool:
     return tool.spec.parallel_safe and not tool.spec.ends_turn and tool.runs.how in RUN_FREELY
 
 
 def _starts_children(tool: ToolBinding) -> bool:
-    """Return whether a call of *tool* only starts children that have their own conversation."""
+    """Return whether a call of *tool* only starts children with conversations of their own."""
     # Children work in the same files at most as those of one `spawn_agents` do, which run at once, too. An inline child
     # changes the conversation, and its siblings would have to read it before or after that.
     return isinstance(tool.runs, Spawning) and not tool.runs.is_inline and not tool.spec.ends_turn
 
 
-def _in_turn(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
-    """Run calls one after another: each is judged, carried out if it may run or else only shown, and passed to the hooks."""
+def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
+    """Run calls one after another, each through judging, execution and hooks; one that may not run is only shown."""
     # `before` is the limit that was spent already when the batch began, such as the steps of a final answer: only one
     # that is spent within this batch skips the calls behind it.
     why, before, points = "", run.budget.reached, run.plan.hooks
@@ -150,65 +153,65 @@ def _in_turn(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                 # Judged one at a time, right before each runs, since a rule may look at what the calls before did (a
                 # file that was just written). In a batch that runs together nothing has happened in between, so there
                 # all are judged first, and one suspension asks all questions.
-                if _may_run(call, why) and points.pre_tool:
+                if _skip_or_validate_call(call, why) and points.pre_tool:
                     yield from _ask_permissions(run, (yield from _run_pre_tool_hooks(call)), together=False)
                 if call.result is not None:
                     yield from call.show()
                 else:
                     yield from carry_out(call)
                     if points.post_tool:
-                        yield from _after(call)
+                        yield from _run_post_hooks(call)
             # Not raised yet: the calls behind still get a result each, which says why there was none, and the history
             # pairs. The limit is raised behind the loop, by `check`.
             except LimitReached:
                 why = SPENT
             except StepEngineError as error:
                 _raise_to_author(call, error)
-            why = _why_over(call, before) or why
-    # The run ends here, and still each call has a result (reliability:R4): "pending" or "cancelled". A conversation
+            why = _batch_end_reason(call, before) or why
+    # The run ends here, and still each call has a result (reliability:I1): "pending" or "cancelled". A conversation
     # with a call that has none is refused by every provider, so the run could never go on.
     except Stopped as stopped:
-        _close(calls, stopped.stop)
+        _close_calls(calls, stopped.stop)
         raise
     # Logged on the way out, whichever it is: what ran has happened, also where the batch was stopped behind it.
     finally:
-        _log(calls)
+        _log_calls(calls)
     run.budget.check(before)
 
 
-def _may_run(call: ToolMember, why: str) -> bool:
-    """Return whether a call is valid and has no result yet; *why*, if not empty, says why the rest of the batch is not carried out."""
+def _skip_or_validate_call(call: ToolMember, why: str) -> bool:
+    """Skip a call without result if there is a reason *why*, else validate it; return whether it can run."""
     if call.result is not None:
         return False
     if why:
         call.skip(f"Skipped: {why} before this call.")
         return False
-    return _is_valid(call)
+    return _validate_call(call)
 
 
 def _raise_to_author(call: ToolMember, error: StepEngineError) -> None:
-    """Raise the error that made a call of the author's fail; a model learns of it from the result."""
+    """Raise the error of an author's failed call; a model gets it as a result."""
     # A handler's wrong call is a bug, and raised at the line that made it (generator-contract:G32); a model's is data,
     # and the model corrects itself by the result.
     if call.source != "model":
         raise error
 
 
-def _close(calls: Sequence[ToolMember], stop: Stop) -> None:
-    """Give the calls that have no result yet one that says why."""
+def _close_calls(calls: Sequence[ToolMember], stop: Stop) -> None:
+    """Set a result for each call that has none: it is pending or cancelled, as *stop* says."""
     # Only those without a result: what ended before the stop keeps what it has.
     for call in calls:
         if call.result is None:
             call.close(stop)
 
 
-def _log(calls: Sequence[ToolMember]) -> None:
+def _log_calls(calls: Sequence[ToolMember]) -> None:
     for call in calls:
         call.log()
 
 
-def _why_over(call: ToolMember, before: LimitExceeded | None) -> str:
-    """Return why no call after this one is carried out; ``""`` when they are."""
+def _batch_end_reason(call: ToolMember, before: LimitExceeded | None) -> str:
+    """Return the reason why no call after this one is run, or ``""``."""
     # A limit that was spent earlier is no reason to skip, and neither is one of steps or tokens: these bind model
     # calls, and the calls of a reply that was paid for are carried out. Only a model that is denied again and again is
     # cut off at once.
@@ -220,36 +223,36 @@ def _why_over(call: ToolMember, before: LimitExceeded | None) -> str:
     return SPENT if limit is not None and limit is not before and limit.kind == "denials" else ""
 
 
-def _in_passes(
+def _run_in_passes(
     run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None = None
 ) -> Flow[None]:
-    """Run a batch in four passes; whatever stops it, finished members keep their results."""
+    """Run a batch in passes; if it is stopped, finished members keep their results."""
     before = run.budget.reached
     try:
-        yield from _together(run, members, calls, asked)
+        yield from _run_together(run, members, calls, asked)
     except Stopped as stopped:
-        _close(calls, stopped.stop)
+        _close_calls(calls, stopped.stop)
         raise
     finally:
-        _log(calls)
+        _log_calls(calls)
     # Of a `Parallel` a spent limit is an entry beside the others, which the author looks at; only calls of a reply
     # raise it.
     if asked is None:
         run.budget.check(before)
 
 
-def _together(
+def _run_together(
     run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None
 ) -> Flow[None]:
-    # The passes, in this order: judge all calls; ask people about all of them at once; give numbers to all effects; run
-    # them; hand the outcomes out; let the hooks look. Each pass ends for all members before the next begins, because a
-    # number, a question and a hook's change must come in an order that does not depend on who is faster.
+    """Judge all calls, ask all questions, number all effects and run them at once, then hand out outcomes and call hooks."""
+    # Each pass ends for all members before the next begins, because a number, a question and a hook's change must come
+    # in an order that does not depend on who is faster.
     fail_fast, concurrency = (False, None) if asked is None else (asked.fail_fast, asked.concurrency)
-    valid = [call for call in calls if call.result is None and _is_valid(call)]
+    valid = [call for call in calls if call.result is None and _validate_call(call)]
     if run.plan.hooks.pre_tool:
-        yield from _judged_together(run, valid)
+        yield from _judge_calls(run, valid)
         valid = [call for call in valid if call.result is None]
-    effects, races = yield from _all_begun(members)
+    effects, races = yield from _start_members(members)
     if asked is None:
         effects = _count_siblings(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
@@ -261,7 +264,7 @@ def _together(
     # Not a single child was begun, since a limit has no room for so many: that is thrown at the yield
     # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry. A model
     # has no yield: it reads every refusal in its entry.
-    if asked is not None and outcomes and all(map(_has_no_room, outcomes)):
+    if asked is not None and outcomes and all(map(_was_refused_for_room, outcomes)):
         run.effects.unwrap(outcomes[0])
     stops = _distribute_outcomes(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
@@ -269,64 +272,64 @@ def _together(
     for call in valid:
         if call.how == "spawns" and not stops:
             yield Notify(call.finished())
-        if call.is_followed and not stops:
-            yield from follow_up(call)
-        yield from _after(call)
+        if call.needs_follow_up and not stops:
+            yield from finish_pending_call(call)
+        yield from _run_post_hooks(call)
     # Stops are merged and raised once, after all outcomes were handed out: of two members that wait for a person both
     # questions stand in the result, and members that had ended keep what they have.
     if stops:
         raise Stopped(merge_stops(stops))
     # Who won a race is said last, when every call of every member has its final result: a hook behind `post_tool` may
     # still have replaced the winner's. A batch that was stopped has no winner; it is decided when the run goes on.
-    _conclude(members)
+    _set_race_results(members)
 
 
-def _judged_together(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
-    """Judge calls, and ask about all of those that need a person's answer at once."""
+def _judge_calls(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
+    """Judge calls and ask all of their questions at once."""
     asking: list[_AskedCall] = []
     for call in calls:
         asking += yield from _run_pre_tool_hooks(call)
     yield from _ask_permissions(run, asking, together=True)
 
 
-def _all_begun(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
-    """Return the effects of all members, and which of them are races."""
+def _start_members(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
+    """Return the effects of all members, and the ranges of those that race."""
     effects: list[Leaf] = []
     races: list[tuple[int, int]] = []
     for member in members:
         # A race is told to the driver as a range of effects: members with results before anything began have none, and
         # a race of which nobody is left has no range.
         first = len(effects)
-        effects += yield from _begin_member(member)
-        if isinstance(member, Raced) and len(effects) > first:
+        effects += yield from _start_member(member)
+        if isinstance(member, RaceMember) and len(effects) > first:
             races.append((first, len(effects)))
     return effects, tuple(races)
 
 
 def _count_siblings(effects: Sequence[Leaf]) -> Sequence[Leaf]:
-    """Return *effects* with children that know how many start together: those of all calls of the reply."""
+    """Return *effects* whose children know the number of children that start together."""
     count = sum(isinstance(effect, Spawn) for effect in effects)
     return [attrs.evolve(one, of=count) if isinstance(one, Spawn) and one.of != count else one for one in effects]
 
 
-def _conclude(members: Sequence[EffectMember]) -> None:
+def _set_race_results(members: Sequence[EffectMember]) -> None:
     # Only races have something to conclude. Every other member made its result when it took its outcomes.
     for member in members:
-        if isinstance(member, Raced):
-            member.conclude()
+        if isinstance(member, RaceMember):
+            member.set_winner_result()
 
 
-def _has_no_room(outcome: Single) -> bool:
-    """Return whether a member was not begun, because a limit has no room for all the children that were asked for with it."""
+def _was_refused_for_room(outcome: Single) -> bool:
+    """Return whether a member was not started because a limit has no room for its whole group."""
     return (
         isinstance(outcome, Failure) and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
     )
 
 
-def _begin_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
-    """Return the effects of a member; control tools have none and are done here."""
-    if isinstance(member, Raced):
-        return (yield from _begin_race(member))
+def _start_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
+    """Return the effects of a member; control tools run here and have none."""
+    if isinstance(member, RaceMember):
+        return (yield from _start_race(member))
     if not isinstance(member, ToolMember):
         return member.effects()
     if member.result is not None:
@@ -343,18 +346,18 @@ def _begin_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
     return member.effects()
 
 
-def _begin_race(race: Raced) -> Flow[Sequence[Leaf]]:
-    """Return the effects of the members of a race; none if one of them ended before the others could begin, for then it has won."""
+def _start_race(race: RaceMember) -> Flow[Sequence[Leaf]]:
+    """Return the effects of a race's members; none if one of them has ended already and so has won."""
     if not race.has_ended():
         for member in race.members:
-            yield from _begin_member(member)
+            yield from _start_member(member)
             if race.has_ended():
                 break
     return race.effects()
 
 
 def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Single]) -> list[Stop]:
-    """Give the members the outcomes of their effects and return the stops among them."""
+    """Pass the members the outcomes of their effects and return the stops among them."""
     stops: list[Stop] = []
     position = 0
     # By position: the effects were handed out member by member, so each member's outcomes are one slice. The numbers of
@@ -372,14 +375,14 @@ def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Sin
 
 
 class _AskedCall(NamedTuple):
-    """A call, and what a person has to be asked before it may run."""
+    """A call and the permission question that has to be answered before it runs."""
 
     call: ToolMember
     question: Question
 
 
-def _is_valid(call: ToolMember) -> bool:
-    """Validate a call; a mistake in a handler's own call is raised, one in a model's call becomes an error result."""
+def _validate_call(call: ToolMember) -> bool:
+    """Return whether a call is valid; the error of a handler's own call is raised, that of a model's becomes its result."""
     try:
         call.validate()
     except StepEngineError as error:
@@ -391,24 +394,25 @@ def _is_valid(call: ToolMember) -> bool:
 
 
 def _run_pre_tool_hooks(call: ToolMember) -> Flow[Sequence[_AskedCall]]:
-    """Ask the ``pre_tool`` hooks about a valid call; return what a person must decide."""
+    """Run the ``pre_tool`` hooks for a valid call; return the questions for a person."""
     decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
     # No hook said anything, and a call that nobody judges is allowed: permissions are a policy that somebody installs.
     if decision is None:
         return ()
     # A tool whose author says that it needs no permission is not asked about because a default says "ask"; a deny holds
-    # for it all the same.
-    if decision.kind == "ask" and call.spec is not None and call.spec.requires_permission:
-        return (_AskedCall(call, _permission_question(call, decision)),)
+    # for it all the same, and so does a question about untrusted arguments, of which its author knew nothing.
+    needs_permission = call.spec is not None and (call.spec.requires_permission or bool(decision.provenance))
+    if decision.kind == "ask" and needs_permission:
+        return (_AskedCall(call, _make_permission_question(call, decision)),)
     # Told also where nobody was asked: whoever reads the events later wants to know by which rule a call ran.
     yield from _notify_decision(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
     if decision.kind == "deny":
-        _deny(call, decision.message)
+        _deny_call(call, decision.message)
     return ()
 
 
-def _deny(call: ToolMember, message: str) -> None:
-    """Give a call the result that it is denied; a model that keeps trying is told to stop, and in the end its run is stopped."""
+def _deny_call(call: ToolMember, message: str) -> None:
+    """Set a denial as the result of a call; a model that repeats it is told to stop, and in the end its run is stopped."""
     # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
@@ -418,7 +422,7 @@ def _deny(call: ToolMember, message: str) -> None:
     call.finish(ToolResult.error(text, status="denied"))
 
 
-def _permission_question(call: ToolMember, decision: Decision) -> Question:
+def _make_permission_question(call: ToolMember, decision: Decision) -> Question:
     name = call.own_name
     text = decision.message or f"May {name} run?"
     # Without an id: it is made of the number of the effect, which is given only when the question is really asked.
@@ -430,24 +434,27 @@ def _permission_question(call: ToolMember, decision: Decision) -> Question:
         details=call.input,
         remember=decision.remember,
         wider=decision.wider,
+        provenance=decision.provenance,
     )
 
 
 def _ask_permissions(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -> Flow[None]:
-    """Ask for permissions, *together* all of a batch at once, so that a batch with several suspends once."""
+    """Ask for permissions, with *together* all of a batch at once, so that a batch suspends only once."""
     # A person's answer may change the input, and what a hook makes of that may have to be asked about again: so in
     # rounds, until nothing is left.
     while asking:
-        asking = yield from _ask_round(run, asking, together=together)
+        asking = yield from _ask_questions_once(run, asking, together=together)
 
 
-def _ask_round(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -> Flow[Sequence[_AskedCall]]:
-    """Ask all questions in one go, equal ones only once, and return what has to be asked about the calls that people changed."""
+def _ask_questions_once(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -> Flow[Sequence[_AskedCall]]:
+    """Ask all questions, equal ones once; return the questions about calls that people edited."""
     # A model that calls one tool five times with one input means one thing, and to ask a person five times teaches them
     # to agree without reading (reliability:PM38).
-    alike = _alike(asking)
+    alike = _group_equal_questions(asking)
     effects = [
-        ask_effect(run, question, purpose="permission", tool_call_id=c.asked.tool_call_id, program_line=c.program_line)
+        make_ask_effect(
+            run, question, purpose="permission", tool_call_id=c.asked.tool_call_id, program_line=c.program_line
+        )
         for (c, question), *_ in alike
     ]
     outcomes = (yield from run.effects.gather(effects)) if together else [(yield effects[0])]
@@ -459,7 +466,7 @@ def _ask_round(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -
                 call.close(outcome)
             # Nobody who could not be asked has agreed (reliability:PM30).
             elif isinstance(outcome, Failure):
-                _deny(call, f"Nobody could be asked: {outcome.error}")
+                _deny_call(call, f"Nobody could be asked: {outcome.error}")
             else:
                 again += yield from _apply_answer(call, effect, outcome.value)  # type: ignore[union-attr]
         stops += [outcome] if isinstance(outcome, Stop) else []
@@ -468,8 +475,8 @@ def _ask_round(run: RunState, asking: Sequence[_AskedCall], *, together: bool) -
     return again
 
 
-def _alike(asking: Sequence[_AskedCall]) -> list[list[_AskedCall]]:
-    """Group the calls that ask the same question, which is then asked once."""
+def _group_equal_questions(asking: Sequence[_AskedCall]) -> list[list[_AskedCall]]:
+    """Group the calls with equal questions, which are asked once."""
     found: dict[str, list[_AskedCall]] = {}
     for one in asking:
         question = one.question
@@ -480,12 +487,12 @@ def _alike(asking: Sequence[_AskedCall]) -> list[list[_AskedCall]]:
 
 
 def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_AskedCall]]:
-    """Do with a call what a person decided; return what has to be asked about an input that the person changed."""
+    """Apply a person's decision to a call; return the questions about an edited input."""
     answer = answers[0]
     if answer.agrees and answer.edited_input is not None:
-        return (yield from _take_edited_input(call, answer))
+        return (yield from _apply_edited_input(call, answer))
     # A yes that an earlier "always" gave is told with the rule that it came from, so that a person can take it back.
-    remembered = covering_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
+    remembered = find_offered_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _notify_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
@@ -494,18 +501,19 @@ def _apply_answer(call: ToolMember, effect: AskPerson, answers: Sequence[Answer]
             f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
             "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
         )
-        _deny(call, UNATTENDED.format(call.asked.tool_name))
+        reasons = untrusted_reasons(effect.questions[0].provenance)
+        _deny_call(call, UNATTENDED.format(call.asked.tool_name) + (f" The reason: {reasons}." if reasons else ""))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
         call.finish(ToolResult.error(answer.reason))
     elif not answer.agrees:
         text = answer.reason or answer.text
         said = f": {text}" if text and text.lower() not in ("no", "n") else "."
-        _deny(call, f"A person denied the call of {call.asked.tool_name}{said}")
+        _deny_call(call, f"A person denied the call of {call.asked.tool_name}{said}")
     return ()
 
 
-def _take_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_AskedCall]]:
-    """Take over the input to which a person changed a call; it is judged like the first one, and a deny still wins."""
+def _apply_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_AskedCall]]:
+    """Apply a person's edit to the input of a call; it is judged again, and a deny still wins."""
     assert answer.edited_input is not None  # noqa: S101
     call.edit(answer.edited_input)
     message, allowed = "", False
@@ -520,26 +528,26 @@ def _take_edited_input(call: ToolMember, answer: Answer) -> Flow[Sequence[_Asked
         if allowed and call.input != approved and call.edits < MAX_EDITS:
             # A hook made something else of what was approved, and what was approved is what runs.
             asks = decision is not None and decision.kind == "ask"
-            question = _permission_question(call, decision if decision is not None and asks else Decision.ask())
+            question = _make_permission_question(call, decision if decision is not None and asks else Decision.ask())
             return (_AskedCall(call, question),)
         message = decision.message if decision is not None and decision.kind == "deny" else UNSTEADY
         allowed = allowed and call.input == approved
     yield from _notify_decision(call, "allow" if allowed else "deny", None, answer)
     if not allowed:
-        _deny(call, message)
+        _deny_call(call, message)
     return ()
 
 
 @cache
-def _unsaid() -> Answer:
-    """Return what nobody answered: made once, and not when the module is loaded, since few runs decide about calls."""
+def _blank_answer() -> Answer:
+    """Return an answer without content, created on first use."""
     return Answer()
 
 
 def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer | None = None) -> Flow[None]:
     if not call.run.plan.watched():
         return
-    answer = answer or _unsaid()
+    answer = answer or _blank_answer()
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.effects.seq,
@@ -554,8 +562,8 @@ def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answe
     yield Notify(event)
 
 
-def _after(call: ToolMember) -> Flow[None]:
-    """Let the ``post_tool`` hooks look at a call that ran."""
+def _run_post_hooks(call: ToolMember) -> Flow[None]:
+    """Run the ``post_tool`` hooks for a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
         call.replace(result.with_call(call.asked))

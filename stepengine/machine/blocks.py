@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from stepengine.data.json import JsonDict, freeze
 from stepengine.errors import DataError
 
-__all__ = ("Block", "Broken", "Text", "mark_in", "of_codebuff", "split_blocks")
-
 FENCE = "```"
 OPEN = re.compile(r"```|<(tool_call|codebuff_tool_call)>")
 MARKS = ("<tool_call>", "<codebuff_tool_call>", "[TOOL_CALLS]", "<function=", "<|tool_call")
@@ -28,34 +26,34 @@ MAX_BROKEN_BLOCKS = 100
 """How many blocks that cannot be read are told of: to say where each one is wrong, the whole text is gone over."""
 
 
-class Text(NamedTuple):
+class TextPiece(NamedTuple):
     """Text between blocks, trimmed and never empty."""
 
     text: str
 
 
-class Block(NamedTuple):
+class CallBlock(NamedTuple):
     """A well-formed block."""
 
     name: str
     input: JsonDict
 
 
-class Broken(NamedTuple):
+class BrokenBlock(NamedTuple):
     """A closed block that cannot be read, and why."""
 
     name: str
     problem: str
 
 
-def mark_in(text: str) -> str:
-    """Return the word that a call in *text* begins with, ``""`` when there is none."""
+def find_call_mark(text: str) -> str:
+    """Return the marker with which a call in *text* begins, or ``""``."""
     return next((mark for mark in MARKS if mark in text), "")
 
 
-def split_blocks(text: str) -> list[Text | Block | Broken]:
-    """Return the pieces of *text* in order."""
-    pieces: list[Text | Block | Broken] = []
+def split_blocks(text: str) -> list[TextPiece | CallBlock | BrokenBlock]:
+    """Split *text* into texts, tool-call blocks and broken blocks, in order."""
+    pieces: list[TextPiece | CallBlock | BrokenBlock] = []
     unclosed: set[str] = set()
     shown = position = broken = 0
     while broken < MAX_BROKEN_BLOCKS and (match := OPEN.search(text, position)) is not None:
@@ -69,31 +67,31 @@ def split_blocks(text: str) -> list[Text | Block | Broken]:
             unclosed.add(tag)
             position = match.end()
             continue
-        piece, position = _block(tag, text, match.end(), closing)
-        broken += isinstance(piece, Broken)
-        _add_text(pieces, text[shown : match.start()])
+        piece, position = _parse_block(tag, text, match.end(), closing)
+        broken += isinstance(piece, BrokenBlock)
+        _append_text(pieces, text[shown : match.start()])
         pieces.append(piece)
         shown = position
-    _add_text(pieces, text[shown:])
+    _append_text(pieces, text[shown:])
     return pieces
 
 
-def _add_text(pieces: list[Any], text: str) -> None:
+def _append_text(pieces: list[Any], text: str) -> None:
     if text.strip():
-        pieces.append(Text(text.strip()))
+        pieces.append(TextPiece(text.strip()))
 
 
-def _block(tag: str, text: str, start: int, closing: int) -> tuple[Block | Broken, int]:
-    """Return the block whose body begins at *start*, and where the text goes on after it."""
+def _parse_block(tag: str, text: str, start: int, closing: int) -> tuple[CallBlock | BrokenBlock, int]:
+    """Return the block whose body begins at *start*, and the position after it."""
     end = f"</{tag}>"
     try:
         value, stopped = DECODER.raw_decode(text, _skip_blank(text, start))
     except (ValueError, RecursionError) as error:
-        return Broken("", f"the block is not JSON: {error}"), closing + len(end)
+        return BrokenBlock("", f"the block is not JSON: {error}"), closing + len(end)
     stopped = _skip_blank(text, stopped)
     if text.startswith(end, stopped):
-        return _read(tag, value), stopped + len(end)
-    return Broken("", "the block holds more than one JSON object"), closing + len(end)
+        return _parse_call_value(tag, value), stopped + len(end)
+    return BrokenBlock("", "the block holds more than one JSON object"), closing + len(end)
 
 
 def _skip_blank(text: str, position: int) -> int:
@@ -101,20 +99,20 @@ def _skip_blank(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def of_codebuff(value: Mapping[str, object]) -> tuple[object, dict[str, Any]]:
-    """Return what codebuff's form names as the tool, and the input that stands beside it."""
+def read_codebuff_call(value: Mapping[str, object]) -> tuple[object, dict[str, Any]]:
+    """Return the tool name and the input from codebuff's form of a call."""
     return value.get("cb_tool_name"), {k: v for k, v in value.items() if k not in ("cb_tool_name", "cb_easp")}
 
 
-def _read(tag: str, value: object) -> Block | Broken:
+def _parse_call_value(tag: str, value: object) -> CallBlock | BrokenBlock:
     if not isinstance(value, dict):
-        return Broken("", f"the block holds a {type(value).__name__}, not an object")
-    name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else of_codebuff(value)
+        return BrokenBlock("", f"the block holds a {type(value).__name__}, not an object")
+    name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else read_codebuff_call(value)
     if not isinstance(name, str) or not name:
-        return Broken("", "the block names no tool")
+        return BrokenBlock("", "the block names no tool")
     if not isinstance(given, dict):
-        return Broken(name, f"the input of {name!r} is a {type(given).__name__}, not an object")
+        return BrokenBlock(name, f"the input of {name!r} is a {type(given).__name__}, not an object")
     try:
-        return Block(name, freeze(given))
+        return CallBlock(name, freeze(given))
     except DataError as error:
-        return Broken(name, error.message)
+        return BrokenBlock(name, error.message)

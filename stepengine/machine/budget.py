@@ -1,4 +1,4 @@
-"""What a run may do: its steps, its actions, the denials that it may get; and which of them was used up first."""
+"""The budget of a run: its steps, its actions, its denials, and the first of them that was spent."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from stepengine.data.limits import Limits
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine.protocol import REFUSALS
 
-__all__ = ("Budget", "is_spent", "raisable_error")
 
-
-def is_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
-    """Return whether *error* says that a budget of the run is spent, not only that one effect was refused."""
+def is_budget_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
+    """Return whether *error* means that a budget of the run is spent, rather than one effect refused."""
     return isinstance(error, LimitExceeded) and error.kind not in REFUSALS
 
 
 def raisable_error(error: StepEngineError) -> StepEngineError | LimitReached:
-    """Return what to raise for the error of a failed effect: a spent budget arrives as a signal."""
-    return LimitReached(error) if is_spent(error) else error
+    """Return the exception to raise for a failed effect: a ``LimitReached`` for a spent budget."""
+    return LimitReached(error) if is_budget_spent(error) else error
 
 
 class Budget:
     """
-    What is left to one run of its limits; those of whole trees are kept outside of the machine.
+    The remaining budget of one run; limits of whole trees are enforced outside of the machine.
 
     Attributes:
         limits: The limits in force.
@@ -36,7 +34,7 @@ class Budget:
     __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "most_steps", "reached", "steps_left")
 
     def __init__(self, limits: Limits, agent_id: str) -> None:
-        """Begin with everything that *limits* allow; messages name the agent *agent_id*."""
+        """Start with all that *limits* allow; messages name the agent *agent_id*."""
         self.limits = limits
         self.reached: LimitExceeded | None = None
         self.steps_left = self.most_steps = limits.max_steps or 0
@@ -45,14 +43,14 @@ class Budget:
         self.denied: dict[str, int] = {}
 
     def reach(self, error: LimitExceeded) -> LimitExceeded:
-        """Note that a budget is spent; return the first one that was."""
+        """Record that a budget is spent; return the first one that was."""
         if self.reached is None:
             self.reached = error
         return self.reached
 
     def check(self, before: LimitExceeded | None = None) -> None:
         """
-        Raise if a budget was reached since *before*, which is what had been reached then.
+        Raise if a budget was reached since *before*, the value of ``reached`` at an earlier time.
 
         Raises:
             LimitReached: when something was.
@@ -60,18 +58,18 @@ class Budget:
         if self.reached is not None and self.reached is not before:
             raise LimitReached(self.reached)
 
-    def take_step(self) -> None:
-        """Take a step."""
+    def count_step_taken(self) -> None:
+        """Count a step."""
         self.steps_left -= 1
 
     def allow_steps(self, most: int) -> None:
-        """Let the run take *most* steps in all."""
+        """Raise the run's total number of steps to *most*."""
         self.steps_left += most - self.most_steps
         self.most_steps = most
 
-    def take_actions(self, count: int) -> None:
+    def count_actions(self, count: int) -> None:
         """
-        Take what the handler asked for beside steps.
+        Count actions of the handler other than steps.
 
         Raises:
             LimitReached: when that is more than the run may do.
@@ -86,7 +84,7 @@ class Budget:
             raise LimitReached(self.reach(LimitExceeded(msg, kind="actions", limit=limit)))
 
     def deny(self, tool_name: str) -> int:
-        """Count a denied call; return how many calls of its tool in a row that makes. Too many of all end the run."""
+        """Count a denied call; return the number of denials of its tool in a row. Too many of all tools end the run."""
         self._denials += 1
         in_a_row = self.denied[tool_name] = self.denied.get(tool_name, 0) + 1
         most = self.limits.max_denials
@@ -100,5 +98,5 @@ class Budget:
         return in_a_row
 
     def allow(self, tool_name: str) -> None:
-        """Take note that a call of a tool was not denied."""
+        """Reset the count of denied calls of a tool."""
         self.denied.pop(tool_name, None)

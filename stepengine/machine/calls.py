@@ -1,5 +1,5 @@
 """
-What a run asks the world for: members with ``effects()`` and ``take(outcomes)``, alone or several at once.
+The requests of a run to the outside: members with ``effects()`` and ``take(outcomes)``, alone or several at once.
 
 A call of a tool, a child, a question, a function of the author's, a model call beside the conversation: each gives the
 effects that it needs, is given what came of them, and has a result then. One that stands alone is a batch of one. What
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, assert_never, cast
+from typing import Any, TypeVar, assert_never, cast
 
 import attrs
 
@@ -24,7 +24,7 @@ from stepengine.data.effects import CallBody, CallTool, Leaf, Notify
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import Source, ToolCallLog, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.outcomes import Failure, Single, Stop, Value, first_of, was_given_up
+from stepengine.data.outcomes import Failure, Single, Stop, Value, find_race_winner, was_given_up
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import (
@@ -40,7 +40,7 @@ from stepengine.data.tools import (
     Yielding,
 )
 from stepengine.data.transcript import Transcript
-from stepengine.data.waiting import ChildRef
+from stepengine.data.waits import ChildRef
 from stepengine.errors import (
     HandlerError,
     LimitExceeded,
@@ -50,32 +50,13 @@ from stepengine.errors import (
     ToolInputError,
     ToolNotAvailable,
 )
-from stepengine.machine.author import Author, Returned, describe_yield
-from stepengine.machine.budget import is_spent, raisable_error
+from stepengine.machine.author import Author, ReturnValue, make_bad_yield
+from stepengine.machine.budget import is_budget_spent, raisable_error
+from stepengine.machine.child_effects import make_child_effects, resolve_agent_id, spawn_not_allowed_error
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merge_stops
-from stepengine.machine.spawning import children_of, not_allowed, resolve_agent_id
 from stepengine.machine.state import RunState
-
-__all__ = (
-    "Candidates",
-    "ChildMember",
-    "Completed",
-    "EffectMember",
-    "Performed",
-    "QuestionMember",
-    "Raced",
-    "ToolMember",
-    "ask_effect",
-    "carry_out",
-    "end_background",
-    "follow_up",
-    "hook_call",
-    "member_of",
-    "unavailable",
-    "unavailable_here",
-)
 
 C = TypeVar("C", bound=CallTool)
 
@@ -117,16 +98,16 @@ class EffectMember(ABC):
 
     @abstractmethod
     def effects(self) -> Sequence[Leaf]:
-        """Return the effects that it needs from the world; each gets its number now."""
+        """Return its effects, which are numbered now."""
 
     @abstractmethod
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Turn the outcomes of its effects, in their order, into the result; return the stop when one of them was stopped."""
+        """Set the result from the outcomes of its effects, in their order; return the stop if one was stopped."""
 
 
 def carry_out(member: EffectMember) -> Flow[Any]:
     """
-    Carry out a member that stands alone; return its result.
+    Run a member that is alone and return its result.
 
     Raises:
         Stopped: when the world ended the run meanwhile.
@@ -137,11 +118,12 @@ def carry_out(member: EffectMember) -> Flow[Any]:
     # by (control tools, children, questions) show themselves here; the table says which, so that nobody has to know it
     # twice.
     if isinstance(member, ToolMember) and CALLS[member.how].is_shown:  # type: ignore[index]
-        return _driven(member) if member.how == "drives" else _carried_out_shown(member)
-    return _carried_out(member)
+        return _drive_call(member) if member.how == "drives" else _run_shown_member(member)
+    return _run_member(member)
 
 
-def _carried_out(member: EffectMember) -> Flow[Any]:
+def _run_member(member: EffectMember) -> Flow[Any]:
+    """Run a member and return its result, or raise its failure."""
     run, effects = member.run, member.effects()
     # One effect is asked for as it is and not as a Gather of one: a Gather makes tasks and a window in the driver, and
     # stands in the record as `gather`. Only who may have several (candidates, children in the background) always says
@@ -163,34 +145,34 @@ def _carried_out(member: EffectMember) -> Flow[Any]:
         isinstance(result, ToolResult)
         and result.status == "pending"
         and isinstance(member, ToolMember)
-        and member.is_followed
+        and member.needs_follow_up
     ):
-        yield from follow_up(member)
+        yield from finish_pending_call(member)
     return member.result
 
 
-def follow_up(call: ToolMember) -> Flow[None]:
+def finish_pending_call(call: ToolMember) -> Flow[None]:
     """
-    Go on with a call whose tool needs something of the run before it has its result: an answer, a model's reply, I/O.
+    Finish a call whose tool needs something from the run before it has its result: an answer, a model's reply, I/O.
 
     Raises:
         Stopped: when the run ends meanwhile, such as for a question that stays open; the call has a result that says so.
         LimitReached: when a budget was spent; the call has an error result.
     """
     runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
-    yield from _gone_through(call, runs.follow(call.input, given))  # type: ignore[misc,arg-type]
+    yield from _run_steps(call, runs.follow(call.input, given))  # type: ignore[misc,arg-type]
 
 
-def _driven(call: ToolMember) -> Flow[ToolResult]:
-    """Carry out a call whose steps are the run's own."""
+def _drive_call(call: ToolMember) -> Flow[ToolResult]:
+    """Run a call whose steps belong to the run."""
     call.effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
-    yield from _gone_through(call, runs.steps(call.input, call.run.children.own_background()))
+    yield from _run_steps(call, runs.steps(call.input, call.run.children.ensure_background()))
     return cast("ToolResult", call.result)
 
 
-def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
-    """Carry out what the steps of a call yield, in the run that makes it; errors as ``follow_up``."""
+def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
+    """Perform the effects of a call's steps in the run that makes it; errors as for ``finish_pending_call``."""
     yield Notify(call.started())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
@@ -217,19 +199,20 @@ def _gone_through(call: ToolMember, steps: Any) -> Flow[None]:
 
 
 def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
+    """Advance the steps of a call until they return, and return its result."""
     run, asked = call.run, author.send(None)
     for _ in range(MAX_TOOL_YIELDS):
-        if isinstance(asked, Returned):
+        if isinstance(asked, ReturnValue):
             result: ToolResult = asked.value
             return result
         try:
             # No calls of tools: a tool that calls others is a body with a path and a journal of its own (`Yielding`).
             # These steps have the numbers of the run itself.
-            if type(asked) not in MEMBERS:
-                raise describe_yield(author.what, asked, author.location, OF_STEPS)
-            member = member_of(run, asked)
+            if type(asked) not in OF_STEPS:
+                raise make_bad_yield(author.what, asked, author.location, ", ".join(OF_STEPS.values()))
+            member = make_single_member(run, asked)
             if isinstance(member, StartMember):
-                member.begin_by(call)
+                member.set_starting_call(call)
             value = yield from carry_out(member)
         # Thrown in at its own yield, as into a handler, so a tool may do something else when nobody answers.
         except (StepEngineError, LimitReached) as error:
@@ -240,11 +223,11 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
     raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
 
-def _carried_out_shown(call: ToolMember) -> Flow[Any]:
-    """Carry out a call whose start and end nobody else shows."""
+def _run_shown_member(call: ToolMember) -> Flow[Any]:
+    """Run a call and show its start and end."""
     yield Notify(call.started())
     try:
-        return (yield from _carried_out(call))
+        return (yield from _run_member(call))
     finally:
         # After a stop nothing is shown of a call: its end is told when the run goes on and the call really ends.
         if call.run.effects.stop is None and call.result is not None:
@@ -262,7 +245,7 @@ class ChildMember(EffectMember):
     def __init__(
         self, run: RunState, asked: y.AgentCall, *, of: int = 0, is_background: bool = False, by: str = ""
     ) -> None:
-        """Ask for *asked*, one of *of* children at once; 0 for one that stands alone. *by* is the model's call that asks for it."""
+        """Request the child *asked*, one of *of* at once (0: alone), for the model's call *by*."""
         super().__init__(run)
         self._asked = asked
         self._by = by
@@ -272,12 +255,15 @@ class ChildMember(EffectMember):
     def effects(self) -> Sequence[Leaf]:
         """Return the ``Spawn``."""
         run, asked = self.run, self._asked
-        body = run.plan.body
+        body, sources = run.plan.body, run.sources
+        params = run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params
+        if sources is not None and not self._by:
+            sources.add_handler_values([asked.prompt, params])
         spawn = ef.Spawn(
             run.effects.number(),
-            self._agent_id(),
+            self._get_requested_id(),
             asked.prompt,
-            run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
+            params,
             # A child that the body of a model's call starts is one that the model asked for.
             # Limits on what models may spawn would be got around by a tool that spawns for them; so such a child counts
             # as asked for by that call.
@@ -287,47 +273,48 @@ class ChildMember(EffectMember):
             parent=run.snapshot.inheritable,
             of=self._of or 1,
             at=run.effects.now,
+            provenance=None if sources is None else sources.make_child_index(asked.prompt, params),
             program_line=self.program_line,
         )
         self.handed_out = (spawn,)
         return self.handed_out
 
-    def _agent_id(self) -> str:
-        """Return the id that was asked for; for one with a publisher, that of the agent that it stands for."""
+    def _get_requested_id(self) -> str:
+        """Return the requested id; for one with a publisher, the id of the agent found for it."""
         wanted = self._asked.agent_id
         # Only where there is a publisher. A plain id that is not found stays as it was written, since the error about
         # it is made by who plans the child, with the names that are known there.
         return (resolve_agent_id(self.run, wanted) or wanted) if "/" in wanted else wanted
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the child's result, and count it."""
+        """Set the child's result and count it."""
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
-            self.run.spent.count_stopped(outcome)
+            self.run.spent.count_child_of_stop(outcome)
             return outcome
         # A child that stands alone and could not be started is the author's mistake and is raised. But depth is used up
         # by what others did above, so a recursive agent gets a failed child, looks at its status, and ends by itself.
-        if isinstance(outcome, Failure) and not self._of and not _is_too_deep(outcome.error):
+        if isinstance(outcome, Failure) and not self._of and not _is_depth_error(outcome.error):
             self.failure = outcome.error
             return None
-        self.result = _child_of(outcome, self._asked.agent_id)
+        self.result = _to_child_result(outcome, self._asked.agent_id)
         self.run.spent.count_child(self.result)
         return None
 
 
-def _is_too_deep(error: StepEngineError) -> bool:
+def _is_depth_error(error: StepEngineError) -> bool:
     return isinstance(error, LimitExceeded) and error.kind == "depth"
 
 
-def _child_of(outcome: Single, agent_id: str) -> Any:
-    """Return what a child gave; one that never ran has a failed result."""
+def _to_child_result(outcome: Single, agent_id: str) -> Any:
+    """Return the result of a child; one that never ran has failed."""
     if isinstance(outcome, Failure):
         return ChildResult(agent_id=agent_id, status="failed", error=outcome.error)
     return outcome.value  # type: ignore[union-attr]
 
 
-class Performed(EffectMember):
-    """A function of the author's that is called outside of the machine."""
+class SingleEffectMember(EffectMember):
+    """One effect, whose outcome is the handler's value; a failure is raised, or stays in its entry among others."""
 
     __slots__ = ("_asked",)
 
@@ -335,35 +322,62 @@ class Performed(EffectMember):
         super().__init__(run)
         self._asked = asked
 
+    def effect(self) -> Leaf:
+        """Return the effect, with its number: by default the one in the row of the yieldable, with the same attributes."""
+        given = attrs.asdict(self._asked, recurse=False)
+        effect: Leaf = EFFECT_OF[type(self._asked)](self.run.effects.number(), **given)
+        return effect
+
+    def value_of(self, outcome: Value) -> Any:
+        """Return the handler's value for an outcome."""
+        return outcome.value
+
+    def entry_of(self, error: StepEngineError) -> StepEngineError:
+        """Return the result of a failure, as its place among others shows it."""
+        return error
+
     def effects(self) -> Sequence[Leaf]:
-        """Return the ``CallFunction``."""
-        self.handed_out = (ef.CallFunction(self.run.effects.number(), self._asked),)
+        """Return the one effect."""
+        self.handed_out = (self.effect(),)
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take what the function returned."""
+        """Set the outcome."""
         (outcome,) = outcomes
         if isinstance(outcome, Value):
             self.result = self.value_of(outcome)
         elif isinstance(outcome, Failure):
-            error = self.failure = outcome.error
-            # Among others the failure is an entry, and after a replay it must be equal to the live one: an exception of
-            # the author's own class may not be storable, so the entry holds its kind by name and its text.
-            same = isinstance(error, PerformError)
-            self.result = error if same else PerformError(str(error), kind=type(error).__name__)
+            self.failure = outcome.error
+            self.result = self.entry_of(outcome.error)
         return outcome if isinstance(outcome, Stop) else None
 
-    def value_of(self, outcome: Value) -> Any:
-        """Return what the handler gets of an outcome."""
-        return outcome.value
+    def wakes(self, timeout: float | None) -> int | None:
+        """Return the end of *timeout* seconds from now, in milliseconds since the root run was created."""
+        # A moment and no span: whoever goes on with the run after a crash must wait for what is left and not begin
+        # anew. It is counted from the run's recorded time, since the machine has no clock.
+        return None if timeout is None else self.run.effects.now + round(timeout * 1_000)
 
 
-class QuestionMember(Performed):
+class PerformMember(SingleEffectMember):
+    """A function of the author's that is called outside of the machine."""
+
+    __slots__ = ()
+
+    def effect(self) -> Leaf:
+        """Return the ``CallFunction``."""
+        return ef.CallFunction(self.run.effects.number(), self._asked)
+
+    def entry_of(self, error: StepEngineError) -> StepEngineError:
+        """Return the failure as it is after a replay: an exception of the author's own class may not be storable."""
+        return error if isinstance(error, PerformError) else PerformError(str(error), kind=type(error).__name__)
+
+
+class QuestionMember(PerformMember):
     """A question that a handler asks; it fails as a ``Perform`` does."""
 
     __slots__ = ()
 
-    def effects(self) -> Sequence[Leaf]:
+    def effect(self) -> Leaf:
         """Return the ``AskPerson``."""
         asked = self._asked
         question = Question(
@@ -376,25 +390,24 @@ class QuestionMember(Performed):
             details=asked.details,
             allow_text=asked.allow_text,
         )
-        self.handed_out = (ask_effect(self.run, question, program_line=self.program_line),)
-        return self.handed_out
+        return make_ask_effect(self.run, question, program_line=self.program_line)
 
     def value_of(self, outcome: Value) -> Any:
         """Return the answer's value."""
         return outcome.value[0].value
 
 
-def ask_effect(
+def make_ask_effect(
     run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "", program_line: int = 0
 ) -> ef.AskPerson:
-    """Return the effect that asks *questions*; their ids are their names, or are made from the effect's address."""
+    """Return the effect that asks *questions*; their ids are their names or derived from the effect's address."""
     seq, path = run.effects.number(), run.plan.path
     # Made of the address: whoever answers days later names the question by it, so it must be the same in each process
     # that runs the handler again. Random ids would change with every replay.
     number = f"{path}.q{seq}" if path else f"q{seq}"
     numbered = [
         Question(
-            id=_question_id(question.id, path) or (number if len(questions) == 1 else f"{number}.{index}"),
+            id=_make_question_id(question.id, path) or (number if len(questions) == 1 else f"{number}.{index}"),
             text=question.text,
             options=question.options,
             multi_select=question.multi_select,
@@ -405,6 +418,7 @@ def ask_effect(
             remember=question.remember,
             wider=question.wider,
             descriptions=question.descriptions,
+            provenance=question.provenance,
         )
         for index, question in enumerate(questions)
     ]
@@ -414,12 +428,12 @@ def ask_effect(
     return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
 
-def _question_id(name: str, path: str) -> str:
+def _make_question_id(name: str, path: str) -> str:
     return f"{path}:{name}" if name and path else name
 
 
-class Completed(EffectMember):
-    """One model call beside the conversation."""
+class CompleteMember(EffectMember):
+    """One model call outside of the conversation."""
 
     __slots__ = ("_asked",)
 
@@ -446,15 +460,15 @@ class Completed(EffectMember):
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the reply, and count it."""
-        return _take_replies(self, outcomes)
+        """Set the reply and count it."""
+        return _apply_replies(self, outcomes)
 
     def keep(self, replies: list[ModelReply]) -> None:
-        """Keep the reply."""
+        """Store the reply."""
         (self.result,) = replies
 
 
-class Candidates(EffectMember):
+class CandidatesMember(EffectMember):
     """Several replies to one request; those that fail are left out, unless all do."""
 
     __slots__ = ("_count", "_request")
@@ -472,15 +486,15 @@ class Candidates(EffectMember):
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the replies, and count them."""
-        return _take_replies(self, outcomes)
+        """Set the replies and count them."""
+        return _apply_replies(self, outcomes)
 
     def keep(self, replies: list[ModelReply]) -> None:
-        """Keep the replies."""
+        """Store the replies."""
         self.result = replies
 
 
-def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) -> Stop | None:
+def _apply_replies(member: CompleteMember | CandidatesMember, outcomes: Sequence[Single]) -> Stop | None:
     replies: list[ModelReply] = []
     for effect, outcome in zip(member.handed_out, outcomes, strict=True):
         # Counted first, all of them: what was answered was paid for, also when a sibling was stopped and nobody gets to
@@ -503,45 +517,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
 # --- what only waits, and children in the background ------------------------------------------------------------------
 
 
-class WaitMember(EffectMember):
-    """What only waits: one effect, whose outcome is what the handler gets; it fails as a ``Perform`` does."""
-
-    __slots__ = ("_asked",)
-
-    def __init__(self, run: RunState, asked: Any) -> None:
-        super().__init__(run)
-        self._asked = asked
-
-    @abstractmethod
-    def effect(self) -> Leaf:
-        """Return the effect, with its number."""
-
-    @abstractmethod
-    def value_of(self, outcome: Value) -> Any:
-        """Return what the handler gets of an outcome."""
-
-    def effects(self) -> Sequence[Leaf]:
-        """Return the one effect."""
-        self.handed_out = (self.effect(),)
-        return self.handed_out
-
-    def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the outcome."""
-        (outcome,) = outcomes
-        if isinstance(outcome, Value):
-            self.result = self.value_of(outcome)
-        elif isinstance(outcome, Failure):
-            self.failure = self.result = outcome.error
-        return outcome if isinstance(outcome, Stop) else None
-
-    def wakes(self, timeout: float | None) -> int | None:
-        """Return when *timeout* seconds from now have passed, in milliseconds since the root run was created."""
-        # A moment and no span: whoever goes on with the run after a crash must wait for what is left and not begin
-        # anew. It is counted from the run's recorded time, since the machine has no clock.
-        return None if timeout is None else self.run.effects.now + round(timeout * 1_000)
-
-
-class Slept(WaitMember):
+class SleepMember(SingleEffectMember):
     """A time that has to come."""
 
     __slots__ = ()
@@ -564,11 +540,11 @@ class Slept(WaitMember):
         )
 
     def value_of(self, outcome: Value) -> Any:
-        """Return when it woke."""
+        """Return the time when the run woke."""
         return self.run.plan.created + timedelta(milliseconds=outcome.at)
 
 
-class MessageWait(WaitMember):
+class ReceiveMember(SingleEffectMember):
     """The next message on a topic."""
 
     __slots__ = ()
@@ -582,7 +558,7 @@ class MessageWait(WaitMember):
         )
 
     def value_of(self, outcome: Value) -> Any:
-        """Return what the message says."""
+        """Return the value of the message."""
         return None if outcome.value is None else outcome.value.value
 
 
@@ -602,9 +578,9 @@ class StartMember(EffectMember):
         self._asked = asked
         self.tool_call_id = ""
 
-    def begin_by(self, call: ToolMember) -> None:
+    def set_starting_call(self, call: ToolMember) -> None:
         """
-        Take note that the steps of a tool start them.
+        Check that a tool call may start the children; store its id if a model made it or it carries them.
 
         Raises:
             AgentError: for a name that the run may not spawn; by a definition a tool may start what it carries.
@@ -618,7 +594,7 @@ class StartMember(EffectMember):
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.
             if isinstance(one.agent, str) and allowed is not None and resolve_agent_id(run, one.agent) is None:
-                raise not_allowed(run.plan.definition.id, one.agent, allowed)
+                raise spawn_not_allowed_error(run.plan.definition.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
 
@@ -631,7 +607,7 @@ class StartMember(EffectMember):
         return self.handed_out
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the references; where one could not start, those that did are still at work, and end with the run."""
+        """Set the references; if one could not start, the others keep running and end with the run."""
         refs: list[ChildRef[Any]] = []
         stops: list[Stop] = []
         for outcome in outcomes:
@@ -644,15 +620,15 @@ class StartMember(EffectMember):
                 refs.append(ref)
                 # Those that did start are taken note of although a sibling failed: they are at work, and have to be
                 # ended with the run.
-                self.run.children.own_background().start(ref, on_return=self._asked.on_return)
+                self.run.children.ensure_background().start(ref, on_return=self._asked.on_return)
         if stops:
             return merge_stops(stops)
         self.result = refs[0] if len(self._asked.calls) == 1 and refs else tuple(refs)
         return None
 
 
-class ChildrenWait(WaitMember):
-    """What is told of children in the background: what a ``Wait`` gives."""
+class WaitMember(SingleEffectMember):
+    """A wait for background children: the result of a ``Wait``."""
 
     __slots__ = ()
 
@@ -661,12 +637,12 @@ class ChildrenWait(WaitMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.children.background.known(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.get_path(ref) for ref in asked.refs])
         wakes = self.wakes(asked.timeout)
         return ef.AwaitRuns(run.effects.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now)
 
     def value_of(self, outcome: Value) -> Any:
-        """Return how the ended ones ended, and count each of them the first time."""
+        """Return the results of the ended children, and count each the first time."""
         awaited, refs = outcome.value, {ref.path: ref for ref in self._asked.refs}
         done = tuple([_count_child_once(self.run, path, awaited.ended[path]) for path in awaited.done])
         return Waited(done, tuple([refs[path] for path in awaited.open]))
@@ -679,23 +655,19 @@ def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResu
     return child
 
 
-class SendMember(WaitMember):
-    """Something that a child in the background is told."""
+class SendMember(SingleEffectMember):
+    """A message to a background child."""
 
     __slots__ = ()
 
     def effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.children.background.known(asked.ref)
+        path = self.run.children.background.get_path(asked.ref)
         return ef.SendToRun(self.run.effects.number(), path, asked.value, asked.topic)
 
-    def value_of(self, outcome: Value) -> Any:
-        """Return whether it is still at work."""
-        return outcome.value
 
-
-class Cancelled(WaitMember):
+class CancelMember(SingleEffectMember):
     """A child in the background that is ended."""
 
     __slots__ = ()
@@ -703,22 +675,22 @@ class Cancelled(WaitMember):
     def effect(self) -> Leaf:
         """Return the ``EndRuns``."""
         asked = self._asked
-        return ef.EndRuns(self.run.effects.number(), (self.run.children.background.known(asked.ref),), asked.reason)
+        return ef.EndRuns(self.run.effects.number(), (self.run.children.background.get_path(asked.ref),), asked.reason)
 
     def value_of(self, outcome: Value) -> Any:
-        """Return how it ended."""
+        """Return the child's result."""
         (path,) = self.handed_out[0].children  # type: ignore[union-attr]
         return _count_child_once(self.run, path, outcome.value.ended[path])
 
 
-def end_background(run: RunState) -> Flow[None]:
+def end_background_children(run: RunState) -> Flow[None]:
     """
-    Let no background child outlive its run: those that nobody waited for are ended, or waited for.
+    End the run's background children, or wait for them, before it ends.
 
     Raises:
         Stopped: when the world ended the run meanwhile.
     """
-    for kind, paths in run.children.background.left():
+    for kind, paths in run.children.background.unfinished_children():
         effect: Leaf
         if kind == "wait":
             effect = ef.AwaitRuns(run.effects.number(), paths, len(paths), asked=run.effects.now)
@@ -731,33 +703,39 @@ def end_background(run: RunState) -> Flow[None]:
             _count_child_once(run, path, awaited.ended[path])
 
 
-Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any] | y.Sleep | y.Receive[Any] | y.Start[Any] | y.Wait[Any] | y.Send | y.Cancel"
-"""What a handler or hook asks for and is a member by itself; calls of tools are planned first."""
-
+EFFECT_OF: Mapping[type, Any] = {
+    row.kind: effect for row in y.YIELDS for effect in ef.ROWS if row.effects == (effect.__name__,)
+}
+"""The effect of each yieldable whose row names one."""
 MEMBERS: Mapping[type, type[Any]] = {
     y.Ask: QuestionMember,
-    y.Complete: Completed,
-    y.Perform: Performed,
-    y.Sleep: Slept,
-    y.Receive: MessageWait,
+    y.Complete: CompleteMember,
+    y.Perform: PerformMember,
+    y.Sleep: SleepMember,
+    y.Receive: ReceiveMember,
     y.Start: StartMember,
-    y.Wait: ChildrenWait,
+    y.Wait: WaitMember,
     y.Send: SendMember,
-    y.Cancel: Cancelled,
+    y.Cancel: CancelMember,
 }
-OF_STEPS = ", ".join([kind.__name__ for kind in MEMBERS])
+"""What is more than ``SingleEffectMember``."""
+OF_STEPS = {
+    row.kind: row.name
+    for row in y.YIELDS
+    if row.for_tools and row.kind not in (y.ToolCall, y.AgentCall, y.Parallel, y.Race)
+}
 """What the steps of a tool may yield that are the run's own."""
 
 
-def member_of(run: RunState, asked: Alone, *, of: int = 0) -> EffectMember:
-    """Return the member for what stands alone, or (*of*) is one of so many children in a ``Parallel``."""
+def make_single_member(run: RunState, asked: Any, *, of: int = 0) -> EffectMember:
+    """Return the member for a single yieldable; *of* is the number of children in its ``Parallel``."""
     if isinstance(asked, y.AgentCall):
         return ChildMember(run, asked, of=of)
-    member: EffectMember = MEMBERS[type(asked)](run, asked)
+    member: EffectMember = MEMBERS.get(type(asked), SingleEffectMember)(run, asked)
     return member
 
 
-class Raced(EffectMember):
+class RaceMember(EffectMember):
     """
     Several members of which the first to end is enough.
 
@@ -773,23 +751,23 @@ class Raced(EffectMember):
         self._won = 0
 
     def effects(self) -> Sequence[Leaf]:
-        """Return the effects of all members, which have numbered theirs already."""
+        """Return the effects of all members, numbered already."""
         # Each member has asked for its own already, so that the numbers are in order; here they are only put side by
         # side.
         self.handed_out = [effect for member in self.members for effect in member.handed_out]
         return self.handed_out
 
     def begin(self) -> Sequence[Leaf]:
-        """Return the effects of all, where none of them can have its result before it is performed."""
+        """Number and return the effects of all members, none of which can have a result yet."""
         for member in self.members:
-            if isinstance(member, Raced):
+            if isinstance(member, RaceMember):
                 member.begin()
             else:
                 member.effects()
         return self.effects()
 
     def has_ended(self) -> bool:
-        """Return whether one of the members has its result; then the others do not begin."""
+        """Return whether a member has its result; the first such one is set as the winner, and no other starts."""
         if all(member.result is None for member in self.members):
             return False
         for member in self.members:
@@ -797,11 +775,11 @@ class Raced(EffectMember):
             # rivals asked for is taken back: their numbers stay unused, which the record tells as a gap.
             member.handed_out = ()
         self._won = next(n for n, member in enumerate(self.members) if member.result is not None)
-        self.conclude()
+        self.set_winner_result()
         return True
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the outcomes of the members, the first of which has won; a race among them ends with its own first one."""
+        """Set the outcomes of the members, of which the first has won; a nested race has a winner of its own."""
         stops: list[Stop] = []
         ends: list[int] = []
         for number, member in enumerate(self.members):
@@ -810,7 +788,7 @@ class Raced(EffectMember):
             ends += [number] * len(member.handed_out)
             stop = member.take(outcomes[first : len(ends)])
             stops += [] if stop is None else [stop]
-        won = first_of(outcomes)
+        won = find_race_winner(outcomes)
         # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
         # stopped in the middle, and the race is run to its end when it goes on.
         if stops and was_given_up(outcomes[won]):
@@ -818,11 +796,11 @@ class Raced(EffectMember):
         self._won = ends[won]
         return None
 
-    def conclude(self) -> None:
-        """Make the result, once the winner has its own."""
+    def set_winner_result(self) -> None:
+        """Set the result once the winner has one."""
         winner = self.members[self._won]
-        if isinstance(winner, Raced):
-            winner.conclude()
+        if isinstance(winner, RaceMember):
+            winner.set_winner_result()
         self.result = self._won, winner.result
 
 
@@ -831,7 +809,7 @@ class Raced(EffectMember):
 
 class ToolMember(EffectMember):
     """
-    One call of a tool and what has become of it so far.
+    One call of a tool and its state.
 
     Attributes:
         asked: The call as it was asked for, with the input that hooks and people made of it.
@@ -889,23 +867,23 @@ class ToolMember(EffectMember):
 
     @property
     def own_name(self) -> str:
-        """The tool's own name, under which hooks know it, whatever name the model used."""
+        """The tool's own name, as hooks know it, whatever name the model used."""
         return self.asked.tool_name if self.binding is None else self.binding.spec.name
 
     @property
     def judged_call(self) -> ToolCallPart:
-        """The call as it would run: under the tool's own name, with its validated input."""
+        """The call as it would run: with the tool's own name and its validated input."""
         call = _rename_call(self.asked, self.own_name)
         return call if self.input is call.input else attrs.evolve(call, input=self.input)
 
     @property
     def input(self) -> JsonDict:
-        """The input as validated, once it was; else as it came."""
+        """The validated input; before validation, the original one."""
         return self._validated.input if self._validated else self.asked.input
 
     @property
-    def is_followed(self) -> bool:
-        """Whether its tool needs something of the run before it has its result."""
+    def needs_follow_up(self) -> bool:
+        """Whether its tool needs something of the run before its result; see ``finish_pending_call``."""
         if self.result is None or self.result.status != "pending" or self.binding is None:
             return False
         runs = self.binding.runs
@@ -923,7 +901,7 @@ class ToolMember(EffectMember):
 
     def validate(self) -> None:
         """
-        Check the call's input; names are corrected first, and for models also what they often get wrong in values.
+        Validate the input; names are corrected first, and common mistakes of models in values.
 
         Raises:
             ToolInputError: when it does not fit, or a validator of the author's raised.
@@ -940,7 +918,7 @@ class ToolMember(EffectMember):
             validate = binding.validate
             self._validated = validate(given)
         except ToolInputError as error:
-            raise error if self.source == "model" else _with_example(error, binding.spec) from None
+            raise error if self.source == "model" else _add_example(error, binding.spec) from None
         except StepEngineError:
             raise
         # A validator of the author's own may raise anything. It says only that this input does not fit; it must not end
@@ -955,7 +933,7 @@ class ToolMember(EffectMember):
             self.asked = self.accepted = attrs.evolve(asked, input=given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
-        """Take over a hook's change to the call, under the name that the model used, and return the call as it would run."""
+        """Apply a hook's change to the call, which keeps the model's name for the tool; return the call as it would run."""
         # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
         # it does not fit, the call stays what it was, and the hook is the one that is refused.
         before, accepted = self.asked, self.accepted
@@ -970,7 +948,7 @@ class ToolMember(EffectMember):
         return self.judged_call
 
     def edit(self, input: JsonDict) -> None:
-        """Take over a person's change to the input; the model is shown the call that ran."""
+        """Apply a person's change to the input; the history shows the call that ran."""
         asked = self.asked
         self.edits += 1
         self.asked = self.accepted = ToolCallPart(
@@ -980,7 +958,7 @@ class ToolMember(EffectMember):
     # --- how it runs ------------------------------------------------------------------------------------------------
 
     def effects(self) -> Sequence[Leaf]:
-        """Return what the call needs: nothing for control tools, which are done here, one effect per child for those that spawn."""
+        """Return the effects of the call: none for control tools, which run here; one per child for those that spawn."""
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.effects.now
@@ -990,29 +968,30 @@ class ToolMember(EffectMember):
             run.budget.allow(binding.spec.name)
         match binding.runs:
             case Ordinary():
-                self.handed_out = (self._effect(CallTool, validated),)
+                self.handed_out = (self._make_effect(CallTool, validated),)
             case Control(action):
                 self.finish(run_control(run, action, validated.input))
             case Spawning() as runs:
                 # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
                 # moment in which the child is planned.
                 parent = partial(run.snapshot.inheritable, asked.tool_call_id)
-                self._children = children_of(run, asked, runs, validated.input, parent)
+                self._children = make_child_effects(run, asked, runs, validated.input, parent)
                 self.handed_out = [child for child in self._children if isinstance(child, ef.Spawn)]
                 self.is_fault = len(self.handed_out) < len(self._children)
             case Yielding():
-                body = self._effect(CallBody, validated)
-                self.handed_out = (attrs.evolve(body, at=run.effects.now, values=run.shared.values),)
+                body = self._make_effect(CallBody, validated)
+                known = None if run.sources is None else run.sources.make_body_index()
+                self.handed_out = (attrs.evolve(body, at=run.effects.now, values=run.shared.values, provenance=known),)
             case Driving():
                 self.handed_out = ()
             case Asking(questions):
                 asks = questions(validated.input)
-                self.handed_out = (ask_effect(run, *asks, tool_call_id=asked.tool_call_id),)
+                self.handed_out = (make_ask_effect(run, *asks, tool_call_id=asked.tool_call_id),)
             case never:
                 assert_never(never)
         return self.handed_out
 
-    def _effect(self, made_by: type[C], validated: Validated) -> C:
+    def _make_effect(self, made_by: type[C], validated: Validated) -> C:
         run, asked = self.run, self.asked
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
@@ -1032,12 +1011,12 @@ class ToolMember(EffectMember):
     # --- what came of it --------------------------------------------------------------------------------------------
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the outcomes of the effects: the result, and whatever else a call leaves in its run."""
+        """Set the result from the outcomes of the effects, and apply the call's changes to its run."""
         runs = self.binding.runs  # type: ignore[union-attr]
         if isinstance(runs, Control):
             return None
         if isinstance(runs, Spawning):
-            return self._take_children(runs, outcomes)
+            return self._apply_child_outcomes(runs, outcomes)
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
             # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
@@ -1048,27 +1027,27 @@ class ToolMember(EffectMember):
             return outcome
         if isinstance(outcome, Failure):
             error = self.failure = outcome.error
-            result = ToolResult.error(f"Not executed: {error}" if is_spent(error) else str(error))
+            result = ToolResult.error(f"Not executed: {error}" if is_budget_spent(error) else str(error))
         else:
             value = outcome.value
             result = runs.shown(value) if isinstance(runs, Asking) else value
-        # Before the call is settled: what the body changed must be there when the result appears, so that the very next
-        # call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
-        if isinstance(outcome, Value) and outcome.body is not None:
-            self.run.apply_body(outcome.body, self.asked.tool_name)
+            # Before the call is settled: what the body changed must be there when the result appears, so that the very
+            # next call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
+            if outcome.body is not None:
+                self.run.apply_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)
         return None
 
-    def _take_children(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
-        """Take the children's results; a child that could never start has an error in its place."""
+    def _apply_child_outcomes(self, runs: Spawning, outcomes: Sequence[Single]) -> Stop | None:
+        """Set the result from the children, an error for one that could not start; return the stop, if any."""
         run, ran = self.run, []
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
             # Those that ended are counted although the call as a whole is stopped: the sums of a run must hold what was
-            # paid (reliability:I10). When it goes on, the recorded ones are answered and none runs twice.
+            # paid (reliability:I4). When it goes on, the recorded ones are answered and none runs twice.
             if isinstance(outcome, Stop):
-                run.spent.count_stopped(outcome)
+                run.spent.count_child_of_stop(outcome)
             else:
-                ran.append(_child_of(outcome, effect.agent_id))  # type: ignore[union-attr]
+                ran.append(_to_child_result(outcome, effect.agent_id))  # type: ignore[union-attr]
                 run.spent.count_child(ran[-1])
         stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
         if stops:
@@ -1076,7 +1055,7 @@ class ToolMember(EffectMember):
             self.close(stop)
             return stop
         if self.source != "model":
-            self._tell_of_refused(ran)
+            self._warn_of_refused_children(ran)
         # Two lists become one in the order of the request: entries that could never be (an unknown agent) have their
         # error in their own place, so a model can tell which of its requests went wrong.
         given = iter(ran)
@@ -1091,8 +1070,8 @@ class ToolMember(EffectMember):
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
-    def _tell_of_refused(self, ran: Sequence[ChildResult]) -> None:
-        """Warn of entries that a limit refused: the call as a whole succeeds, and its author may not look at the entries."""
+    def _warn_of_refused_children(self, ran: Sequence[ChildResult]) -> None:
+        """Warn of entries that a limit refused, since the call as a whole succeeds."""
         # A call of a model shows its entries to the model; an author's program goes on with the list and may look at
         # none of it. What would be missing in silence is told once in the run's warnings.
         refused = [
@@ -1104,11 +1083,11 @@ class ToolMember(EffectMember):
                 "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
             )
 
-    def settle(self, result: ToolResult, at: int) -> None:
-        """Set the result of a call that ran, and make what it leaves in its run; *at* is when that was."""
+    def settle(self, result: ToolResult, ended_at: int) -> None:
+        """Set the result of a call that ended at *ended_at*, count its cost, and apply its change to the run."""
         # Both are times of the run and not of a clock, so a replay shows the same. A clock that was set back could make
         # it negative.
-        took = at - self._started
+        took = ended_at - self._started
         self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
         self.result = result.with_call(self.asked)
         if result.credits_used:
@@ -1125,11 +1104,11 @@ class ToolMember(EffectMember):
         self.result = result.with_call(self.asked)
 
     def replace(self, result: ToolResult) -> None:
-        """Replace the result, for example by what hooks made of it."""
+        """Replace the result, for example by that of a hook."""
         self.result = result
 
     def recall(self, result: ToolResult) -> None:
-        """Take the result that it had before the run was suspended."""
+        """Set the result from before the run was suspended."""
         # It had its result when the run was suspended; what was wrong with it then was told then.
         self.is_fault = False
         self.result = result
@@ -1140,11 +1119,11 @@ class ToolMember(EffectMember):
         self.finish(ToolResult.error(error.message))
 
     def skip(self, why: str) -> None:
-        """Set a result that says that it was not carried out."""
+        """Set a result that gives the reason why the call was not run."""
         self.finish(ToolResult.error(why, status="skipped"))
 
     def close(self, stop: Stop) -> None:
-        """Set a result that says why there is none: the call waits for an answer, or the run ended."""
+        """Set a result that gives the reason why there is none: an open question, or the end of the run."""
         self.is_closed = True
         if stop.kind == "suspended":
             text = "Pending: the run is suspended."
@@ -1157,7 +1136,7 @@ class ToolMember(EffectMember):
             self.finish(ToolResult.error(text, status="cancelled"))
 
     def log(self) -> None:
-        """Add the call, once it has its result, to the log of the run."""
+        """Add the call to the log of the run if it has its result."""
         if self.result is not None:
             asked, run, validated = self.asked, self.run, self._validated
             # What ran, and so with defaults filled in and names mended; what was asked stands in the history.
@@ -1182,7 +1161,7 @@ class ToolMember(EffectMember):
         yield Notify(self.finished())
 
     def started(self) -> ev.Event:
-        """Return the event that it begins."""
+        """Return the event for its start."""
         return ev.ToolStarted(
             path=self.run.plan.path,
             seq=self.run.effects.seq,
@@ -1194,7 +1173,7 @@ class ToolMember(EffectMember):
         )
 
     def finished(self) -> ev.Event:
-        """Return the event that it has its result."""
+        """Return the event for its end."""
         assert self.result is not None  # noqa: S101
         return ev.ToolFinished(
             path=self.run.plan.path,
@@ -1206,8 +1185,8 @@ class ToolMember(EffectMember):
         )
 
 
-def _with_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
-    """Return what is wrong with an author's input, with a valid input as an example where the tool shows one."""
+def _add_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
+    """Return an author's input error, with the tool's example of a valid input if it has one."""
     shown = next((line for line in spec.description.split("\n") if line.startswith(EXAMPLES)), "")
     if not shown or not error.issues:
         return error
@@ -1219,14 +1198,14 @@ def _rename_call(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
 
 
-def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
-    """Return the error for a call of a tool that is not there."""
+def unavailable_tool_error(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
+    """Return the error for a call of an unavailable tool."""
     msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(known, name)}.{hint}"
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
-def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
-    """Return the error for a call that the author may not make: what was probably meant, and what to do."""
+def author_call_error(run: RunState, name: str) -> ToolNotAvailable:
+    """Return the error for a call that the author may not make, with a suggestion."""
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
     known = tuple(run.tools.offered)
@@ -1252,15 +1231,15 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
-def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
-    """Carry out a hook's own call: unrecorded, validated, past no hooks."""
+def run_hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
+    """Run a hook's own call: validated, kept out of the history, and without hooks."""
     binding = run.tools.bindings.get(asked.tool)
     # A hook runs inside a step, or around a call: a child, a question or a control tool from there would change the
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
         near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR_RATIO)
-        raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
+        raise unavailable_tool_error(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.

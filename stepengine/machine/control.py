@@ -1,4 +1,4 @@
-"""What control tools do to a run: done by the machine itself, with no effect and no record."""
+"""The control tools, which the machine runs itself, with no effect and no record."""
 
 from __future__ import annotations
 
@@ -11,48 +11,46 @@ from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError
-from stepengine.machine.finding import find_hidden_tools, with_finder
+from stepengine.machine.child_effects import resolve_agent_id, spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan
-from stepengine.machine.spawning import not_allowed, resolve_agent_id
 from stepengine.machine.state import RunState
-
-__all__ = ("HANDLER_ONLY", "offered_of", "run_control")
+from stepengine.machine.tool_search import add_search_tool, find_hidden_tools
 
 HANDLER_ONLY = ("set_messages", "add_message")
 """Control tools that no model is ever offered."""
 
 
-def offered_of(plan: RunPlan) -> Mapping[str, ToolSpec]:
-    """Return the specifications of the agent's own tools, in order, and that of the tool that finds hidden ones."""
+def collect_offered_specs(plan: RunPlan) -> Mapping[str, ToolSpec]:
+    """Return the specifications of the agent's own tools, in order, and that of the search for hidden tools."""
     names = [name for name in plan.offered if name not in HANDLER_ONLY]
     if plan.definition.output_schema is not None and "set_output" not in names:
         names.append("set_output")
-    return with_finder({name: plan.tools[name].spec for name in names}, plan.tools)
+    return add_search_tool({name: plan.tools[name].spec for name in names}, plan.tools)
 
 
 def run_control(run: RunState, action: Action, value: JsonDict) -> ToolResult:
-    """Carry out a control tool on the run; *value* is validated."""
+    """Run a control tool on the run; *value* is validated."""
     return _ACTIONS[action](run, value)
 
 
-def _message_result(message: str) -> ToolResult:
-    """Return what a control tool answers: words for models, and ``{"message": ...}`` as data for handlers."""
+def _make_message_result(message: str) -> ToolResult:
+    """Return a control tool's result: text for models, ``{"message": ...}`` as data for handlers."""
     return ToolResult.text(message, structured=JsonDict({"message": message}))
 
 
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
-    _warn_of_mode(run)
+    _warn_of_output_mode(run)
     if not run.output.is_checked:
         run.set_output(value["data"] if list(value) == ["data"] else value)
-        return _message_result("Output set.")
-    if run.output.offer_from_model(value):
-        run.pass_output()
-        return _message_result("Output set.")
+        return _make_message_result("Output set.")
+    if run.output.set_from_model(value):
+        run.forward_output()
+        return _make_message_result("Output set.")
     listed = "; ".join(run.output.issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
 
 
-def _warn_of_mode(run: RunState) -> None:
+def _warn_of_output_mode(run: RunState) -> None:
     mode = run.plan.definition.output_mode
     what = {"last_message": "in the place of its last message", "all_messages": "nowhere"}.get(mode)
     if what is None:
@@ -67,17 +65,17 @@ def _warn_of_mode(run: RunState) -> None:
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
     history = Transcript.from_dicts(value["messages"])
     run.apply(Change(messages=history), "set_messages")
-    return _message_result(f"History replaced by {len(history)} messages.")
+    return _make_message_result(f"History replaced by {len(history)} messages.")
 
 
 def _add_message(run: RunState, value: JsonDict) -> ToolResult:
     kind = UserMessage if value["role"] == "user" else AssistantMessage
     run.history.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
-    return _message_result("Message added.")
+    return _make_message_result("Message added.")
 
 
 def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
-    return _message_result(value.get("message") or "Turn ended.")
+    return _make_message_result(value.get("message") or "Turn ended.")
 
 
 def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
@@ -86,15 +84,15 @@ def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
     found = resolve_agent_id(run, wanted)
     if found is None:
-        return ToolResult.error(not_allowed(own, wanted, run.plan.agents or {}).message)
+        return ToolResult.error(spawn_not_allowed_error(own, wanted, run.plan.agents or {}).message)
     if found == normalised_id(own):
         return ToolResult.error(f"Agent {own!r} has the conversation already.")
     run.children.hand_over(found)
-    return _message_result(f"The conversation goes on with agent {found}.")
+    return _make_message_result(f"The conversation goes on with agent {found}.")
 
 
 def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
-    return _message_result("Task completed.")
+    return _make_message_result("Task completed.")
 
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
@@ -103,11 +101,11 @@ def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
         # What the body of a tool writes down is shown when its caller has it.
         run.side_events.todos(value["todos"])
     done = sum(bool(todo["completed"]) for todo in value["todos"])
-    return _message_result(f"{done} of {len(value['todos'])} done.")
+    return _make_message_result(f"{done} of {len(value['todos'])} done.")
 
 
 def _think_deeply(_: RunState, __: JsonDict) -> ToolResult:
-    return _message_result("Thought noted.")
+    return _make_message_result("Thought noted.")
 
 
 def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:

@@ -10,13 +10,11 @@ from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
 from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
 from stepengine.data.usage import Usage
 from stepengine.errors import StepEngineError
-from stepengine.machine.budget import Budget, is_spent, raisable_error
+from stepengine.machine.budget import Budget, is_budget_spent, raisable_error
 from stepengine.machine.history import RunHistory
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped
-from stepengine.machine.spent import Spent
-
-__all__ = ("EffectChannel",)
+from stepengine.machine.spent import UsageTotals
 
 
 class EffectChannel:
@@ -33,7 +31,9 @@ class EffectChannel:
 
     __slots__ = ("_budget", "_created", "_history", "_spent", "now", "seq", "stop")
 
-    def __init__(self, created: datetime, starts_at: int, history: RunHistory, budget: Budget, spent: Spent) -> None:
+    def __init__(
+        self, created: datetime, starts_at: int, history: RunHistory, budget: Budget, spent: UsageTotals
+    ) -> None:
         """Start the clock at *starts_at* milliseconds after *created*."""
         self._created = created
         self._history = history
@@ -60,14 +60,14 @@ class EffectChannel:
         return seq
 
     def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
-        """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
+        """Emit several effects as a ``Gather`` with the options *how*; return one outcome each, in order."""
         # Of nothing there is no effect: an empty Gather would take a turn of the loop, and a place in the record, for
         # no outcome.
         return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
 
     def receive(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """
-        Return the outcome of *effect*, after noting everything that it carries beside its value.
+        Return the outcome of *effect* after recording its time, inbox, usage and stop.
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
@@ -81,17 +81,17 @@ class EffectChannel:
             raise StepEngineError(msg)
         if kind is Stop:
             self.now = max(self.now, outcome.at)
-            return self._stopped_by(outcome, effect)
-        self.note_arrival(outcome)
+            return self._record_stop(outcome, effect)
+        self.record_arrival(outcome)
         if kind is Failure:
-            self._note_failure(outcome.error, effect)
+            self._record_failure(outcome.error, effect)
         received: Single = outcome
         return received
 
-    def note_arrival(self, outcome: Value | Failure) -> None:
-        """Take note of the time of an outcome, and of what was sent to the run meanwhile."""
+    def record_arrival(self, outcome: Value | Failure) -> None:
+        """Record the time of an outcome and the messages sent to the run meanwhile."""
         # The only clock of a run: the time of its latest outcome. Outcomes of a group may come back in another order
-        # than they ended, hence the maximum; time never goes back (reliability:JR28).
+        # than they ended, hence the maximum; time never goes back (reliability:MP32).
         self.now = max(self.now, outcome.at)
         # Messages that were sent to the run travel inside the outcome of the effect during which they came. So they
         # stand in its record, and a replay has them at the same place (replay:J16).
@@ -107,7 +107,7 @@ class EffectChannel:
         pairs = zip(outcome.outcomes, effects, strict=True)
         return Gathered(tuple([self.receive(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
 
-    def _stopped_by(self, stop: Stop, effect: Leaf | Compute) -> Stop:
+    def _record_stop(self, stop: Stop, effect: Leaf | Compute) -> Stop:
         if isinstance(effect, AskPerson) and stop.kind == "suspended" and not stop.questions:
             stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
         # The first stop is why the run ends; members of a group that are cut because of it bring stops of their own.
@@ -117,22 +117,22 @@ class EffectChannel:
             self._spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
         return stop
 
-    def _note_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
+    def _record_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
         # By name: some errors of models tell what the failed attempts had used, and the sums of the run hold it
-        # (reliability:I10).
+        # (reliability:I4).
         usage = getattr(error, "usage", None)
         if isinstance(effect, CallModel) and isinstance(usage, Usage):
             self._spent.count(effect.request.model, usage, None, 0)
-        if is_spent(error):
+        if is_budget_spent(error):
             self._budget.reach(error)
 
     def unwrap(self, outcome: Single) -> Any:
-        """Return the value of a received outcome, or raise what happened instead."""
+        """Return the value of a received outcome, or raise its error or stop."""
         if isinstance(outcome, Value):
             return outcome.value
         if isinstance(outcome, Failure):
             # A spent limit is raised as a `BaseException`: an author's `except Exception` around a step must not take
             # it for a tool that failed, or the handler would go on without a budget (reliability:GN09).
             raise raisable_error(outcome.error)
-        self._spent.count_stopped(outcome)
+        self._spent.count_child_of_stop(outcome)
         raise Stopped(outcome)

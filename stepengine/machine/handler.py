@@ -1,5 +1,5 @@
 """
-The conversation with the author's handler: advance it, carry out what it yields, send or throw what came of it.
+Running the author's handler: advance it, perform what it yields, send or throw the result.
 
 ``YIELDS`` in ``data/yields.py`` holds the yieldables, their costs and their effects. The handler runs before the first model
 call and again after each step that it asked for. Only returning, or yielding ``end_turn``, ends the
@@ -30,39 +30,36 @@ from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, Spawning, ToolBinding
 from stepengine.errors import BadYield, LimitExceeded, LimitReached, StepEngineError, ToolInputError
-from stepengine.machine.author import Author, Returned, describe_yield, note_location
+from stepengine.machine.author import Author, ReturnValue, add_location, make_bad_yield
 from stepengine.machine.batch import RUN_FREELY, calls_among, run_batch
-from stepengine.machine.blocks import Block, Broken, Text, split_blocks
+from stepengine.machine.blocks import BrokenBlock, CallBlock, TextPiece, split_blocks
 from stepengine.machine.calls import (
-    Alone,
-    Candidates,
+    CandidatesMember,
     EffectMember,
-    Raced,
+    RaceMember,
     ToolMember,
+    author_call_error,
     carry_out,
-    member_of,
-    unavailable,
-    unavailable_here,
+    make_single_member,
+    unavailable_tool_error,
 )
-from stepengine.machine.ceilings import more_steps
+from stepengine.machine.ceilings import ask_for_more_steps
 from stepengine.machine.plan import ToolBody
 from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
 from stepengine.machine.signals import EndRun, Stopped
 from stepengine.machine.state import BodyProgress, RunState
 from stepengine.machine.step import (
     PLAIN,
-    budgeted_step,
-    reopened_step,
+    finish_reopened_step,
+    make_step_prompt,
+    make_step_request,
+    record_last_word,
+    run_budgeted_step,
     run_turn,
-    step_prompt,
-    step_request,
-    take_last_word,
 )
 
-__all__ = ("converse", "default_handler", "run_alone")
-
 Answer: TypeAlias = Flow[y.StepResult]
-# Told once a handler may tidy up and return what it has; told twice it will not listen (reliability:GN10).
+# Told once a handler may tidy up and return what it has; told twice it will not listen (reliability:GN09).
 MAX_LIMIT_THROWS = 2
 SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
 """What may ask for children."""
@@ -78,33 +75,33 @@ def default_handler(_: StepContext) -> y.Steps:
     yield y.STEP_ALL
 
 
-def run_alone(run: RunState) -> Flow[None]:
-    """Run an agent without a handler as ``default_handler`` would, with nobody to look at states and steps."""
+def run_without_handler(run: RunState) -> Flow[None]:
+    """Run an agent without a handler like ``default_handler``, without creating states and step results."""
     # An agent without a handler, which is most of them, takes this way and no generator of an author's stands in
     # between: nobody looks at the states that would be made for it at each step. A test compares both ways, effect by
     # effect (generator-contract:G12).
     held = run.history.open_step
     try:
-        if held is None or not (yield from reopened_step(run, *held)):
+        if held is None or not (yield from finish_reopened_step(run, *held)):
             yield from run_turn(run)
     except StepEngineError as error:
-        run.budget.take_actions(1)
-        raise note_location(error) from error.__cause__
+        run.budget.count_actions(1)
+        raise add_location(error) from error.__cause__
 
 
-def converse(run: RunState, author: Author) -> Flow[Any]:
-    """Advance the handler until it returns or ends the run; return its value. It is closed on every way out."""
+def run_handler(run: RunState, author: Author) -> Flow[Any]:
+    """Advance the handler until it returns or ends the run; return its value. The handler is closed on every way out."""
     throws = 0
     run.progress.authors.append(author)
     try:
         asked = author.send(None)
         # By `type`: a value of the author may raise when it is asked for its class.
-        while type(asked) is not Returned:
+        while type(asked) is not ReturnValue:
             if throws >= MAX_LIMIT_THROWS:
                 run.side_events.warn(f"{author.what} went on after its limit was spent and was closed")
                 return None
             try:
-                answer = yield from _answer(run, author, asked)
+                answer = yield from _answer_yield(run, author, asked)
             # Thrown at the author's own `yield`, so that it can be caught where it was asked for. Stops are not among
             # these: a run that was cancelled must not be talked out of it by an `except` (reliability:GN09).
             except (StepEngineError, LimitReached) as error:
@@ -113,8 +110,8 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
                 # The frames of the throw hold on to whole states.
                 error.__traceback__ = None
             else:
-                if type(asked) in SPAWNS and _may_have_spawned(run, asked):
-                    _tell_of_unread(run, author, asked, answer)
+                if type(asked) in SPAWNS and _can_have_spawned(run, asked):
+                    _warn_of_ignored_failures(run, author, asked, answer)
                 asked = author.send(answer)
         return _output_from_return(run, author, asked.value)
     except EndRun:
@@ -122,7 +119,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     # On every way out, before the end of the run is told: whoever has the result may rely on the handler's `finally`
     # having run (reliability:I6).
     finally:
-        run.side_events.closed_with(author.close())
+        run.side_events.report_close_problems(author.close())
         run.progress.authors.pop()
 
 
@@ -137,23 +134,23 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
     return value
 
 
-def _may_have_spawned(run: RunState, asked: Any) -> bool:
+def _can_have_spawned(run: RunState, asked: Any) -> bool:
     return not isinstance(asked, y.ToolCall) or run.tools.bindings[asked.tool].runs.how == "spawns"
 
 
-def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
-    """Warn each time of failed children when the handler ignores what it is sent, as a bare ``yield`` does."""
+def _warn_of_ignored_failures(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
+    """Warn about failed children if the handler ignores the result, as a bare ``yield`` does."""
     # A failed child is a value and no exception, so a handler that throws it away goes on as if all were well. It is
     # told only where the answer is dropped; who looks at it needs no warning.
-    why = _why_not(asked, answer)
-    if why and author.drops_answer:
+    why = _failure_reasons(asked, answer)
+    if why and author.discards_answer:
         run.side_events.repeat(
             f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 
 
-def _why_not(asked: object, answer: y.StepResult) -> str:
-    """Return why children of *asked* failed; ``""`` when none did."""
+def _failure_reasons(asked: object, answer: y.StepResult) -> str:
+    """Return the reasons why children of *asked* failed, or ``""``."""
     if not isinstance(asked, y.ToolCall):
         children = answer.value if isinstance(asked, y.Parallel) else (answer.value,)
         failed = [c for c in children if isinstance(c, ChildResult) and c.is_error]
@@ -168,21 +165,21 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
     return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
-def _answer(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
-    """Carry out what the handler yielded; its row in the table says whether that may be yielded."""
+def _answer_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
+    """Perform what the handler yielded and return the answer; its table row decides whether it is allowed."""
     if type(asked) is Compute:
         author.program = asked.program
-        return _compute(run, asked) if run.plan.body is not None else _turn(run, asked)
-    row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse(run, author, asked)
+        return _run_compute(run, asked) if run.plan.body is not None else _run_sandboxed_turn(run, asked)
+    row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse_yield(run, author, asked)
     # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
-    # must come to an end (reliability:GN02).
+    # must come to an end (generator-contract:G47).
     if row.actions:
-        run.budget.take_actions(row.actions)
+        run.budget.count_actions(row.actions)
     return ANSWERS[type(asked)](run, author, asked)
 
 
-def _compute(run: RunState, asked: Compute) -> Answer:
-    """Have work done, or take it from the record of a call that has its result."""
+def _run_compute(run: RunState, asked: Compute) -> Answer:
+    """Run work in a thread, or return its recorded result."""
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
     body = cast("BodyProgress", run.body)
@@ -198,24 +195,24 @@ def _compute(run: RunState, asked: Compute) -> Answer:
         raise outcome.error
     value = freeze(cast("Value", outcome).value)
     body.computed.append(value)
-    return _result(run, value=value)
+    return _make_step_result(run, value=value)
 
 
-def _turn(run: RunState, asked: Compute) -> Answer:
-    """Advance a handler that runs in a sandbox; nothing of it is recorded, since the handler runs again in a replay."""
+def _run_sandboxed_turn(run: RunState, asked: Compute) -> Answer:
+    """Advance a handler in a sandbox; this is not recorded, since a replay runs the handler again."""
     outcome = yield asked
     if isinstance(outcome, Stop):
         raise Stopped(outcome)
     if isinstance(outcome, Failure):
         raise outcome.error
-    return _result(run, value=cast("Value", outcome).value)
+    return _make_step_result(run, value=cast("Value", outcome).value)
 
 
-def _refuse(run: RunState, author: Author, asked: object) -> NoReturn:
-    run.budget.take_actions(1)
+def _refuse_yield(run: RunState, author: Author, asked: object) -> NoReturn:
+    run.budget.count_actions(1)
     if run.plan.body is None:
-        raise describe_yield(author.what, asked, author.location)
-    said = describe_yield(author.what, asked, _place(author), ACCEPTED_OF_TOOLS).message
+        raise make_bad_yield(author.what, asked, author.location)
+    said = make_bad_yield(author.what, asked, _short_location(author), ACCEPTED_OF_TOOLS).message
     if type(asked) in YIELDS:
         said += " A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
     elif isinstance(asked, str):
@@ -223,93 +220,95 @@ def _refuse(run: RunState, author: Author, asked: object) -> NoReturn:
     raise BadYield(said, location=author.location)
 
 
-def _place(author: Author) -> str:
-    """Return file and line without the folders: the text is a result that a model is shown, on whatever machine."""
+def _short_location(author: Author) -> str:
+    """Return the author's location without folders: models see the text, which is the same on every machine."""
     return author.location.replace("\\", "/").rpartition("/")[2]
 
 
-def _result(
+def _make_step_result(
     run: RunState, results: tuple[ToolResult, ...] = (), value: object = None, texts: tuple[str, ...] = ()
 ) -> y.StepResult:
     output, complete = run.output, run.progress.steps_complete
     if not output.is_given:
         return y.StepResult(run.snapshot.moment(), results, complete, texts, value)
     of_turn = output.decoded() if output.is_of_turn else None
-    return y.StepResult(output.put_into(run.snapshot.state()), results, complete, texts, value, of_turn)
+    return y.StepResult(output.add_to_state(run.snapshot.state()), results, complete, texts, value, of_turn)
 
 
-def _steps(run: RunState, _: Author, asked: Any) -> Answer:
+def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:
     try:
         if asked is y.STEP:
-            yield from budgeted_step(run, PLAIN)
+            yield from run_budgeted_step(run, PLAIN)
         elif asked is y.STEP_ALL:
             yield from run_turn(run)
         else:
-            _check_tools(run, asked)
-            yield from budgeted_step(run, asked)
+            _check_step_tools(run, asked)
+            yield from run_budgeted_step(run, asked)
     except StepEngineError:
-        # A handler that swallows every error and asks again must end, too (reliability:GN02).
-        run.budget.take_actions(1)
+        # A handler that swallows every error and asks again must end, too (generator-contract:G47).
+        run.budget.count_actions(1)
         raise
-    return _result(run)
+    return _make_step_result(run)
 
 
-def _check_tools(run: RunState, asked: y.StepWith) -> None:
+def _check_step_tools(run: RunState, asked: y.StepWith) -> None:
     for name in asked.tools or ():
         if name not in run.tools.offered:
-            raise unavailable_here(run, name)
+            raise author_call_error(run, name)
 
 
 # --- calls and other members ------------------------------------------------------------------------------------------
 
 
-def _alone(run: RunState, _: Author, asked: Alone) -> Answer:
-    value = yield from carry_out(member_of(run, asked))
-    return _result(run, value=value)
+def _answer_single(run: RunState, _: Author, asked: Any) -> Answer:
+    value = yield from carry_out(make_single_member(run, asked))
+    return _make_step_result(run, value=value)
 
 
-def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
-    """Return a handler's own call, or that of the body of a tool, or raise what is wrong with it."""
+def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
+    """Return a handler's or tool body's own call, or raise its error."""
     binding = run.tools.bindings.get(asked.tool)
     # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
     # of unknown tools. So it has to be asked for as one that leaves no trace; control tools leave none anyway.
     allowed = asked.tool in run.tools.offered or not asked.include_tool_call
     if binding is not None and (allowed or binding.runs.how not in RUN_FREELY):
         body = run.plan.body
-        if body is not None and _is_of_conversation(binding):
+        if body is not None and _touches_conversation(binding):
             msg = (
-                f"{author.what} ({_place(author)}) calls {asked.tool!r}, which is about a conversation, and a tool has none: "
+                f"{author.what} ({_short_location(author)}) calls {asked.tool!r}, which is about a conversation, and a tool has none: "
                 "return what is to be said, or let the agent that calls the tool do it"
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
+        if run.sources is not None:
+            run.sources.add_handler_values(asked.input)
         return ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), source, binding)
-    raise unavailable_here(run, asked.tool)
+    raise author_call_error(run, asked.tool)
 
 
-def _is_of_conversation(binding: ToolBinding) -> bool:
-    """Return whether a tool touches the conversation of the run that calls it."""
+def _touches_conversation(binding: ToolBinding) -> bool:
+    """Return whether a tool changes the conversation of the run that calls it."""
     runs = binding.runs
     if isinstance(runs, Control) and runs.action in OF_CONVERSATION:
         return True
     return binding.spec.ends_turn or (isinstance(runs, Spawning) and runs.is_inline)
 
 
-def _tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
-    call = _own_call(run, author, asked)
+def _answer_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
+    call = _make_own_call(run, author, asked)
     try:
         yield from run_batch(run, (call,))
     # On a stop, too: what the call did has happened, and its result says how far it came.
     finally:
-        _commit_own(run, (asked,), (call,))
+        _commit_own_calls(run, (asked,), (call,))
     assert call.result is not None  # noqa: S101
-    if take_last_word(run, (call,)):
+    if record_last_word(run, (call,)):
         # The handler is not told how its own `end_turn` went: nothing comes back from it (generator-contract:G49).
         raise EndRun
-    return _result(run, (call.result,))
+    return _make_step_result(run, (call.result,))
 
 
-def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[ToolMember]) -> None:
+def _commit_own_calls(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[ToolMember]) -> None:
     """
     Append calls and their results together.
 
@@ -327,38 +326,38 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Tool
         run.history.commit(AssistantMessage(tuple(parts)), results)
 
 
-def _parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
-    leaves = _leaves(asked.calls)
-    members = _members(run, author, asked.calls, leaves)
+def _answer_parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
+    leaves = _flatten_members(asked.calls)
+    members = _make_members(run, author, asked.calls, leaves)
     for member, line in zip(members, asked.program_lines, strict=False):  # none but of a program
         member.program_line = line
-    results = yield from _batch(run, leaves, members, asked)
-    return _result(run, results, tuple([member.result for member in members]))
+    results = yield from _run_members(run, leaves, members, asked)
+    return _make_step_result(run, results, tuple([member.result for member in members]))
 
 
-def _race(run: RunState, author: Author, asked: y.Race[Any]) -> Answer:
-    leaves = _leaves(asked.members)
-    race = Raced(run, _members(run, author, asked.members, leaves))
-    results = yield from _batch(run, leaves, [race], y.Parallel())
-    return _result(run, results, race.result)
+def _answer_race(run: RunState, author: Author, asked: y.Race[Any]) -> Answer:
+    leaves = _flatten_members(asked.members)
+    race = RaceMember(run, _make_members(run, author, asked.members, leaves))
+    results = yield from _run_members(run, leaves, [race], y.Parallel())
+    return _make_step_result(run, results, race.result)
 
 
-def _leaves(asked: Sequence[Any]) -> Sequence[Any]:
-    """Return what stands in a ``Parallel`` or ``Race``, with the members of races in their places."""
+def _flatten_members(asked: Sequence[Any]) -> Sequence[Any]:
+    """Return the members of a ``Parallel`` or ``Race``, with those of nested races in their places."""
     if y.Race not in map(type, asked):
         return asked
-    return [leaf for one in asked for leaf in (_leaves(one.members) if isinstance(one, y.Race) else (one,))]
+    return [leaf for one in asked for leaf in (_flatten_members(one.members) if isinstance(one, y.Race) else (one,))]
 
 
-def _members(run: RunState, author: Author, asked: Sequence[Any], leaves: Sequence[Any]) -> list[EffectMember]:
+def _make_members(run: RunState, author: Author, asked: Sequence[Any], leaves: Sequence[Any]) -> list[EffectMember]:
     children = [*map(type, leaves)].count(y.AgentCall)
-    return [_member(run, author, one, children=children) for one in asked]
+    return [_make_member(run, author, one, children=children) for one in asked]
 
 
-def _batch(
+def _run_members(
     run: RunState, leaves: Sequence[Any], members: Sequence[EffectMember], asked: y.Parallel[Any]
 ) -> Flow[tuple[ToolResult, ...]]:
-    """Carry out members of all kinds together; return the results of the calls among them."""
+    """Run members of all kinds together; return the results of the calls among them."""
     calls = calls_among(members)
     if not calls:
         yield from run_batch(run, members, asked)
@@ -370,18 +369,18 @@ def _batch(
     try:
         yield from run_batch(run, members, asked)
     finally:
-        _commit_own(run, [one for one in leaves if isinstance(one, y.ToolCall)], calls)
-    if take_last_word(run, calls):
+        _commit_own_calls(run, [one for one in leaves if isinstance(one, y.ToolCall)], calls)
+    if record_last_word(run, calls):
         raise EndRun
     return tuple([call.result for call in calls if call.result is not None])
 
 
-def _member(run: RunState, author: Author, asked: Any, *, children: int) -> EffectMember:
+def _make_member(run: RunState, author: Author, asked: Any, *, children: int) -> EffectMember:
     if isinstance(asked, y.Race):
-        return Raced(run, [_member(run, author, one, children=children) for one in asked.members])
+        return RaceMember(run, [_make_member(run, author, one, children=children) for one in asked.members])
     if not isinstance(asked, y.ToolCall):
-        return member_of(run, asked, of=children)
-    call = _own_call(run, author, asked)
+        return make_single_member(run, asked, of=children)
+    call = _make_own_call(run, author, asked)
     # Each of these may need several effects, one after the other, while a member of a group has to say all of its
     # effects at once.
     if call.how in ("spawns", "asks", "drives"):
@@ -393,32 +392,32 @@ def _member(run: RunState, author: Author, asked: Any, *, children: int) -> Effe
 # --- candidates and text ----------------------------------------------------------------------------------------------
 
 
-def _generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
+def _answer_generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     if asked.n > y.MAX_CANDIDATES:
         msg = f"GenerateN({asked.n}) asks for more than {y.MAX_CANDIDATES} candidates"
         run.budget.reach(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
-    elif run.budget.steps_left <= 0 and not (yield from more_steps(run)):
+    elif run.budget.steps_left <= 0 and not (yield from ask_for_more_steps(run)):
         msg = f"agent {run.plan.definition.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
         run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
     run.budget.check()
     try:
-        request = step_request(run, PLAIN, step_prompt(run))
-    # Also counted if the request is refused: a handler that catches the error and asks again must end (reliability:GN02).
+        request = make_step_request(run, PLAIN, make_step_prompt(run))
+    # Also counted if the request is refused: a handler that catches the error and asks again must end (generator-contract:G47).
     finally:
-        run.budget.take_step()
-    replies: list[ModelReply] = yield from carry_out(Candidates(run, request, asked.n))
+        run.budget.count_step_taken()
+    replies: list[ModelReply] = yield from carry_out(CandidatesMember(run, request, asked.n))
     # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
         yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
-    return _result(run, texts=texts)
+    return _make_step_result(run, texts=texts)
 
 
-def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
+def _answer_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
     pieces = split_blocks(asked.text)
-    run.budget.take_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
+    run.budget.count_actions(max(1, sum(isinstance(p, CallBlock) for p in pieces)))
     results: list[ToolResult] = []
     ended_by: ToolMember | None = None
     fault = False
@@ -426,14 +425,14 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
     # results in the order in which they happened.
     for piece in pieces:
         match piece:
-            case Text(text):
+            case TextPiece(text):
                 run.history.add([AssistantMessage((TextPart(text),))])
                 yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.effects.seq, text=text))
-            case Broken(name, problem):
+            case BrokenBlock(name, problem):
                 fault = True
                 results.append((yield from _report_broken_block(run, name, problem)))
-            case Block(name, value):
-                call = _block_call(run, ToolCallPart(run.tools.call_ids.new(), name, value), ended_by)
+            case CallBlock(name, value):
+                call = _make_block_call(run, ToolCallPart(run.tools.call_ids.new(), name, value), ended_by)
                 yield from _run_block(run, call)
                 assert call.result is not None  # noqa: S101
                 results.append(call.result)
@@ -442,9 +441,9 @@ def _step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.progress.end_turn(complete=not run.history.take_inbox())
-        take_last_word(run, (ended_by,))
-    return _result(run, tuple(results))
+        run.progress.end_turn(complete=not run.history.append_inbox())
+        record_last_word(run, (ended_by,))
+    return _make_step_result(run, tuple(results))
 
 
 def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
@@ -453,14 +452,14 @@ def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolRes
     return ToolResult.error(text, tool_name=name)
 
 
-def _block_call(run: RunState, asked: ToolCallPart, ended_by: ToolMember | None) -> ToolMember:
+def _make_block_call(run: RunState, asked: ToolCallPart, ended_by: ToolMember | None) -> ToolMember:
     binding = run.tools.bindings.get(asked.tool_name)
     # A text may come from a model, so its calls are judged as a model's are: what was not offered is not there.
     if binding is not None and asked.tool_name not in run.tools.offered and binding.runs.how != "control":
         binding = None
     call = ToolMember(run, asked, "model", binding)
     if binding is None:
-        call.fail(unavailable(run, asked.tool_name, tuple(run.tools.offered)))
+        call.fail(unavailable_tool_error(run, asked.tool_name, tuple(run.tools.offered)))
     elif ended_by is not None:
         call.skip(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")
     return call
@@ -475,13 +474,13 @@ def _run_block(run: RunState, call: ToolMember) -> Flow[None]:
 
 
 ANSWERS: Mapping[type, Callable[[RunState, Author, Any], Answer]] = {
-    **dict.fromkeys([row.kind for row in YIELDS.values()], _alone),
-    y.Sentinel: _steps,
-    y.StepWith: _steps,
-    y.ToolCall: _tool_call,
-    y.Parallel: _parallel,
-    y.Race: _race,
-    y.GenerateN: _generate,
-    y.StepText: _step_text,
+    **dict.fromkeys([row.kind for row in YIELDS.values()], _answer_single),
+    y.Sentinel: _answer_steps,
+    y.StepWith: _answer_steps,
+    y.ToolCall: _answer_tool_call,
+    y.Parallel: _answer_parallel,
+    y.Race: _answer_race,
+    y.GenerateN: _answer_generate,
+    y.StepText: _answer_step_text,
 }
 """How what is yielded is carried out; what is not named stands alone."""

@@ -1,5 +1,5 @@
 """
-What was said in a run: the record of all of it, the view that the model is shown, and how long things stay in them.
+The messages of a run: the full record, the model's view, and the lifetimes of messages.
 
 Lives here: messages that leave when their time is over, results of ephemeral tools that the
 view shows no longer, the step that is held beside the history while it runs, and what a child takes over
@@ -26,10 +26,8 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
 )
-from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.state import AgentState, find_suspended_reply
 from stepengine.data.transcript import Transcript
-
-__all__ = ("CallIds", "RunHistory", "Sides", "left_by")
 
 SLICE_MESSAGES = 50
 """
@@ -38,7 +36,7 @@ Messages per slice: the last reply with text is nearly always in the first one, 
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
 
 
-class Sides(NamedTuple):
+class RecordAndView(NamedTuple):
     """A record and the view of it."""
 
     record: Transcript
@@ -90,7 +88,7 @@ class RunHistory:
         keeps_left_out: bool = False,
     ) -> None:
         """
-        Begin with *record* and *view*; *keeps* says how many of the newest results of each ephemeral tool are shown.
+        Start with *record* and *view*; *keeps* is the number of newest results shown per ephemeral tool.
 
         With *keeps_left_out* what a replaced record held is put behind *left_out*.
 
@@ -113,7 +111,7 @@ class RunHistory:
         self._shown_results: dict[str, deque[str]] = {}
         """The calls of ephemeral tools whose results are in the view, oldest first."""
         if keeps:
-            self._find_results()
+            self._index_results()
 
     # --- what is said -----------------------------------------------------------------------------------------------
 
@@ -121,8 +119,8 @@ class RunHistory:
         """Append messages to record and view."""
         if self.last_word and any(isinstance(m, AssistantMessage) and m.text.strip() for m in messages):
             self.last_word = ""
-        self._extend(messages)
-        self._note_times(messages)
+        self._append_all(messages)
+        self._record_lifetimes(messages)
 
     def commit(self, message: AssistantMessage, results: Iterable[ToolResult]) -> None:
         """Append a reply and the results of its calls together."""
@@ -130,22 +128,19 @@ class RunHistory:
             self.last_word = ""
         # Reply and results are appended in one piece, so there is no moment at which the record holds a call without
         # its result (reliability:I1).
-        added: list[Message] = [message]
-        for r in results:
-            added.append(ToolMessage(r.tool_call_id, r.tool_name, r.content, r.status))  # noqa: PERF401 - a comprehension is a call
-        self._extend(added)
+        self._append_all((message, *map(ToolMessage.from_result, results)))
 
-    def _extend(self, messages: Sequence[Message]) -> None:
+    def _append_all(self, messages: Sequence[Message]) -> None:
         # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
         # whether they differ is seen by identity.
         record = self.record.with_messages(messages)
         self.view = record if self.view is self.record else self.view.with_messages(messages)
         self.record = record
         if self._keeps:
-            self._note_results(messages)
+            self._record_results(messages)
 
-    def take_inbox(self) -> bool:
-        """Append what was sent to the run meanwhile; return whether there was anything."""
+    def append_inbox(self) -> bool:
+        """Append the messages in the inbox; return whether there were any."""
         if not self.inbox:
             return False
         # Here, and not when they arrive: between a call and its result no message may stand. Untagged ones are what a
@@ -156,12 +151,12 @@ class RunHistory:
         return True
 
     def remove_inbox(self) -> list[UserMessage]:
-        """Empty the inbox; return what was in it."""
+        """Empty the inbox; return its messages."""
         messages, self.inbox = self.inbox, []
         return messages
 
-    def begin_with(self, messages: Sequence[Message]) -> None:
-        """Append what the run begins with."""
+    def append_opening(self, messages: Sequence[Message]) -> None:
+        """Append the first messages of the run."""
         self.opening = tuple(messages)
         self.add(messages)
 
@@ -175,7 +170,7 @@ class RunHistory:
         if record is not None:
             if self._keeps_left_out:
                 # What was said for a time only is not part of the conversation that anybody would look up.
-                self.left_out += tuple([m for m in self.record.left_out_of(record) if _time_of(m) is None])
+                self.left_out += tuple([m for m in self.record.left_out_of(record) if _effective_lifetime(m) is None])
             # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
             # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
             # be.
@@ -185,18 +180,18 @@ class RunHistory:
             self.record = self.view = record
         if view is not None:
             self.view = view
-        self._find_results()
-        self._note_times(self.view)
+        self._index_results()
+        self._record_lifetimes(self.view)
 
     def end_with(self, word: str) -> None:
-        """Take note of the message of an ``end_turn``."""
+        """Set the message of an ``end_turn``."""
         self.last_word = word
 
     def added(self) -> tuple[Message, ...]:
         """Return the messages that this run added to the record."""
         return self.record[self.start :]
 
-    def last_said(self) -> str:
+    def get_last_answer(self) -> str:
         """
         Return the message of ``end_turn``, else the last text of this run.
 
@@ -208,24 +203,24 @@ class RunHistory:
             self._said = (self.record, "\n\n".join(reversed(self._last_texts())))
         return self._said[1]
 
-    def last_text(self) -> str:
+    def get_last_text(self) -> str:
         """Return the message of ``end_turn``, else the text of the last assistant message alone."""
         return self.last_word or next(iter(self._last_texts()), "")
 
     def _last_texts(self) -> list[str]:
         """Return the texts of the last assistant messages that follow each other, the newest first."""
         texts: list[str] = []
-        for message in self._newest_first():
+        for message in self._iterate_newest_first():
             if not isinstance(message, AssistantMessage):
                 if texts:
                     break
-            elif not _is_one_call(message):
+            elif not _is_single_call(message):
                 text = message.said
                 if text.strip():
                     texts.append(text)
         return texts
 
-    def _newest_first(self) -> Iterator[Message]:
+    def _iterate_newest_first(self) -> Iterator[Message]:
         """Yield the messages of this run backwards, in slices: a transcript gives slices cheaply and single items not."""
         record, end = self.record, len(self.record)
         while end > self.start:
@@ -236,16 +231,16 @@ class RunHistory:
     # --- what stays beside it ---------------------------------------------------------------------------------------
 
     def hold(self, reply: AssistantMessage | None) -> None:
-        """Note the reply whose calls are being carried out; ``None`` once they are done."""
+        """Set the reply whose calls are running; ``None`` once they are done."""
         self.open_reply = reply
 
     def reopen(self, said: Sequence[UserMessage]) -> bool:
         """
-        Remove the step in which the continued run was suspended from the history; return whether there is one.
+        Remove the step in which the continued run was suspended; return whether there is one.
 
         It is held separately while it runs. What was said after it, and *said*, what the run begins with, will follow its results.
         """
-        record, at = self.record, suspended_at(self.record)
+        record, at = self.record, find_suspended_reply(self.record)
         reply = None if at is None else record[at]
         if at is None or not isinstance(reply, AssistantMessage):
             return False
@@ -256,47 +251,49 @@ class RunHistory:
         self.record = Transcript(record[:at])
         self.view = self.record if same else Transcript(self.view[:shown])
         self.start = min(self.start, at)
-        self._find_results()
-        # Behind the results that are still to come, for the same reason as in `take_inbox`.
+        self._index_results()
+        # Behind the results that are still to come, for the same reason as in `append_inbox`.
         self.inbox += [*[m for m in record[after:] if isinstance(m, UserMessage)], *said]
         return True
 
     # --- how long things stay ---------------------------------------------------------------------------------------
 
-    def _note_times(self, messages: Iterable[Message]) -> None:
+    def _record_lifetimes(self, messages: Iterable[Message]) -> None:
         for message in messages:
             if message.ttl is not None:
                 self._times.add(message.ttl)
 
     def expire(self, *ttls: TimeToLive) -> None:
-        """Remove the messages whose time is over: of ``agent_step`` with the step, of ``user_prompt`` with the run."""
+        """Remove expired messages: those of ``agent_step`` with the step, of ``user_prompt`` with the run."""
         # Asked at every step of every run, where hardly any message has a time; the set of times answers without a look
         # at messages.
         over = self._times.intersection(ttls) if self._times else ()
         if not over:
             return
         self._times.difference_update(over)
-        self.start -= sum(_time_of(m) in over for m in self.record[: self.start])
-        self.record, self.view = self._without(over)
+        self.start -= sum(_effective_lifetime(m) in over for m in self.record[: self.start])
+        self.record, self.view = self._without_expired(over)
 
-    def _without(self, over: Collection[str]) -> Sides:
-        record = _transcript_of(self.record, [m for m in self.record if _time_of(m) not in over])
+    def _without_expired(self, over: Collection[str]) -> RecordAndView:
+        record = _make_if_changed(self.record, [m for m in self.record if _effective_lifetime(m) not in over])
         if self.view is self.record:
-            return Sides(record, record)
-        return Sides(record, _transcript_of(self.view, [m for m in self.view if _time_of(m) not in over]))
+            return RecordAndView(record, record)
+        return RecordAndView(
+            record, _make_if_changed(self.view, [m for m in self.view if _effective_lifetime(m) not in over])
+        )
 
-    def _find_results(self) -> None:
+    def _index_results(self) -> None:
         self._shown_results = {name: deque() for name in self._keeps}
         if self._keeps:
-            self._note_results(self.view)
+            self._record_results(self.view)
 
-    def _note_results(self, messages: Iterable[Message]) -> None:
+    def _record_results(self, messages: Iterable[Message]) -> None:
         for message in messages:
             if isinstance(message, ToolMessage) and message.tool_name in self._keeps:
                 self._shown_results[message.tool_name].append(message.tool_call_id)
 
     def expire_results(self) -> None:
-        """Replace results of ephemeral tools in the view by a placeholder, all but the newest of each."""
+        """Replace all but the newest results of each ephemeral tool in the view by a placeholder."""
         if not self._keeps:
             return
         expired: dict[str, ToolResult] = {}
@@ -308,36 +305,40 @@ class RunHistory:
 
     # --- parents and children ---------------------------------------------------------------------------------------
 
-    def inheritable(self, call_id: str = "") -> Sides:
+    def inheritable(self, call_id: str = "") -> RecordAndView:
         """
-        Return what a child may inherit: no step-scoped messages, but what the open reply thought and said before its call.
+        Return record and view for a child: no step-scoped messages, but the open reply's content before the child's call.
 
         Args:
             call_id: The call of the open reply that spawns; ``""`` for a handler's own.
         """
-        record, view = self._without(("agent_step",)) if "agent_step" in self._times else (self.record, self.view)
-        said = self._said_before(call_id)
+        record, view = (
+            self._without_expired(("agent_step",)) if "agent_step" in self._times else (self.record, self.view)
+        )
+        said = self._reply_before_call(call_id)
         if said is None:
-            return Sides(record, view)
+            return RecordAndView(record, view)
         longer = record.append(said)
-        return Sides(longer, longer if view is record else view.append(said))
+        return RecordAndView(longer, longer if view is record else view.append(said))
 
-    def left_by_inline(self, left: AgentState, call_id: str) -> Sides:
-        """Return the history that an inline child leaves, without what the open reply said before the child's call."""
-        said = self._said_before(call_id)
+    def history_after_inline(self, left: AgentState, call_id: str) -> RecordAndView:
+        """Return record and view after an inline child, without the open reply's part before its call."""
+        said = self._reply_before_call(call_id)
         if said is None:
-            return Sides(left.message_history, left.view)
-        record = _transcript_of(left.message_history, [m for m in left.message_history if m != said])
+            return RecordAndView(left.message_history, left.view)
+        record = _make_if_changed(left.message_history, [m for m in left.message_history if m != said])
         same = left.view is left.message_history
-        return Sides(record, record if same else _transcript_of(left.view, [m for m in left.view if m != said]))
+        return RecordAndView(
+            record, record if same else _make_if_changed(left.view, [m for m in left.view if m != said])
+        )
 
-    def _said_before(self, call_id: str) -> AssistantMessage | None:
+    def _reply_before_call(self, call_id: str) -> AssistantMessage | None:
         said: list[AssistantPart] = []
         for part in self.open_reply.content if self.open_reply is not None else ():
             if isinstance(part, ToolCallPart) and part.tool_call_id == call_id:
                 break
             if (isinstance(part, TextPart) and part.text.strip()) or (
-                isinstance(part, ThinkingPart) and _is_thought(part)
+                isinstance(part, ThinkingPart) and _has_thought_content(part)
             ):
                 said.append(part)
         return AssistantMessage(tuple(said), ("OPEN_REPLY",)) if said else None
@@ -383,7 +384,7 @@ class CallIds:
                 return call_id
 
     def peek(self, number: int) -> str:
-        """Return the id that ``new`` will give to a call of the reply under way; *number* counts from 0."""
+        """Return the id that ``new`` will return for a call of the current reply; *number* counts from 0."""
         at, history = self.next, self._history
         record, view = history.record, history.view
         # Who watches is told of the first call twice: with its arguments, and with the reply that asks for it.
@@ -403,35 +404,36 @@ class CallIds:
         return call_id
 
 
-def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:
-    """Return what a run leaves to the run that it continued: its state without the messages that it began with."""
+def state_without_opening(state: AgentState, opening: Sequence[Message]) -> AgentState:
+    """Return the state that an inline child leaves to its parent: without the messages that the child began with."""
     if not opening:
         return state
-    record = _less(state.message_history, opening)
-    view = record if state.view is state.message_history else _less(state.view, opening)
+    record = _remove_messages(state.message_history, opening)
+    view = record if state.view is state.message_history else _remove_messages(state.view, opening)
     return attrs.evolve(state, message_history=record, view=view)
 
 
-def _less(messages: Transcript, gone: Sequence[Message]) -> Transcript:
-    return _transcript_of(messages, [m for m in messages if not any(m is g for g in gone)])
+def _remove_messages(messages: Transcript, gone: Sequence[Message]) -> Transcript:
+    return _make_if_changed(messages, [m for m in messages if not any(m is g for g in gone)])
 
 
-def _is_thought(part: ThinkingPart) -> bool:
-    """Return whether a thought says something, or holds what its provider wants back instead of words."""
+def _has_thought_content(part: ThinkingPart) -> bool:
+    """Return whether a thought has text or data that its provider needs back."""
     return bool(part.text.strip() or part.provider_data)
 
 
-def _is_one_call(message: AssistantMessage) -> bool:
-    """Return whether a message holds a call and nothing else, as most do."""
+def _is_single_call(message: AssistantMessage) -> bool:
+    """Return whether a message consists of one call, as most do."""
     return len(message.content) == 1 and isinstance(message.content[0], ToolCallPart)
 
 
-def _transcript_of(messages: Transcript, kept: list[Message]) -> Transcript:
+def _make_if_changed(messages: Transcript, kept: list[Message]) -> Transcript:
+    """Return a transcript of *kept*, or *messages* itself if none of them is missing."""
     return messages if len(kept) == len(messages) else Transcript(kept)
 
 
-def _time_of(message: Message) -> TimeToLive | None:
-    """Return the time-to-live of a message; one with calls stays, since its results stand on it."""
+def _effective_lifetime(message: Message) -> TimeToLive | None:
+    """Return the time-to-live of a message; one with calls stays, since its results follow it."""
     if message.ttl is None or (isinstance(message, AssistantMessage) and message.tool_calls):
         return None
     return message.ttl

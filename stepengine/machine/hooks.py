@@ -21,22 +21,11 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.data.yields import Race, StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
-from stepengine.machine.author import Author, Returned, describe_yield, handler_error
-from stepengine.machine.calls import EffectMember, Raced, carry_out, hook_call, member_of
+from stepengine.machine.author import Author, ReturnValue, make_bad_yield, make_handler_error
+from stepengine.machine.calls import EffectMember, RaceMember, carry_out, make_single_member, run_hook_call
 from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
-from stepengine.machine.signals import Abort, Stopped, is_callers
+from stepengine.machine.signals import Abort, Stopped, belongs_to_caller
 from stepengine.machine.state import RunState
-
-__all__ = (
-    "judge_call",
-    "on_stop",
-    "on_suspend",
-    "post_run",
-    "post_step",
-    "post_tool",
-    "pre_run",
-    "pre_step",
-)
 
 Hook = Callable[..., Any]
 ACCEPTED = names_of_yieldables("hook")
@@ -52,31 +41,31 @@ MAX_YIELDS = 1000
 CHANGES = ("system_prompt", "messages", "view", "context", "input", "result")
 
 
-def _name(hook: Hook) -> str:
+def _hook_name(hook: Hook) -> str:
     return getattr(hook, "__qualname__", type(hook).__qualname__)
 
 
-def _what(run: RunState, point: str, hook: Hook) -> str:
-    return f"{point} hook {_name(hook)} of {run.plan.definition.id!r}"
+def _describe_hook(run: RunState, point: str, hook: Hook) -> str:
+    return f"{point} hook {_hook_name(hook)} of {run.plan.definition.id!r}"
 
 
-def _wrong(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
+def _make_hook_error(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
     location = location_of(hook)
-    return HandlerError(f"{_what(run, point, hook)} ({location}) {how}", kind=kind, location=location)
+    return HandlerError(f"{_describe_hook(run, point, hook)} ({location}) {how}", kind=kind, location=location)
 
 
-def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
-    """Call one hook and return what it returned; raise ``HandlerError`` for what it must not do."""
+def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
+    """Call one hook and return its result; raise ``HandlerError`` if the hook raises or its result is invalid."""
     try:
         value = hook(*args)
     except BaseException as error:
-        if isinstance(error, StepEngineError) or is_callers(error):
+        if isinstance(error, StepEngineError) or belongs_to_caller(error):
             raise
-        raise handler_error(_what(run, point, hook), error) from error
+        raise make_handler_error(_describe_hook(run, point, hook), error) from error
     # A hook may be a plain function, which is most of them, or a generator that asks for I/O. Only the second needs
     # somebody who drives it.
     if isinstance(value, GeneratorType):
-        value = yield from _drive(run, _what(run, point, hook), value)
+        value = yield from _run_generator_hook(run, _describe_hook(run, point, hook), value)
     if value is None or issubclass(type(value), allowed):
         _check_change(run, point, hook, value)
         return value
@@ -84,13 +73,13 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed
         if isinstance(value, CoroutineType):
             value.close()
         how = "is async; write a generator function and `yield from Perform(fn, ...)`"
-        raise _wrong(run, point, hook, how)
+        raise _make_hook_error(run, point, hook, how)
     names = ", ".join(["None", *[t.__name__ for t in allowed]])
-    raise _wrong(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
+    raise _make_hook_error(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
 def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
-    """Raise when a hook asks for a change that nobody would make."""
+    """Raise if a hook requests a change that has no effect at its point."""
     # A change that nobody would make is a mistake of the hook's author; passed over in silence they would look for it
     # everywhere else.
     useless = said.useless_at(point) if isinstance(said, Change) else ""
@@ -98,19 +87,19 @@ def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
     if not useless and isinstance(result, ToolResult) and result.change is not None:
         useless = result.change.useless_at("tool")
     if useless:
-        raise _wrong(run, point, hook, f"returned {useless}")
+        raise _make_hook_error(run, point, hook, f"returned {useless}")
 
 
-def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
+def _run_generator_hook(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
     author = Author(what, steps, by="hook")
     run.progress.authors.append(author)
     try:
         asked = author.send(None)
         for _ in range(MAX_YIELDS):
-            if isinstance(asked, Returned):
+            if isinstance(asked, ReturnValue):
                 return asked.value
             try:
-                answer = yield from _answer(run, author, asked)
+                answer = yield from _answer_yield(run, author, asked)
             except (StepEngineError, LimitReached) as error:
                 asked = author.throw(error)
             else:
@@ -122,119 +111,121 @@ def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flo
         run.progress.authors.pop()
 
 
-def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
+def _answer_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
     row = YIELDS.get(type(asked))
     if row is None:
-        raise describe_yield(author.what, asked, author.location, ACCEPTED)
+        raise make_bad_yield(author.what, asked, author.location, ACCEPTED)
     if row.kind is ToolCall:
-        result = yield from hook_call(run, asked)
+        result = yield from run_hook_call(run, asked)
         return StepResult(run.snapshot.state(), (result,))
     if row.kind is Race:
-        return StepResult(run.snapshot.state(), value=(yield from _race(run, author, asked)))
-    value = yield from carry_out(member_of(run, asked))
+        return StepResult(run.snapshot.state(), value=(yield from _run_race(run, author, asked)))
+    value = yield from carry_out(make_single_member(run, asked))
     return StepResult(run.snapshot.state(), value=value)
 
 
-def _race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
-    """Carry out a race of waits, functions and model calls; a hook may call a tool only on its own, not in a race."""
-    race = Raced(run, [_racer(run, author, one) for one in asked.members])
+def _run_race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
+    """Run a race of waits, functions and model calls; tool calls are not allowed in a hook's race."""
+    race = RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
     outcomes = yield from run.effects.gather(effects := race.begin(), races=((0, len(effects)),))
     stop = race.take(outcomes)
     if stop is not None:
         raise Stopped(stop)
-    race.conclude()
+    race.set_winner_result()
     return race.result
 
 
-def _racer(run: RunState, author: Author, asked: Any) -> EffectMember:
+def _make_race_member(run: RunState, author: Author, asked: Any) -> EffectMember:
     if isinstance(asked, Race):
-        return Raced(run, [_racer(run, author, one) for one in asked.members])
+        return RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
     if isinstance(asked, ToolCall) or type(asked) not in YIELDS:
-        raise describe_yield(author.what, asked, author.location, RACED)
-    return member_of(run, asked)
+        raise make_bad_yield(author.what, asked, author.location, RACED)
+    return make_single_member(run, asked)
 
 
-def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:
-    """Make a hook's change; what it changes is logged."""
-    run.apply(change, _name(hook))
+def _apply_hook_change(run: RunState, point: str, hook: Hook, change: Change) -> None:
+    """Apply a hook's change and log it."""
+    run.apply(change, _hook_name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
-        run.side_events.debug(f"{_what(run, point, hook)} changed {', '.join(changed)}")
+        run.side_events.debug(f"{_describe_hook(run, point, hook)} changed {', '.join(changed)}")
 
 
-def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
-    """Call one hook whose failure is noted and dropped."""
+def _call_and_drop_errors(
+    run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]
+) -> Flow[Any]:
+    """Call one hook and apply its change; its failure is recorded and ignored."""
     # Late hooks run also after a stop, to look at how it ended; then they may not ask for anything any more, which is
     # their failure and no second stop.
     was_stopped = run.effects.stop is not None
     try:
-        said = yield from _call(run, point, hook, args, allowed)
+        said = yield from _call_hook(run, point, hook, args, allowed)
     except Stopped:
         if not was_stopped:
             raise
-        error = _wrong(run, point, hook, "wanted something done, but the run was stopped", "Stopped")
-        yield from _drop_failed_hook(run, point, hook, error)
+        error = _make_hook_error(run, point, hook, "wanted something done, but the run was stopped", "Stopped")
+        yield from _report_dropped_failure(run, point, hook, error)
     except (StepEngineError, LimitReached) as error:
-        yield from _drop_failed_hook(run, point, hook, error)
+        yield from _report_dropped_failure(run, point, hook, error)
     else:
         if isinstance(said, Change):
-            _apply(run, point, hook, said)
+            _apply_hook_change(run, point, hook, said)
         return said
 
 
-def _drop_failed_hook(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+def _report_dropped_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
     run.side_events.warn(str(error))
-    yield from _notify_failure(run, point, hook, error)
+    yield from _notify_hook_failure(run, point, hook, error)
 
 
-def _notify_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
-    event = ev.HookFailed(path=run.plan.path, seq=run.effects.seq, point=point, hook=_name(hook), error=str(error))
+def _notify_hook_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+    event = ev.HookFailed(path=run.plan.path, seq=run.effects.seq, point=point, hook=_hook_name(hook), error=str(error))
     yield Notify(event)
 
 
-def _aborting(run: RunState, point: str) -> Flow[list[Change]]:
+def _call_required_hooks(run: RunState, point: str) -> Flow[list[Change]]:
     """Call all hooks of a point whose failure ends the run; apply and return their changes."""
     changes: list[Change] = []
     # These hooks stand before something is paid for (a run, a model call). One that fails may be the very one that was
     # to shorten, check or forbid, so nothing goes on without it; the later ones only look at what has happened, and
     # their failures change nothing (reliability:GN30, GN32).
-    for hook in run.plan.hooks.at(point):
+    for hook in run.plan.hooks.get_hooks(point):
         try:
-            change = yield from _call(run, point, hook, (run.hook_context(),), (Change,))
+            change = yield from _call_hook(run, point, hook, (run.hook_context(),), (Change,))
         except (StepEngineError, LimitReached) as error:
-            yield from _notify_failure(run, point, hook, error)
+            yield from _notify_hook_failure(run, point, hook, error)
             raise Abort(error.error if isinstance(error, LimitReached) else error) from error
         if change is not None:
-            _apply(run, point, hook, change)
+            _apply_hook_change(run, point, hook, change)
             changes.append(change)
     return changes
 
 
 def pre_run(run: RunState) -> Flow[None]:
-    """Call the ``pre_run`` hooks; a failure aborts the run before anything else happens."""
-    changes = yield from _aborting(run, "pre_run")
+    """Call the ``pre_run`` hooks; a failure ends the run before anything else happens."""
+    changes = yield from _call_required_hooks(run, "pre_run")
     run.prompt.set_tail(tuple([message for change in changes for message in change.tail]))
 
 
 def pre_step(run: RunState) -> Flow[Sequence[Message]]:
-    """Call the ``pre_step`` hooks; return the messages that they want at the end of the request."""
+    """Call the ``pre_step`` hooks; return the messages for the end of the request."""
     if not run.plan.hooks.pre_step:
         return ()
-    changes = yield from _aborting(run, "pre_step")
+    changes = yield from _call_required_hooks(run, "pre_step")
     return [message for change in changes for message in change.tail]
 
 
 def post_step(run: RunState, reply: object) -> Flow[None]:
     """Call the ``post_step`` hooks."""
     for hook in run.plan.hooks.post_step:
-        yield from _attempt(run, "post_step", hook, (run.hook_context(), reply), (Change,))
+        yield from _call_and_drop_errors(run, "post_step", hook, (run.hook_context(), reply), (Change,))
 
 
 def judge_call(
     run: RunState, call: ToolCallPart, source: Source, revalidate: Callable[[ToolCallPart], ToolCallPart]
 ) -> Flow[Decision | None]:
     """
-    Return what all ``pre_tool`` hooks decide about *call*, which *source* asks for: deny beats ask beats allow.
+    Return the combined decision of the ``pre_tool`` hooks about *call* by *source*: deny beats ask beats allow.
 
     Each hook sees the input that would run. One that a hook changed is validated before the next one sees it, and taken over
     by *revalidate*.
@@ -242,21 +233,23 @@ def judge_call(
     strongest: Decision | None = None
     for hook in run.plan.hooks.pre_tool:
         try:
-            said = yield from _call(run, "pre_tool", hook, (run.hook_context(source=source), call), (Decision, Change))
+            said = yield from _call_hook(
+                run, "pre_tool", hook, (run.hook_context(source=source), call), (Decision, Change)
+            )
             if isinstance(said, Change):
-                _apply(run, "pre_tool", hook, said)
-                call = _apply_change(call, said, revalidate)
-        # A check that failed has not said yes (reliability:GN31).
+                _apply_hook_change(run, "pre_tool", hook, said)
+                call = _apply_input_change(call, said, revalidate)
+        # A check that failed has not said yes (reliability:GN30).
         except (StepEngineError, LimitReached) as error:
-            yield from _drop_failed_hook(run, "pre_tool", hook, error)
+            yield from _report_dropped_failure(run, "pre_tool", hook, error)
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
         # All are asked even after a deny: a hook may be there to see every call, such as one that counts.
-        if isinstance(said, Decision) and (strongest is None or _weight(said) > _weight(strongest)):
+        if isinstance(said, Decision) and (strongest is None or _decision_rank(said) > _decision_rank(strongest)):
             strongest = said
     return strongest
 
 
-def _apply_change(
+def _apply_input_change(
     call: ToolCallPart, change: Change, revalidate: Callable[[ToolCallPart], ToolCallPart]
 ) -> ToolCallPart:
     if change.input is None:
@@ -265,31 +258,31 @@ def _apply_change(
     return revalidate(changed)
 
 
-def _weight(decision: Decision) -> int:
+def _decision_rank(decision: Decision) -> int:
     return ("allow", "ask", "deny").index(decision.kind)
 
 
 def post_tool(run: RunState, call: ToolCallPart, source: Source, result: ToolResult) -> Flow[ToolResult]:
-    """Call the ``post_tool`` hooks; return the result as the last of them wants it."""
+    """Call the ``post_tool`` hooks; return the result as changed by them."""
     for hook in run.plan.hooks.post_tool:
         args = (run.hook_context(source=source), call, result)
-        said = yield from _attempt(run, "post_tool", hook, args, (ToolResult, Change))
+        said = yield from _call_and_drop_errors(run, "post_tool", hook, args, (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
         if wanted is None:
             continue
         if wanted.change is not None and wanted.change is not result.change:
-            run.apply(wanted.change, _name(hook))
+            run.apply(wanted.change, _hook_name(hook))
         result = wanted
     return result
 
 
 def on_stop(run: RunState) -> Flow[bool]:
-    """Call the ``on_stop`` hooks; append the first message that one returns and say whether there was one."""
+    """Call the ``on_stop`` hooks; append the first message that one returns, a few times in a row at most; return whether one was."""
     first: UserMessage | str | None = None
     # All are called, and the first message counts: each of them may look at the end, but a model that is told three
     # things at once does the last.
     for hook in run.plan.hooks.on_stop:
-        said = yield from _attempt(run, "on_stop", hook, (run.hook_context(),), (UserMessage, str))
+        said = yield from _call_and_drop_errors(run, "on_stop", hook, (run.hook_context(),), (UserMessage, str))
         first = said if first is None else first
     if first is None or not run.progress.refuse_stop(MAX_REFUSALS):
         return False
@@ -300,16 +293,16 @@ def on_stop(run: RunState) -> Flow[bool]:
 def on_suspend(run: RunState, questions: Sequence[object]) -> Flow[None]:
     """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
     for hook in run.plan.hooks.on_suspend:
-        yield from _attempt(run, "on_suspend", hook, (run.hook_context(), tuple(questions)), ())
+        yield from _call_and_drop_errors(run, "on_suspend", hook, (run.hook_context(), tuple(questions)), ())
 
 
 def post_run(run: RunState, finished: object) -> Flow[Stop | None]:
-    """Call the ``post_run`` hooks; their failures change nothing. Return the stop when the run is stopped in one."""
+    """Call the ``post_run`` hooks; their failures change nothing. Return the stop if the run is stopped in one."""
     stop: Stop | None = None
     for hook in run.plan.hooks.post_run:
         args = (run.hook_context(run.history.added()), finished)
         try:
-            yield from _attempt(run, "post_run", hook, args, ())
+            yield from _call_and_drop_errors(run, "post_run", hook, args, ())
         except Stopped as stopped:
             stop = stopped.stop
     return stop

@@ -1,4 +1,4 @@
-"""The output of a run: what was set or returned, checked and read back; ``settling`` asks for one that is missing."""
+"""The output of a run, as set or returned: checked and decoded; ``final_output`` requests a missing one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, OutputMissing, StepEngineError
 from stepengine.machine.plan import RunPlan
 
-__all__ = ("Output",)
 
-
-def _with_output(state: AgentState, output: object) -> AgentState:
+def _copy_with_output(state: AgentState, output: object) -> AgentState:
     """Return *state* with an output of the author's own type."""
     # The constructor takes JSON alone, as everything else that makes a state should. This copy is for the handler's eyes.
     shown = copy.copy(state)
@@ -37,7 +35,7 @@ class Output:
     __slots__ = ("_decoded", "_plan", "_shown", "is_given", "is_of_turn", "issues", "refused", "value")
 
     def __init__(self, plan: RunPlan, value: Any) -> None:
-        """Begin with *value*, the output in the state that the run continues."""
+        """Start with *value*, the output in the state that the run continues."""
         self._plan = plan
         self.value = value
         self.is_given = value is not None
@@ -58,35 +56,35 @@ class Output:
         self.is_given = self.is_of_turn = True
         self.issues = ()
 
-    def offer_from_model(self, value: Any) -> bool:
+    def set_from_model(self, value: Any) -> bool:
         """
-        Set the output to *value*, which a model said, or to what is in its member ``data``; return whether one fits.
+        Set the output to a model's *value*, or to its member ``data``; return whether one is valid.
 
         Where ``data`` is the only member and no field of the schema, it is tried first: the whole object may fit, too,
         such as a model whose fields all have defaults, and would hide it.
         """
         if not isinstance(value, Mapping) or "data" not in value:
-            return self.offer(value)
-        if len(value) > 1 or self._has_field_data():
-            return self.offer(value, value["data"])
-        if self.offer(value["data"]):
+            return self.set_first_valid(value)
+        if len(value) > 1 or self._schema_has_data_field():
+            return self.set_first_valid(value, value["data"])
+        if self.set_first_valid(value["data"]):
             return True
         issues = self.issues
-        if self.offer(value):
+        if self.set_first_valid(value):
             return True
         self.issues = issues
         return False
 
-    def _has_field_data(self) -> bool:
+    def _schema_has_data_field(self) -> bool:
         schema: Mapping[str, Any] = self._plan.output_json_schema or {}
         return schema.get("type") == "object" and "data" in schema.get("properties", {})
 
-    def offer(self, *values: Any) -> bool:
-        """Set the first of *values* that fits; if none does, note what is wrong with the best one and return ``False``."""
+    def set_first_valid(self, *values: Any) -> bool:
+        """Set the first valid one of *values*; if there is none, record the issues of the best one and return False."""
         refused: list[tuple[str, ...]] = []
         for value in values:
             try:
-                self.set(self._check(value))
+                self.set(self._validate(value))
             except OutputMissing as error:
                 refused.append(error.issues or (error.message,))
             else:
@@ -96,24 +94,24 @@ class Output:
         return False
 
     def start_turn(self) -> None:
-        """Note that a new turn begins, which has set no output yet."""
+        """Record that a new turn starts, which has set no output yet."""
         self.is_of_turn = False
 
-    def put_into(self, state: AgentState) -> AgentState:
+    def add_to_state(self, state: AgentState) -> AgentState:
         """Return *state* with this output in the author's own type."""
         if self._plan.decode_output is None or state.output is None:
             return state
         # The same object for the same state: whoever compares two states compares no transcripts.
         if self._shown is None or self._shown[0] is not state:
-            self._shown = state, _with_output(state, self.decoded())
+            self._shown = state, _copy_with_output(state, self.decoded())
         return self._shown[1]
 
-    def void(self) -> None:
-        """Take the output for none from now on, until another is set."""
+    def mark_missing(self) -> None:
+        """Treat the output as missing until another is set."""
         self.is_given = False
 
-    def leave_to_author(self) -> None:
-        """Take note that what the handler returned is the output, although it is no JSON that could be kept here."""
+    def mark_returned(self) -> None:
+        """Record that the handler's return value is the output, although it is not JSON."""
         self.is_given = True
 
     def missing(self, remedy: str = "") -> OutputMissing:
@@ -143,9 +141,9 @@ class Output:
             )
             raise HandlerError(msg, kind=type(error).__name__) from error
 
-    def _check(self, value: Any) -> object:
+    def _validate(self, value: Any) -> object:
         """
-        Return *value* as the JSON that is stored.
+        Validate *value* and return it as the JSON to store.
 
         Raises:
             OutputMissing: when it does not fit the schema, or a validator of the author's raised.

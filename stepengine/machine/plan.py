@@ -1,4 +1,4 @@
-"""What a machine is started with and what it ends with."""
+"""The input and the result of a machine."""
 
 from __future__ import annotations
 
@@ -14,42 +14,41 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
-from stepengine.data.messages import Message, ToolResult, tuple_of
+from stepengine.data.messages import Message, ToolResult, to_tuple
 from stepengine.data.outcomes import BodyEnd, Stop
+from stepengine.data.provenance import Provenance, Trust
 from stepengine.data.questions import Question
-from stepengine.data.state import ChildResult, Ended, RunInfo, RunResult, RunStatus
+from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus
 from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import HandlerError, LimitExceeded, StepEngineError, UnknownModel
-from stepengine.machine.history import left_by
+from stepengine.machine.history import state_without_opening
 
 if TYPE_CHECKING:
     # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
-__all__ = ("Finished", "RunPlan", "ToolBody", "cut_body")
+
+def _complete_limits(plan: RunPlan) -> Limits:
+    return plan.given.fill_from(DEFAULT_LIMITS)
 
 
-def _complete(plan: RunPlan) -> Limits:
-    return plan.given.over(DEFAULT_LIMITS)
-
-
-def _always() -> bool:
+def _return_true() -> bool:
     return True
 
 
-def _as_given(_agent: object, params: JsonValue) -> JsonValue:
+def _return_params(_agent: object, params: JsonValue) -> JsonValue:
     return params
 
 
-def _nothing(_number: int) -> None:
+def _return_none(_number: int) -> None:
     return None
 
 
 @frozen(kw_only=True)
 class ToolBody:
     """
-    What makes a run the body of a tool that yields.
+    The data of a run that is the body of a tool that yields.
 
     Attributes:
         tool_name: The tool, as it was called.
@@ -68,13 +67,13 @@ class ToolBody:
     steps: Callable[[StepContext], Any] = attrs.field(eq=False, repr=False)
     timeout: float | None = None
     values: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
-    recalled: Callable[[int], JsonValue | Stop] = attrs.field(default=_nothing, eq=False, repr=False)
+    recalled: Callable[[int], JsonValue | Stop] = attrs.field(default=_return_none, eq=False, repr=False)
 
 
 @frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
-    Everything that a run is started with beside its state.
+    The data that a run is started with, other than its state.
 
     Attributes:
         definition: The agent.
@@ -115,6 +114,8 @@ class RunPlan:
         packages: Of a root run the packages of its agent, and of all that may run below it, by such ids.
         output_problem: Returns why a JSON output cannot be recorded, ``""`` if it can; ``None`` for a run without a journal, whose
             output need not be JSON.
+        provenance: What a child or body has received when it begins, where a policy asks; ``None`` for a root.
+        clean: Takes secrets out of a value, as the journal does; ``None`` where nothing is recorded.
     """
 
     definition: AgentDefinition
@@ -124,19 +125,19 @@ class RunPlan:
     random: Callable[[], Random] | None = None
     model: str | None = None
     tools: Mapping[str, ToolBinding] = attrs.field(factory=dict)
-    offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    offered: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
     sent: tuple[ToolSpec, ...] | None = None
     agents: Mapping[str, str] | None = None
-    mend_params: Callable[[Any, JsonValue], JsonValue] = attrs.field(default=_as_given, eq=False, repr=False)
+    mend_params: Callable[[Any, JsonValue], JsonValue] = attrs.field(default=_return_params, eq=False, repr=False)
     planned_from: Any = attrs.field(default=None, eq=False, repr=False)
     is_inline: bool = False
     note: str = ""
     agent_info: Callable[[str], JsonValue] | None = attrs.field(default=None, eq=False, repr=False)
     hooks: Hooks = attrs.field(factory=Hooks)
     given: Limits = attrs.field(factory=Limits, alias="limits")
-    limits: Limits = attrs.field(init=False, default=attrs.Factory(_complete, takes_self=True))
+    limits: Limits = attrs.field(init=False, default=attrs.Factory(_complete_limits, takes_self=True))
     prompt: str = ""
-    params: Any = attrs.field(factory=JsonDict)
+    params: Any = JsonDict()
     params_json: JsonValue = attrs.field(default=None, converter=freeze)
     validate_output: Callable[[JsonValue], JsonValue] | None = None
     decode_output: Callable[[JsonValue], Any] | None = None
@@ -144,13 +145,15 @@ class RunPlan:
     info: RunInfo = RunInfo()
     starts_at: int = 0
     context_window: int | None = None
-    here: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
-    watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
+    here: Callable[[], bool] = attrs.field(default=_return_true, eq=False, repr=False)
+    watched: Callable[[], bool] = attrs.field(default=_return_true, eq=False, repr=False)
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
     body: ToolBody | None = None
     published: str = ""
     packages: Mapping[str, str] = attrs.field(factory=dict)
     output_problem: Callable[[JsonValue], str] | None = attrs.field(default=None, eq=False, repr=False)
+    provenance: Provenance | None = attrs.field(default=None, eq=False, repr=False)
+    clean: Callable[[Any], Any] | None = attrs.field(default=None, eq=False, repr=False)
 
     def resolve_model(self, override: str | None = None) -> str:
         """Return the model string in force, or raise ``UnknownModel`` when there is none."""
@@ -166,8 +169,11 @@ class RunPlan:
         raise UnknownModel(msg, kind="no_model")
 
 
+COMMON_FIELDS = tuple(field.name for field in attrs.fields(EndedRun))
+
+
 @frozen(kw_only=True, weakref_slot=False)
-class Finished(Ended[Any]):
+class Finished(EndedRun[Any]):
     """
     How a run ended, as the machine sees it; its transcripts are paired.
 
@@ -179,6 +185,7 @@ class Finished(Ended[Any]):
         opening: The messages that it began with: what the user said, and the instructions.
         changes: Of the body of a tool, what it wants changed in the run of its caller, in order.
         computed: Of the body of a tool, what each ``Compute`` of it came to, in order.
+        trust: Of a child, whether its output may hold text of third parties.
     """
 
     limit: LimitExceeded | None = None
@@ -188,25 +195,26 @@ class Finished(Ended[Any]):
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
     changes: tuple[Any, ...] = ()
     computed: tuple[JsonValue, ...] = ()
+    trust: Trust = "untrusted"
 
     def as_result(self, **more: object) -> RunResult:
-        """Return what the caller gets from this run; *more* is what its machine does not know."""
-        known = {field.name: getattr(self, field.name) for field in attrs.fields(Ended)}
+        """Return the caller's result of this run; *more* are the fields that its machine does not know."""
+        known = {name: getattr(self, name) for name in COMMON_FIELDS}
         return RunResult(**{**known, "pending_questions": self.pending, **more})
 
     def as_tool_result(self, runs: Yielding) -> ToolResult:
-        """Return the result of the call of the tool whose body this run was."""
+        """Return the result of the tool call whose body this run was."""
         if self.status is RunStatus.COMPLETED:
             return runs.shown(self.output, None)
         if self.status is RunStatus.CANCELLED:
-            return cut_body()
+            return stopped_body_result()
         error = self.error
         if isinstance(error, HandlerError) and error.__cause__ is not None:
             error = error.__cause__
         return runs.shown(None, error)
 
     def as_body(self) -> BodyEnd:
-        """Return what the caller of a tool gets, beside the result, from this run, which was the tool's body."""
+        """Return the outcome of this run, a tool's body, for the caller of the tool, apart from its result."""
         return BodyEnd(
             spending=self.spending,
             children=self.children,
@@ -216,7 +224,7 @@ class Finished(Ended[Any]):
         )
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult:
-        """Return what a parent gets of this run."""
+        """Return the parent's result of this run."""
         why = self.limit if self.status is RunStatus.MAX_STEPS else self.error
         error = why if isinstance(why, StepEngineError) else None
         return ChildResult(
@@ -228,13 +236,14 @@ class Finished(Ended[Any]):
             error=error,
             spending=self.spending,
             questions=self.pending,
-            left=left_by(self.state, self.opening) if is_inline else None,
+            left=state_without_opening(self.state, self.opening) if is_inline else None,
+            trust=self.trust,
         )
 
 
 @cache
-def cut_body() -> ToolResult:
-    """Return the result of a call of a tool that yields whose body was stopped; by what, a replay does not know any more."""
+def stopped_body_result() -> ToolResult:
+    """Return the result of a call whose body was stopped, without the reason, which a replay does not know."""
     return ToolResult.error(
         "Cancelled before it gave a result; what it had begun may have had effects.", status="cancelled"
     )

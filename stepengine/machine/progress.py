@@ -6,8 +6,6 @@ from stepengine.data.models import StopReason
 from stepengine.machine.author import Author
 from stepengine.machine.budget import Budget
 
-__all__ = ("Progress",)
-
 MAX_TOKENS = StopReason.MAX_TOKENS
 
 
@@ -56,24 +54,24 @@ class Progress:
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Of the body of a tool that runs a program of a model: its text, and the line where it waits, from 1."""
+        """In a tool body that runs a model's program: the program and the waiting line, from 1."""
         program = self.authors[0].program if self.authors else None
         return None if program is None or program.file or not program.line else (program.code, program.line)
 
     def begin_run(self) -> None:
-        """Record that the ``pre_run`` hooks let the run begin."""
+        """Record that the ``pre_run`` hooks let the run start."""
         self.began = True
 
-    def ask_step(self) -> bool:
-        """Record that a step is asked for; return whether one is left."""
+    def request_step(self) -> bool:
+        """Record that a step is requested; return whether one is left."""
         self.has_asked = True
         return self._budget.steps_left > 0 and self._budget.reached is None
 
     def count_step(self, reason: StopReason | None, *, only_thoughts: bool) -> int:
-        """Deduct from the budget the step whose reply has arrived; return how many replies in a row were only thoughts."""
+        """Deduct a step whose reply has arrived; return the number of replies in a row with only thoughts."""
         # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
         # handler that catches the error still has its step.
-        self._budget.take_step()
+        self._budget.count_step_taken()
         self.step_index += 1
         self.stop_reason = reason
         self.truncated = reason is MAX_TOKENS
@@ -81,11 +79,11 @@ class Progress:
         return self.only_thoughts
 
     def end_step(self) -> None:
-        """Move on to the next step."""
+        """Advance to the next step."""
         self.step = self.step_index
 
     def cut_turn(self) -> None:
-        """End the turn with this step, whatever the model wants."""
+        """End the turn with this step, whatever the model requests."""
         self.truncated = True
 
     def end_turn(self, *, complete: bool) -> bool:
@@ -93,12 +91,12 @@ class Progress:
         self.steps_complete = complete
         return complete
 
-    def let_stop(self) -> None:
-        """Record that a turn ended, so that hooks may refuse the next end just as often."""
+    def reset_refused_stops(self) -> None:
+        """Reset the count of refused ends after a turn ended."""
         self._stops_refused = 0
 
     def refuse_stop(self, most: int) -> bool:
-        """Record that a hook wants the turn to continue; return whether it may, which is at most *most* times in a row."""
+        """Record that a hook refuses the end of the turn; return whether it may, at most *most* times in a row."""
         # A hook that never lets the turn end would spend the whole step budget, with the model saying at each step that
         # it is done.
         if self._stops_refused >= most:
@@ -107,5 +105,5 @@ class Progress:
         return True
 
     def end_with(self, reason: StopReason | None) -> None:
-        """Replace the reason why the last reply stopped."""
+        """Replace the stop reason of the last reply."""
         self.stop_reason = reason

@@ -5,7 +5,7 @@ The protocol of a run as tables: what a called tool becomes, which phase an effe
 that the machine hands out. Here, ``CALLS`` has a row for each way in which a called tool runs, ``PHASES`` for each effect the phase that
 a run enters with it, and ``ORDER`` says in which state of a run which of these may stand
 and which state follows. The handler's loop and the hooks take from them what they accept and what it costs, the run's state
-takes the phases; tests walk all of them and check every run against ``ORDER``; ``docs/step-order.md`` is made from them.
+takes the phases. Tests walk all of them and check every run against ``ORDER``. ``docs/make_step_order.py`` makes a page from them.
 
 A *token* names what the machine emits: the class of an event, or the kind of an effect with what tells its uses apart,
 such as ``"CallTool:hook"``. In the two states in which the model is asked, the token is what came back. Every effect that
@@ -24,15 +24,10 @@ from stepengine.data.effects import (
     AwaitRuns,
     AwaitTime,
     CallBody,
-    CallFunction,
     CallModel,
     CallTool,
-    Compute,
     Effect,
-    EndRuns,
-    Gather,
     Notify,
-    SendToRun,
     Spawn,
 )
 from stepengine.data.events import PhaseChanged
@@ -40,29 +35,6 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.state import RunPhase
 from stepengine.data.tools import How
 from stepengine.data.yields import YIELDS, YieldRow
-
-__all__ = (
-    "ANYWHERE",
-    "BODY",
-    "CALLING",
-    "CALLS",
-    "EXECUTING",
-    "FIRST",
-    "LAST",
-    "ORDER",
-    "PHASES",
-    "REFUSALS",
-    "SILENT",
-    "STOPPED",
-    "By",
-    "CallRow",
-    "Flow",
-    "advance",
-    "names_of_yieldables",
-    "rows_for",
-    "token_of",
-    "way_of",
-)
 
 T = TypeVar("T")
 
@@ -80,18 +52,18 @@ By: TypeAlias = Literal["handler", "hook", "tool"]
 """Whose generator it is."""
 
 
-def _may_yield(by: By) -> list[YieldRow]:
+def _rows_allowed(by: By) -> list[YieldRow]:
     return [row for row in YIELDS if by == "handler" or (row.for_hooks if by == "hook" else row.for_tools)]
 
 
 def rows_for(by: By) -> Mapping[type, YieldRow]:
-    """Return what *by* may yield, by class."""
-    return {row.kind: row for row in _may_yield(by)}
+    """Return the yieldables allowed for *by*, by class."""
+    return {row.kind: row for row in _rows_allowed(by)}
 
 
 def names_of_yieldables(by: By = "handler") -> str:
-    """Return the names of what *by* may yield, for messages."""
-    *names, last = [row.name for row in _may_yield(by)]
+    """Return the names of the yieldables allowed for *by*, for messages."""
+    *names, last = [row.name for row in _rows_allowed(by)]
     return f"{', '.join(names)} or {last} (all from stepengine)"
 
 
@@ -120,11 +92,11 @@ CALLS: Mapping[How, CallRow] = MappingProxyType(
         row.how: row
         for row in (
             CallRow(how="ordinary", effect="CallTool", done_by="a performer", is_shown=False),
-            CallRow(how="control", effect="", done_by="the machine itself"),
+            CallRow(how="control", effect="", done_by="the machine"),
             CallRow(how="spawns", effect="Gather", done_by="child runs, one `Spawn` for each"),
             CallRow(how="asks", effect="AskPerson:question", done_by="a person"),
-            CallRow(how="yields", effect="CallTool", done_by="a run of its own, without a model", is_shown=False),
-            CallRow(how="drives", effect="", done_by="the run that makes it: what its steps yield is the run's own"),
+            CallRow(how="yields", effect="CallTool", done_by="a separate run without a model", is_shown=False),
+            CallRow(how="drives", effect="", done_by="the calling run, like yields of its handler"),
         )
     }
 )
@@ -132,10 +104,10 @@ CALLS: Mapping[How, CallRow] = MappingProxyType(
 
 # --- what is handed out -----------------------------------------------------------------------------------------------
 
-Phase: TypeAlias = tuple[RunPhase, str] | None
+Phase: TypeAlias = tuple[RunPhase, str]
 
 
-def _asking(effect: AskPerson) -> Phase:
+def _phase_of_question(effect: AskPerson) -> Phase:
     phase = RunPhase.AWAITING_PERMISSION if effect.purpose == "permission" else RunPhase.AWAITING_ANSWER
     return phase, effect.questions[0].tool_name or ""
 
@@ -148,14 +120,13 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType(
         CallTool: lambda effect: (EXECUTING, effect.tool_name),
         CallBody: lambda effect: (EXECUTING, effect.tool_name),
         Spawn: lambda effect: (RunPhase.AWAITING_AGENT, effect.agent_id),
-        AskPerson: _asking,
+        AskPerson: _phase_of_question,
         AwaitTime: lambda _: (RunPhase.AWAITING_TIME, ""),
         AwaitMessage: lambda effect: (RunPhase.AWAITING_MESSAGE, effect.topic),
         AwaitRuns: lambda _: (RunPhase.AWAITING_AGENT, ""),
-        **dict.fromkeys((CallFunction, SendToRun, EndRuns, Gather, Compute, Notify), lambda _: None),
     }
 )
-"""The phase that a run enters with an effect, and its detail; ``None`` for an effect that changes no phase."""
+"""The phase that a run enters with an effect, and its detail. Other effects change no phase."""
 
 
 # --- the order --------------------------------------------------------------------------------------------------------
@@ -166,48 +137,54 @@ FIRST, BODY, LAST, STOPPED = "start", "body", "ended", "stopped"
 ANYWHERE = ("Compacted", "Compute", "LogLine", "Notification", "PhaseChanged", "TodosChanged", "Warned")
 """What says something on the side, or is worked out there: log lines, warnings, notifications, todos, smaller prompts, and the phase before an effect."""
 
-WAITING = ("AwaitTime", "AwaitMessage", "AwaitRuns", "Gather")
-"""What only waits, and several things at once."""
-FIRST_HOOKS = ("AskPerson:limit", "CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed", *WAITING)
-"""What hooks may cause before the handler began, when there are no children yet."""
-HOOKS = (*FIRST_HOOKS, "SendToRun", "EndRuns")
-"""What hooks may cause at their other points."""
+
+def _tokens_allowed(by: By) -> list[str]:
+    """Return the tokens of what *by* may yield, calls of tools and single children left out: those have tokens by their source."""
+    rows = [row for row in _rows_allowed(by) if row.state == "handler"]
+    tokens = {token for row in rows for token in row.effects} - {"CallTool:handler", "CallTool:model", "Spawn"}
+    return sorted(tokens)
+
+
+HOOKS = ("AskPerson:limit", "CallTool:hook", "HookFailed", *_tokens_allowed("hook"))
+"""What hooks may cause."""
+FIRST_HOOKS = tuple([token for token in HOOKS if token not in ("SendToRun", "EndRuns")])
+"""What they may cause before the handler began, when there are no children yet."""
 BATCH = ("PermissionDecided", "AskPerson:permission", "CallTool:model", "Gather")
 """What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
-OWN = ("AskPerson:question", "AskPerson:limit", "CallFunction", "CallModel:complete", *WAITING, "SendToRun", "EndRuns")
+OWN = ("AskPerson:limit", *_tokens_allowed("tool"))
 """
 What the machine asks for in the middle of a call that it carries out itself, or that goes on after its tool's body: children, a
 person, I/O, a model, a time.
 """
 
 
-def _stay(state: str, *tokens: str) -> dict[str, str]:
+def _make_self_loops(state: str, *tokens: str) -> dict[str, str]:
     return dict.fromkeys(tokens, state)
 
 
 ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "start": {"RunStarted": "pre_run"},
-        "pre_run": _stay("pre_run", *FIRST_HOOKS),
+        "pre_run": _make_self_loops("pre_run", *FIRST_HOOKS),
         "handler": {
-            **_stay("handler", *HOOKS, *BATCH, "AskPerson:question", "CallTool:handler", "Spawn"),
-            **_stay("handler", "TextCompleted", "HandlerNotice"),
+            **_make_self_loops("handler", *HOOKS, *BATCH, *_tokens_allowed("handler"), "CallTool:handler", "Spawn"),
+            **_make_self_loops("handler", "TextCompleted", "HandlerNotice"),
             "ToolStarted": "handler_control",
             "StepStarted": "pre_step",
             "CallModel:final_answer": "asking_last",
             "RunFailed": "failed",
             "PhaseChanged:done": "post_run",
         },
-        "handler_control": {**_stay("handler_control", *OWN), "ToolFinished": "handler"},
+        "handler_control": {**_make_self_loops("handler_control", *OWN), "ToolFinished": "handler"},
         # The body of a tool is a run that nobody is told of: its call was.
         BODY: {
-            **_stay(BODY, *HOOKS, "PermissionDecided", "AskPerson:permission", "Gather"),
-            **_stay(BODY, "AskPerson:question", "CallTool:tool", "Spawn", "HandlerNotice"),
+            **_make_self_loops(BODY, *HOOKS, "PermissionDecided", "AskPerson:permission", "Gather"),
+            **_make_self_loops(BODY, *_tokens_allowed("tool"), "CallTool:tool", "Spawn", "HandlerNotice"),
             "ToolStarted": "body_control",
             "Finished": "ended",
         },
-        "body_control": {**_stay("body_control", *OWN), "ToolFinished": BODY},
-        "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking", "StepFinished": "handler"},
+        "body_control": {**_make_self_loops("body_control", *OWN), "ToolFinished": BODY},
+        "pre_step": {**_make_self_loops("pre_step", *HOOKS), "CallModel:step": "asking", "StepFinished": "handler"},
         "asking": {"Value": "replied", "Failure": "refused"},
         "refused": {"AskPerson:limit": "granted", "StepFinished": "handler"},
         "granted": {"CallModel:step": "asking", "StepFinished": "handler"},
@@ -218,12 +195,12 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "StepFinished": "handler",
         },
         "thought": {"TextCompleted": "tools"},
-        "tools": {**_stay("tools", *HOOKS, *BATCH), "ToolStarted": "control"},
-        "control": {**_stay("control", *OWN), "ToolFinished": "tools", "ToolStarted": "children"},
+        "tools": {**_make_self_loops("tools", *HOOKS, *BATCH), "ToolStarted": "control"},
+        "control": {**_make_self_loops("control", *OWN), "ToolFinished": "tools", "ToolStarted": "children"},
         # Several calls that start children are open at once: all start, and all end, before anything else happens.
-        "children": _stay("children", *HOOKS, "ToolStarted", "ToolFinished"),
-        "post_step": _stay("post_step", *HOOKS),
-        "on_stop": {**_stay("on_stop", *HOOKS), "StepFinished": "handler"},
+        "children": _make_self_loops("children", *HOOKS, "ToolStarted", "ToolFinished"),
+        "post_step": _make_self_loops("post_step", *HOOKS),
+        "on_stop": {**_make_self_loops("on_stop", *HOOKS), "StepFinished": "handler"},
         "asking_last": {"Value": "answered", "Failure": "handler"},
         "answered": {
             "CallModel:final_answer": "asking_last",
@@ -232,10 +209,12 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "last_thought": {"TextCompleted": "handler"},
         "failed": {"PhaseChanged:failed": "post_run"},
-        "post_run": {**_stay("post_run", *HOOKS), "Finished": "ended"},
+        "post_run": {**_make_self_loops("post_run", *HOOKS), "Finished": "ended"},
         "stopped": {
-            **_stay("stopped", "HookFailed", "PermissionDecided", "StepFinished", "HandlerNotice", "RunFailed"),
-            **_stay("stopped", "PhaseChanged:done", "PhaseChanged:failed"),
+            **_make_self_loops(
+                "stopped", "HookFailed", "PermissionDecided", "StepFinished", "HandlerNotice", "RunFailed"
+            ),
+            **_make_self_loops("stopped", "PhaseChanged:done", "PhaseChanged:failed"),
             "Finished": "ended",
         },
         "ended": {},
@@ -262,8 +241,8 @@ SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """State -> states that may follow without a token."""
 
 
-def way_of(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
-    """Return the rows of ``ORDER`` between the yield of *row* and the answer that its handler is sent."""
+def order_rows_of_yield(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
+    """Return the rows of ``ORDER`` between the yield of *row* and its answer."""
     begins = {token: state for token, state in ORDER["handler"].items() if state == row.state != "handler"}
     way: dict[str, Mapping[str, str]] = {"handler": begins}
     waiting = [*begins.values()]
@@ -275,8 +254,8 @@ def way_of(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
     return way
 
 
-def token_of(effect: Effect) -> str:
-    """Return the token of what the machine emitted."""
+def effect_token(effect: Effect) -> str:
+    """Return the token of an emitted effect."""
     if isinstance(effect, Notify):
         event = effect.event
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
@@ -289,15 +268,15 @@ def token_of(effect: Effect) -> str:
     return type(effect).__name__
 
 
-def advance(states: Iterable[str], token: str) -> frozenset[str]:
-    """Return the states in which the machine may be after *token*; none when *token* is not allowed here."""
-    possible = _closure(states)
+def next_states(states: Iterable[str], token: str) -> frozenset[str]:
+    """Return the possible states of the machine after *token*; none if *token* is not allowed here."""
+    possible = _add_silent_states(states)
     if token in ANYWHERE:
         return possible
     return frozenset([ORDER[state][token] for state in possible if token in ORDER[state]])
 
 
-def _closure(states: Iterable[str]) -> frozenset[str]:
+def _add_silent_states(states: Iterable[str]) -> frozenset[str]:
     found = set(states)
     waiting = list(found)
     while waiting:

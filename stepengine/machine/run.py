@@ -14,28 +14,26 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never, cast
 
 from stepengine.data import events as ev
-from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, Spawn, line_of
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Notify, Spawn, get_program_line
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop, Value
-from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, no_longer_waiting
-from stepengine.data.tools import timed_out
+from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, cancel_suspended
+from stepengine.data.tools import timeout_text
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
-from stepengine.machine.author import Author, handler_error
+from stepengine.machine.author import Author, make_handler_error
 from stepengine.machine.background import NO_CHILDREN
-from stepengine.machine.calls import end_background
-from stepengine.machine.ceilings import with_more
-from stepengine.machine.control import HANDLER_ONLY, offered_of
-from stepengine.machine.handler import converse, run_alone
+from stepengine.machine.calls import end_background_children
+from stepengine.machine.ceilings import ask_to_raise_limits
+from stepengine.machine.control import HANDLER_ONLY, collect_offered_specs
+from stepengine.machine.final_output import get_final_output, get_final_text, require_output
+from stepengine.machine.handler import run_handler, run_without_handler
 from stepengine.machine.plan import Finished, RunPlan, ToolBody
 from stepengine.machine.protocol import Flow
-from stepengine.machine.settling import output_of, settle_output, text_of
-from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
+from stepengine.machine.signals import Abort, Stopped, belongs_to_caller, status_from_stop
 from stepengine.machine.state import BodyProgress, RunState
-
-__all__ = ("Machine", "run_agent")
 
 T = TypeVar("T")
 
@@ -74,7 +72,7 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
     @property
     def authors(self) -> tuple[Author, ...]:
-        """The author's generators that the run is in, from the outside in: its handler or tool body, then the hook or tool it waits for."""
+        """The author's running generators, outermost first: handler or tool body, then the hook or tool it waits for."""
         return tuple(self._run.progress.authors)
 
     @property
@@ -85,13 +83,13 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
     @property
     def location(self) -> str:
         """
-        Where the author's code waits, ``""`` when none of it does.
+        The location where the author's code waits, or ``""``.
 
         That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
         """
         if self._run.progress.place is not None:
             text, line = self._run.progress.place
-            return f"line {line} of the program: {line_of(text, line)}"
+            return f"line {line} of the program: {get_program_line(text, line)}"
         return next((found for author in reversed(self._run.progress.authors) if (found := author.location)), "")
 
 
@@ -110,7 +108,7 @@ def run_agent(plan: RunPlan, state: AgentState) -> Machine:
         How the run ended; nothing that author code does makes the machine raise, except what is meant for its caller, such as
         ``KeyboardInterrupt``; the handler is closed then, too.
     """
-    run = RunState(plan, state, offered_of(plan))
+    run = RunState(plan, state, collect_offered_specs(plan))
     # Outermost, so that the events that it shows itself, which are most of a watched run's, pass nobody else.
     return Machine(run, exchange(run, _run_agent(run) if plan.body is None else _run_body(run, plan.body)))
 
@@ -124,24 +122,24 @@ def _run_agent(run: RunState) -> Flow[Finished]:
         plan.opened(lambda: run.history.record)
     try:
         yield Notify(started)
-        ending = yield from _until_end(run)
-        return (yield from _finish(run, ending))
+        ending = yield from _run_to_end(run)
+        return (yield from _finish_run(run, ending))
     finally:
         run.side_events.close()
 
 
 def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     """
-    Run the body of a tool: a handler without a prompt, history, steps and output of its own.
+    Run the body of a tool: like a handler, without prompt, history, steps and output of its own.
 
     Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
     """
     done = cast("BodyProgress", run.body)
     try:
         run.progress.begin_run()
-        ending = yield from _run_timed(run, body, _until_body_ends(run, body))
+        ending = yield from _run_with_time_limit(run, body, _run_body_to_end(run, body))
         if run.children.background is not NO_CHILDREN:
-            ending = yield from _without_background(run, ending)
+            ending = yield from _end_children(run, ending)
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.questions.suspend(ending.stop.questions)
         if run.side_events.waiting:
@@ -154,9 +152,9 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
         run.side_events.close()
 
 
-def _run_timed(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
+def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
     """
-    Run *flow*, and end it once it has worked for longer than the tool's time limit.
+    Run *flow* and end it after the tool's time limit of work.
 
     What it waits for people and children does not count. It is looked at before an effect is asked for, by the recorded time,
     so that a replay ends it at the same place; what is under way is not cut off, it has limits of its own.
@@ -168,12 +166,12 @@ def _run_timed(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
         effect = flow.send(None)
         while True:
             if worked > limit and not isinstance(effect, Notify):
-                msg = f"{timed_out(body.tool_name, body.timeout)} of work"
+                msg = f"{timeout_text(body.tool_name, body.timeout)} of work"
                 effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
                 continue
             began = run.effects.now
             outcome = yield effect
-            worked += 0 if _waits(effect) else run.effects.now - began
+            worked += 0 if _is_waiting(effect) else run.effects.now - began
             effect = flow.send(outcome)
     except StopIteration as stop:
         returned: T = stop.value
@@ -185,29 +183,29 @@ def _run_timed(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T]:
 NO_WORK = (AskPerson, *RUNS, *WAITS)
 
 
-def _waits(effect: Effect) -> bool:
-    """Return whether an effect is not work of the body that asks for it, but a person, a time, a message, or a run of its own."""
+def _is_waiting(effect: Effect) -> bool:
+    """Return whether an effect waits for a person, a time, a message or a run, so that it is not work of the body."""
     members = effect.effects if isinstance(effect, Gather) else (effect,)
     return any(type(member) in NO_WORK for member in members)
 
 
-def _until_body_ends(run: RunState, body: ToolBody) -> Flow[_Ending]:
+def _run_body_to_end(run: RunState, body: ToolBody) -> Flow[_Ending]:
     what = f"the tool {body.tool_name!r}"
     try:
-        author = Author(what, _start_handler(what, body.steps, _context(run)), by="tool")
-        returned = yield from converse(run, author)
+        author = Author(what, _start_handler(what, body.steps, _make_context(run)), by="tool")
+        returned = yield from run_handler(run, author)
     except Stopped as stopped:
-        return _end_stopped(stopped.stop)
+        return _ending_from_stop(stopped.stop)
     except (Abort, LimitReached) as spent:
         return _Ending(RunStatus.FAILED, spent.error)
     except StepEngineError as error:
-        _log_failure(run, body, error)
+        _log_body_failure(run, body, error)
         return _Ending(RunStatus.FAILED, error)
     return _Ending(RunStatus.COMPLETED, output=returned)
 
 
-def _log_failure(run: RunState, body: ToolBody, error: StepEngineError) -> None:
-    """Log what a body raised with its traceback; whoever called the tool gets the message, as of any tool."""
+def _log_body_failure(run: RunState, body: ToolBody, error: StepEngineError) -> None:
+    """Log the traceback of a body's exception; the caller of the tool gets only the message."""
     cause = (isinstance(error, HandlerError) and error.__cause__) or error
     log = run.side_events.debug if isinstance(cause, ToolError) else run.side_events.error
     trace = "".join(traceback.format_exception(cause))
@@ -216,7 +214,7 @@ def _log_failure(run: RunState, body: ToolBody, error: StepEngineError) -> None:
 
 def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls less for each effect of a run
     """
-    Run *flow*, all of a run, and pass its effects to the world: nothing else does.
+    Run *flow* and pass its effects to the driver.
 
     What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
     effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
@@ -238,7 +236,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if sides.waiting or (not is_shown and watched()):
                 # Not `yield from map(...)`: a function that C calls takes twice as long.
-                for event in sides.before(effect):
+                for event in sides.events_before(effect):
                     yield Notify(event)
             outcome = yield effect
             if is_shown:
@@ -246,7 +244,9 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 continue
             if isinstance(outcome, Value) and not isinstance(effect, Gather):
                 # All that ``receive`` does with what nearly every outcome is.
-                run.effects.note_arrival(outcome)
+                run.effects.record_arrival(outcome)
+                if run.sources is not None:
+                    run.sources.receive(effect, outcome)  # type: ignore[arg-type]  # what is only shown is gone by now
                 effect = send(outcome)
                 continue
             try:
@@ -254,8 +254,10 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 # before anybody takes the failure for the end.
                 kind = type(outcome)
                 may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
-                outcome = (yield from with_more(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
+                outcome = (yield from ask_to_raise_limits(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
                 received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
+                if run.sources is not None:
+                    run.sources.receive(effect, received)  # type: ignore[arg-type]
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
@@ -267,45 +269,55 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
         flow.close()
 
 
-def _until_end(run: RunState) -> Flow[_Ending]:
+def _run_to_end(run: RunState) -> Flow[_Ending]:
     """Run to the end and return how it ended; the handler is closed when this returns."""
     try:
-        _open(run)
+        _append_opening(run)
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
         run.progress.begin_run()
         returned = yield from (
-            run_alone(run) if run.plan.definition.handle_steps is None else converse(run, _handler(run))
+            run_without_handler(run)
+            if run.plan.definition.handle_steps is None
+            else run_handler(run, _start_author(run))
         )
         if run.children.successor is not None and run.budget.reached is None:
             return (yield from _hand_over(run, run.children.successor))
-        yield from settle_output(run, returned)
+        yield from require_output(run, returned)
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
     # an error.
     except Stopped as stopped:
-        return _end_stopped(stopped.stop)
+        return _ending_from_stop(stopped.stop)
     except Abort as abort:
         return _Ending(RunStatus.FAILED, abort.error)
     except LimitReached as reached:
-        return _end_at_limit(run, reached.error)
+        return _ending_from_limit(run, reached.error)
     except StepEngineError as error:
-        return _end_failed(run, error)
+        return _ending_from_error(run, error)
     # A handler may catch the signal of a spent limit and return in peace; the status still says what happened.
     if run.budget.reached is not None:
-        return _end_at_limit(run, run.budget.reached, returned)
-    return _with_output(run, RunStatus.TRUNCATED if run.progress.truncated else RunStatus.COMPLETED, returned)
+        return _ending_from_limit(run, run.budget.reached, returned)
+    return _ending_with_output(run, RunStatus.TRUNCATED if run.progress.truncated else RunStatus.COMPLETED, returned)
 
 
 def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
     """
-    Let another agent continue the conversation; the run ends as that one does, with its output.
+    Run another agent that continues the conversation; the run ends with its output.
 
     Raises:
         Stopped: when the run is stopped meanwhile, such as for a question of the other agent.
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    effect = Spawn(run.effects.number(), agent_id, parent=run.snapshot.inheritable, is_inline=True, at=run.effects.now)
+    known = None if run.sources is None else run.sources.make_body_index()
+    effect = Spawn(
+        run.effects.number(),
+        agent_id,
+        parent=run.snapshot.inheritable,
+        is_inline=True,
+        at=run.effects.now,
+        provenance=known,
+    )
     child: ChildResult = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
     run.spent.count_child(child)
     if child.left is not None:
@@ -318,8 +330,8 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
     return _Ending(child.status, error, output=child.output, text=child.text)
 
 
-def _end_stopped(stop: Stop) -> _Ending:
-    status, error = status_of(stop), stop.error
+def _ending_from_stop(stop: Stop) -> _Ending:
+    status, error = status_from_stop(stop), stop.error
     if status is RunStatus.SUSPENDED:
         return _Ending(status, stop=stop)
     if status is RunStatus.FAILED:
@@ -327,32 +339,34 @@ def _end_stopped(stop: Stop) -> _Ending:
     return _Ending(status, error, stop)
 
 
-def _end_failed(run: RunState, error: StepEngineError) -> _Ending:
-    """Return how a run fails; if a limit was reached before, that is why it ends, and the error is only noted."""
+def _ending_from_error(run: RunState, error: StepEngineError) -> _Ending:
+    """Return the ending of a failed run; if a limit was reached before, that is the reason and the error a warning."""
     if run.budget.reached is None:
         return _Ending(RunStatus.FAILED, error)
     run.side_events.warn(error.message)
-    return _end_at_limit(run, run.budget.reached)
+    return _ending_from_limit(run, run.budget.reached)
 
 
-def _end_at_limit(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
-    """Return how a run ends whose budget is spent; what its handler returned is kept."""
+def _ending_from_limit(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
+    """Return the ending of a run with a spent budget; the handler's return value is kept."""
     if error.kind == "steps" and run.budget.limits.on_max_steps != "raise":
-        return _with_output(run, RunStatus.MAX_STEPS, returned)
+        return _ending_with_output(run, RunStatus.MAX_STEPS, returned)
     if returned is None:
         return _Ending(RunStatus.FAILED, error)
-    return _with_output(run, RunStatus.FAILED, returned, error)
+    return _ending_with_output(run, RunStatus.FAILED, returned, error)
 
 
-def _with_output(run: RunState, status: RunStatus, returned: object, failure: LimitExceeded | None = None) -> _Ending:
+def _ending_with_output(
+    run: RunState, status: RunStatus, returned: object, failure: LimitExceeded | None = None
+) -> _Ending:
     _expire_at_end(run, status)
     try:
-        return _Ending(status, failure, output=output_of(run, returned), was_returned=returned is not None)
+        return _Ending(status, failure, output=get_final_output(run, returned), was_returned=returned is not None)
     except HandlerError as error:
         return _Ending(RunStatus.FAILED, failure or error)
 
 
-def _open(run: RunState) -> None:
+def _append_opening(run: RunState) -> None:
     """Append the user's message and the instructions."""
     plan = run.plan
     unoffered = tuple(filter(plan.offered.__contains__, HANDLER_ONLY))
@@ -365,7 +379,7 @@ def _open(run: RunState) -> None:
             f"leave it out, {remedy}"
         )
     added: list[UserMessage] = []
-    content = "\n\n".join(filter(str.strip, (plan.prompt, _shown_params(plan))))
+    content = "\n\n".join(filter(str.strip, (plan.prompt, _format_params(plan))))
     if content:
         added.append(UserMessage((TextPart(content),), ("USER_PROMPT",)))
     # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
@@ -373,17 +387,17 @@ def _open(run: RunState) -> None:
     if run.questions.waiting and run.plan.definition.handle_steps is None and run.history.reopen(added):
         # The instructions stand before it; what is said now follows the answer.
         return
-    instructions = _instructions(run)
+    instructions = _render_instructions(run)
     if instructions:
         added.append(UserMessage(instructions, ("INSTRUCTIONS_PROMPT",)))
-    run.history.begin_with(added)
+    run.history.append_opening(added)
 
 
-def _shown_params(plan: RunPlan) -> str:
+def _format_params(plan: RunPlan) -> str:
     return json.dumps(thaw(plan.params_json), indent=2, ensure_ascii=False) if plan.params_json else ""
 
 
-def _instructions(run: RunState) -> str:
+def _render_instructions(run: RunState) -> str:
     plan, text = run.plan, run.plan.definition.instructions_prompt
     parts = [text, plan.note]
     if plan.output_json_schema is not None and (text or plan.note):
@@ -392,31 +406,31 @@ def _instructions(run: RunState) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _handler(run: RunState) -> Author:
+def _start_author(run: RunState) -> Author:
     """Start the handler."""
     what = f"handle_steps of agent {run.plan.definition.id!r}"
-    return Author(what, _start_handler(what, run.plan.definition.handle_steps, _context(run)), by="handler")
+    return Author(what, _start_handler(what, run.plan.definition.handle_steps, _make_context(run)), by="handler")
 
 
 def _start_handler(what: str, handler: Any, ctx: StepContext) -> Any:
     try:
         steps = handler(ctx)
     except BaseException as error:
-        if is_callers(error):
+        if belongs_to_caller(error):
             raise
-        raise handler_error(what, error) from error
+        raise make_handler_error(what, error) from error
     if not isinstance(steps, GeneratorType):
         msg = f"{what} did not yield: it returned a {type(steps).__name__} instead of a generator"
         raise HandlerError(msg, kind="TypeError")
     return steps
 
 
-def _context(run: RunState) -> StepContext:
+def _make_context(run: RunState) -> StepContext:
     plan = run.plan
     return StepContext(
         prompt=plan.prompt,
         params=plan.params,
-        agent_state=run.output.put_into(run.snapshot.state()),
+        agent_state=run.output.add_to_state(run.snapshot.state()),
         model=plan.model,
         logger=run.side_events,
         random=plan.random,  # type: ignore[arg-type]  # whoever plans for a handler gives one
@@ -427,51 +441,51 @@ def _context(run: RunState) -> StepContext:
     )
 
 
-def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
-    """Announce the end, let the hooks look at it, and return it; nothing that was sent to the run is lost."""
+def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
+    """Announce the end, call the hooks and return the end of the run; unread messages are kept."""
     if run.children.background is not NO_CHILDREN:
-        ending = yield from _without_background(run, ending)
+        ending = yield from _end_children(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.
     if run.history.inbox:
-        run.history.take_inbox()
+        run.history.append_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
         for problem in run.side_events.problems:
             ending.error.add_note(problem)
-    yield from _tell(run, ending)
+    yield from _notify_end(run, ending)
     if run.plan.hooks.post_run:
         stop = yield from hooks.post_run(run, _make_finished(run, ending))
         # A `post_run` hook may do I/O, and the run may be stopped in it: then it ends as stopped, though its handler
         # had returned.
         if stop is not None and ending.stop is None:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
-            ending = _end_stopped(stop)._replace(output=kept)
-            yield from _tell(run, ending)
+            ending = _ending_from_stop(stop)._replace(output=kept)
+            yield from _notify_end(run, ending)
     if run.side_events.waiting:
         yield from map(Notify, run.side_events.take())
     return _make_finished(run, ending)
 
 
-def _without_background(run: RunState, ending: _Ending) -> Flow[_Ending]:
-    """Return how a run ends once none of its background children is at work; whoever drives a stopped run ends them itself."""
+def _end_children(run: RunState, ending: _Ending) -> Flow[_Ending]:
+    """End the background children of a run and return its ending; the driver ends those of a stopped run."""
     if run.effects.stop is not None:
         return ending
     try:
-        yield from end_background(run)
+        yield from end_background_children(run)
     except Stopped as stopped:
-        return _end_stopped(stopped.stop)
+        return _ending_from_stop(stopped.stop)
     return ending
 
 
 def _expire_at_end(run: RunState, status: RunStatus) -> None:
-    """Remove what ends with the run; a suspended run goes on, and so does the run around an inline child."""
+    """Remove expired messages; suspended runs and inline children keep those that expire with the run."""
     # A suspended run is in the middle, and what is there for this run has to be there when it goes on. So has what an
     # inline child finds: it stands in its parent's conversation.
     is_over = status is not RunStatus.SUSPENDED and not run.plan.is_inline
     run.history.expire(*(("agent_step", "user_prompt") if is_over else ("agent_step",)))
 
 
-def _tell(run: RunState, ending: _Ending) -> Flow[None]:
+def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
     match ending.status:
         case RunStatus.SUSPENDED:
             run.questions.suspend(ending.stop.questions if ending.stop is not None else ())
@@ -489,13 +503,13 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
 def _text_at_end(run: RunState, ending: _Ending) -> str:
     if ending.status is RunStatus.SUSPENDED or run.plan.body is not None:
         return ""
-    return text_of(run) if ending.text is None else ending.text
+    return get_final_text(run) if ending.text is None else ending.text
 
 
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
     children, body = run.spent.children, run.body
     if children and ending.status is not RunStatus.SUSPENDED:
-        children = list(map(no_longer_waiting, children))
+        children = list(map(cancel_suspended, children))
     return Finished(
         status=ending.status,
         state=run.snapshot.state(),
@@ -515,4 +529,5 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         opening=run.history.opening,
         changes=() if body is None else tuple(body.changes),
         computed=() if body is None else tuple(body.computed),
+        trust="untrusted" if run.sources is None else run.sources.trust_of_output(ending.output),
     )

@@ -9,11 +9,9 @@ from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallLog
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
-from stepengine.machine.finding import with_finder
 from stepengine.machine.history import CallIds, RunHistory
 from stepengine.machine.plan import RunPlan
-
-__all__ = ("RunTools",)
+from stepengine.machine.tool_search import add_search_tool
 
 
 class RunTools:
@@ -32,7 +30,7 @@ class RunTools:
     __slots__ = ("_sends_inherited", "bindings", "call_ids", "definitions", "log", "offered", "specs")
 
     def __init__(self, plan: RunPlan, state: AgentState, offered: Mapping[str, ToolSpec], history: RunHistory) -> None:
-        """Start with the tools of *plan*, of which *offered* are the agent's own; *state* is that in which the run starts."""
+        """Start with the tools of *plan*, of which *offered* are the agent's own, and the run's first *state*."""
         self.bindings: dict[str, ToolBinding] = plan.tools  # type: ignore[assignment]  # its own where something may be added
         self.offered = offered
         self._sends_inherited = plan.sent is not None
@@ -51,13 +49,13 @@ class RunTools:
         self.log: list[ToolCallLog] = []
 
     def add(self, tools: Sequence[ToolLike]) -> None:
-        """Add tools that were found when the run began."""
+        """Add tools found at the start of the run."""
         # Into the table of the plan itself: performers look there for what to run. The plan has its own copy where
         # anything may be added.
         for tool in tools:
             self.bindings[tool.spec.name] = tool.binding()
         offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
-        self.offered = with_finder(offered, self.bindings)
+        self.offered = add_search_tool(offered, self.bindings)
         # A run that sends inherited tools may call the new ones; its requests stay byte for byte what they were.
         if not self._sends_inherited:
             self.specs = tuple(self.offered.values())

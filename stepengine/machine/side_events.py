@@ -1,4 +1,4 @@
-"""What a run says beside its effects: to whoever watches, and of what went wrong in its result."""
+"""Events and warnings of a run outside of its effects."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.progress import Progress
 from stepengine.machine.protocol import CALLING, EXECUTING, PHASES
 
-__all__ = ("SideEvents",)
 
-
-class Speaker(Protocol):
-    """The run that says something: where it is."""
+class EventOrigin(Protocol):
+    """The run that events come from, with the members that they need."""
 
     plan: RunPlan
     effects: EffectChannel
@@ -31,7 +29,7 @@ class Speaker(Protocol):
 
 class SideEvents:
     """
-    What a run says on the side: notifications and log lines, held until the next effect; and what went wrong.
+    Notifications and log lines of a run, queued until the next effect, and its warnings.
 
     It is the logger and notifier of one run; it only remembers, the machine shows.
 
@@ -41,8 +39,8 @@ class SideEvents:
         problems: What went wrong with closing the handler.
     """
 
-    def __init__(self, run: Speaker) -> None:
-        self._run: Speaker | None = run
+    def __init__(self, run: EventOrigin) -> None:
+        self._run: EventOrigin | None = run
         self._plan = run.plan
         self._phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
         self.waiting: list[ev.Event] = []
@@ -50,16 +48,16 @@ class SideEvents:
         self.problems: tuple[str, ...] = ()
 
     def close(self) -> None:
-        """Let go of the run, which has ended, so that it is freed at once and not by the collector."""
+        """Drop the reference to the ended run, so that it is freed without the garbage collector."""
         self._run = None
 
     def take(self) -> list[ev.Event]:
-        """Return what waits and forget it."""
+        """Return and clear the waiting events."""
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def before(self, effect: Effect) -> Sequence[ev.Event]:
-        """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
+    def events_before(self, effect: Effect) -> Sequence[ev.Event]:
+        """Return the events to show before *effect*: the waiting ones, and the phase that the run enters."""
         kind, waiting = type(effect), self.waiting
         first = effect.effects[0] if kind is Gather else effect  # type: ignore[union-attr]
         # Of calls of models and tools, which most effects are, without asking the table.
@@ -69,43 +67,43 @@ class SideEvents:
             else (EXECUTING, first.tool_name)  # type: ignore[union-attr]
             if kind is CallTool
             else PHASES[type(first)](first)
+            if type(first) in PHASES
+            else None
         )
         # As `enter`, which most effects of a watched run would call.
         if phase is not None and phase != self._phase and self._plan.watched():
             self._phase = phase
             entered = ev.PhaseChanged(path=self._plan.path, seq=first.seq, phase=phase[0], detail=phase[1])  # type: ignore[union-attr]
-            if not waiting:
-                return (entered,)
             waiting.append(entered)
         if waiting:
             self.waiting = []
         return waiting
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
-        """Return the event for a new phase of the run, if there is one and anybody watches."""
+        """Return the event for a new phase of the run, if there is one and anyone watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
         return (ev.PhaseChanged(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
 
     def warn(self, *texts: str) -> None:
-        """Note what went wrong and was dropped."""
+        """Add warnings to the result."""
         self.warnings.extend(texts)
 
     def tell(self, text: str) -> None:
-        """Warn of something once, in the result and in an event."""
+        """Warn once, in the result and in an event."""
         if text not in self.warnings:
             self.warn(text)
             self.warning(text)
 
     def repeat(self, text: str) -> None:
-        """Warn of something once in the result, and in an event each time it happens."""
+        """Warn once in the result, and in an event each time."""
         if text not in self.warnings:
             self.warn(text)
         self.warning(text)
 
     def unread(self, reply: ModelReply) -> None:
-        """Warn once of what came with *reply* and is neither read nor kept."""
+        """Warn once of parts of *reply* that are neither read nor stored."""
         run, names = self._run, reply.provider_data.get("unread")
         for name in names if isinstance(names, tuple | list) else ():
             text = (
@@ -117,8 +115,8 @@ class SideEvents:
                 if run is not None and run.plan.watched():
                     self.waiting.append(ev.Warned(path=run.plan.path, seq=run.effects.seq, message=text))
 
-    def closed_with(self, problems: tuple[str, ...]) -> None:
-        """Note what went wrong when the handler was closed, and report it."""
+    def report_close_problems(self, problems: tuple[str, ...]) -> None:
+        """Record and report problems in closing the handler."""
         self.problems = problems
         self.warn(*problems)
         run = self._run
@@ -128,7 +126,7 @@ class SideEvents:
                 for problem in problems
             ]
 
-    def _speaker(self, what: str) -> Speaker:
+    def _get_open_run(self, what: str) -> EventOrigin:
         run = self._run
         if run is None:
             msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
@@ -142,14 +140,14 @@ class SideEvents:
         return run
 
     def notify(self, message: str, data: object = None) -> None:
-        """Remember a notification."""
-        run = self._speaker("ctx.notify")
+        """Queue a notification."""
+        run = self._get_open_run("ctx.notify")
         self.waiting.append(
-            ev.Notification(path=run.plan.path, seq=run.effects.seq, message=str(message), data=_json_or_what(data))
+            ev.Notification(path=run.plan.path, seq=run.effects.seq, message=str(message), data=_to_json_or_label(data))
         )
 
-    def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Remember that *by* reduced what the model sees, if it did."""
+    def report_compaction(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
+        """Queue an event that *by* made the view smaller, if it did."""
         run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
         if run is None or tokens[1] >= tokens[0]:
             return
@@ -166,7 +164,7 @@ class SideEvents:
         self.waiting.append(event)
 
     def todos(self, todos: JsonValue) -> None:
-        """Remember that the todos are these now."""
+        """Queue an event with the current todos."""
         run = self._run
         if run is not None and run.plan.watched():
             self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.effects.seq, todos=todos))
@@ -180,27 +178,27 @@ class SideEvents:
         self._log("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:
-        """Log what somebody should look at."""
+        """Log a problem that needs attention."""
         self._log("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
-        """Log what went wrong."""
+        """Log an error."""
         self._log("error", message, data)
 
     def _log(self, level: str, message: str, data: dict[str, object]) -> None:
-        run = self._speaker("the logger")
+        run = self._get_open_run("the logger")
         line = ev.LogLine(
             path=run.plan.path,
             seq=run.effects.seq,
             level=level,
             message=str(message),
-            data=_json_or_what(data) if data else None,
+            data=_to_json_or_label(data) if data else None,
             step=run.progress.step,
         )
         self.waiting.append(line)
 
 
-def _json_or_what(data: object) -> object:
+def _to_json_or_label(data: object) -> object:
     try:
         return freeze(data)
     except DataError:

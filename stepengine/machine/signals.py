@@ -1,4 +1,4 @@
-"""How the machine leaves its own frames, none of which author code ever sees; and what passes through all of ours."""
+"""Exceptions that end the machine's own frames, which author code never sees, and the caller's, which pass through."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import assert_never
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunStatus
 from stepengine.errors import LimitReached, StepEngineError
-
-__all__ = ("Abort", "EndRun", "Stopped", "is_callers", "merge_stops", "status_after", "status_of")
 
 
 class Stopped(BaseException):
@@ -32,9 +30,9 @@ class EndRun(BaseException):
     """The handler yielded ``end_turn``: the run ends here, the handler is closed at that yield."""
 
 
-def is_callers(error: BaseException) -> bool:
+def belongs_to_caller(error: BaseException) -> bool:
     """
-    Return whether *error* is meant for the caller of the run: it ends the run and is raised there unchanged.
+    Return whether *error* belongs to the caller: it ends the run and is raised there unchanged.
 
     Those are ``KeyboardInterrupt``, ``SystemExit`` and what test frameworks raise: no ``Exception``, no end of a generator,
     no cancellation, no signal of ours.
@@ -45,8 +43,8 @@ def is_callers(error: BaseException) -> bool:
     return all(kind.__name__ != "CancelledError" for kind in type(error).__mro__)
 
 
-def status_of(stop: Stop) -> RunStatus:
-    """Return how a run that the world stops has ended."""
+def status_from_stop(stop: Stop) -> RunStatus:
+    """Return the final status of a run with this stop."""
     match stop.kind:
         case "suspended":
             return RunStatus.SUSPENDED
@@ -58,10 +56,10 @@ def status_of(stop: Stop) -> RunStatus:
             assert_never(stop.kind)
 
 
-def status_after(error: BaseException) -> RunStatus:
-    """Return how a step has ended that *error* leaves."""
+def status_from_error(error: BaseException) -> RunStatus:
+    """Return the final status of a step that *error* ended."""
     if isinstance(error, Stopped):
-        return status_of(error.stop)
+        return status_from_stop(error.stop)
     return RunStatus.CANCELLED if isinstance(error, KeyboardInterrupt | SystemExit) else RunStatus.FAILED
 
 

@@ -1,9 +1,10 @@
-"""What a run spent: the tokens, the money and the credits of its model calls, its tools and its children."""
+"""The spending of a run: tokens, money and credits of its model calls, tools and children."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from typing import Any
 
 import attrs
 
@@ -11,17 +12,16 @@ from stepengine.data.effects import CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Stop
-from stepengine.data.state import ChildResult
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Spending, Usage, add_cost, known_costs
-
-__all__ = ("Spent",)
+from stepengine.errors import LimitExceeded
 
 ZERO = Decimal(0)
 
 
-class Spent:
+class UsageTotals:
     """
-    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability:I4).
+    Running totals of tokens and cost; a part with an unknown cost makes the total unknown for good (reliability:I4).
 
     Attributes:
         children: The children, in the order in which they ended.
@@ -57,7 +57,7 @@ class Spent:
         self.entries = 0
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
-        """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
+        """Add the usage of one attempt of a model call; *requests* is 1 if it gave a reply, else 0."""
         # Counts additions, so that whoever keeps a state can see whether it is still the sum, without adding up.
         self.entries += 1
         self._usage = None
@@ -69,7 +69,7 @@ class Spent:
         self.cost = add_cost(own, self._children.cost) if self._children is not NOTHING else own
 
     def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
-        """Add what a reply used and cost."""
+        """Add usage and cost of a reply."""
         self.count(reply.model or effect.request.model, reply.usage, reply.cost, 1)
 
     def count_credits(self, credits_used: float) -> None:
@@ -79,7 +79,7 @@ class Spent:
         self.credits_used = self._own_credits + self._children.credits_used
 
     def count_child(self, child: ChildResult) -> None:
-        """Add a child and what it spent; what an inline child leaves is not recorded here."""
+        """Add a child and its spending; the changes of an inline child are not applied here."""
         self.entries += 1
         # What an inline child leaves is taken over once, by its parent; kept here it would hold a second conversation
         # for as long as the run lasts.
@@ -90,7 +90,7 @@ class Spent:
         self.credits_used = self._own_credits + others.credits_used
 
     def count_body(self, body: BodyEnd) -> None:
-        """Add what the body of a tool spent, and the children that it started: they count as the caller's."""
+        """Add the spending of a tool's body and the children it started, which count as the caller's."""
         self.entries += 1
         self._add_children(body.children)
         others = self._children = self._children + body.spending
@@ -102,13 +102,13 @@ class Spent:
         self.children += children
         self.child_run_ids += tuple([child.run_id for child in children if child.run_id])
 
-    def count_stopped(self, stop: Stop) -> None:
-        """Add the child whose end a stop reports, if it is one's."""
+    def count_child_of_stop(self, stop: Stop) -> None:
+        """Add the child whose end a stop reports, if it reports one."""
         if stop.child is not None:
-            self.count_child(stop.child)
+            self.count_child(cancel_stopped(stop.child))
 
     def usage(self) -> Usage:
-        """Return the tokens that the run and its children used."""
+        """Return the usage of the run and its children."""
         # Added up when somebody looks: at each step of a run that nobody watches nobody does.
         if self._usage is None:
             if len(self._by_model) == 1:
@@ -120,9 +120,9 @@ class Spent:
         return self._usage
 
     def total(self, agent_id: str) -> Spending:
-        """Return everything, by agent and by model; *agent_id* is the run's own agent."""
+        """Return all spending, by agent and by model; *agent_id* is the run's own agent."""
         by_model = JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
-        own = sum(by_model.values(), Usage())
+        own = self.usage() if self._children is NOTHING else sum(by_model.values(), Usage())
         by_agent = JsonDict({agent_id: own})
         agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
         model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
@@ -134,7 +134,7 @@ NOTHING = Spending()
 
 
 class _Tally:
-    """A running sum of ``Usage`` and cost; the value is made when somebody looks."""
+    """A running sum of ``Usage`` and cost; the value is created on demand."""
 
     __slots__ = ("_at_least", "_numbers", "cost")
 
@@ -160,3 +160,12 @@ class _Tally:
     def usage(self) -> Usage:
         sent, said, read, written, thought, requests = self._numbers
         return Usage(sent, said, read, written, thought, requests, self._at_least)
+
+
+def cancel_stopped(child: ChildResult[Any]) -> ChildResult[Any]:
+    """Return the result of a child that was stopped with its parent, without a limit or reason of its own."""
+    # Both may come at the same moment, and which of them was first for the child is recorded nowhere.
+    is_late = isinstance(child.error, LimitExceeded) and child.error.kind == "seconds"
+    if is_late or child.status is RunStatus.CANCELLED:
+        return attrs.evolve(child, status=RunStatus.CANCELLED, error=None)
+    return child

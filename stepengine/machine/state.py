@@ -1,5 +1,5 @@
 """
-The mutable state of one run. Nobody outside of the machine sees it; what leaves it is frozen.
+The mutable state of one run, used by the machine alone; values that leave it are frozen.
 
 Code that needs something of the world yields the effect; ``exchange`` of ``run`` passes it on and receives the outcome. A
 ``RunState`` consists of parts. Each has one responsibility, knows nothing of the run, and changes by its own methods only:
@@ -13,7 +13,7 @@ Code that needs something of the world yields the effect; ``exchange`` of ``run`
 - ``output``: the output so far. ``side_events``: notifications, log lines and warnings.
 - ``shared``: the data that tools and hooks share. ``questions``: what people are asked.
 - ``children``: the other agents. ``body``: for the body of a tool, what it leaves to its caller.
-- ``snapshot``: the frozen state, made from the other parts.
+- ``snapshot``: the frozen state, made from the other parts. ``sources``: what the run has received, for policies that follow data.
 
 What is left here concerns several parts at once: a change, the end of a tool's body, the context of a hook.
 """
@@ -46,9 +46,8 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.progress import Progress
 from stepengine.machine.run_tools import RunTools
 from stepengine.machine.side_events import SideEvents
-from stepengine.machine.spent import Spent
-
-__all__ = ("BodyProgress", "Prompt", "RunQuestions", "RunState", "SharedData", "Snapshot")
+from stepengine.machine.sources import make_run_sources, needs_provenance
+from stepengine.machine.spent import UsageTotals
 
 
 class Prompt:
@@ -77,11 +76,11 @@ class Prompt:
         self.system = system
 
     def set_tail(self, tail: tuple[Message, ...]) -> None:
-        """Send *tail* at the end of every request from now on."""
+        """Set the messages at the end of every later request."""
         self.tail = tail
 
     def measure(self, request: ModelRequest, tokens: int) -> None:
-        """Record how many tokens the provider counted for *request*."""
+        """Record the provider's token count for *request*."""
         self.measured = Measured(request.system_prompt, request.messages, tokens)
 
     def refuse(self, overflow: ContextOverflow, tokens: int) -> None:
@@ -136,12 +135,12 @@ class RunQuestions:
         self._keys: set[str] = set()
 
     def suspend(self, questions: tuple[Question, ...]) -> None:
-        """Record the questions that the run waits for."""
+        """Record the questions that suspend the run."""
         self.pending = questions
 
     def register_key(self, key: str | None) -> str:
         """
-        Return the name of a question that a handler asks, ``""`` for one without.
+        Return the unique name of a handler's question, or ``""`` without one.
 
         Raises:
             BadYield: when this run has asked a question of that name before.
@@ -161,7 +160,7 @@ class RunQuestions:
 
 class BodyProgress:
     """
-    What the body of a tool has done so far.
+    The progress of a tool's body.
 
     Attributes:
         changes: What it wants changed in the run of its caller, in this order.
@@ -204,13 +203,13 @@ class Snapshot:
         tools: RunTools,
         progress: Progress,
         budget: Budget,
-        spent: Spent,
+        spent: UsageTotals,
         output: Output,
         shared: SharedData,
         questions: RunQuestions,
         children: Children,
     ) -> None:
-        """Start with *start*, the state in which the run starts; it has the values that do not change."""
+        """Start with *start*, the first state of the run, which has the unchanging values."""
         self._fixed: dict[str, Any] = {
             "run_id": start.run_id,
             "agent_id": start.agent_id,
@@ -233,14 +232,14 @@ class Snapshot:
         self._entries = 0
 
     def state(self) -> AgentState:
-        """Return the state of this moment; during a step it is the state before the step."""
+        """Return the current state; during a step, the state before it."""
         latest = self.moment()
         if self._state is None:
             self._state = latest()
         return self._state
 
     def moment(self) -> partial[AgentState]:
-        """Return a function that creates the present state when it is called: handlers receive many states and read few."""
+        """Return a function that creates the current state when it is called: most states are never read."""
         # Kept until something changes: hooks, tools and handlers ask several times within a step, and a state that is
         # equal should be the same object, so that nobody compares transcripts. What has changed is seen by identity, so
         # nobody who changes something has to say so.
@@ -276,7 +275,7 @@ class Snapshot:
         return latest
 
     def _is_current(self, known: Mapping[str, Any]) -> bool:
-        """Return whether values are those of the run; an id that was merely handed to a call does not make a difference."""
+        """Return whether values equal those of the run, apart from reserved call ids."""
         # Every value that can change, by identity or as a number. What is not asked here follows from what is.
         return (
             known["view"] is self._history.view
@@ -292,7 +291,7 @@ class Snapshot:
         )
 
     def inheritable(self, call_id: str = "") -> AgentState:
-        """Return the state as a child that the call *call_id* spawns may inherit it; ``""`` for a handler's own."""
+        """Return the state that a child spawned by the call *call_id* inherits; ``""`` for a handler's own child."""
         # While a step is open the record stands before it, and the reply that spawns is held beside: the child sees
         # what that reply said up to the call, and no call without a result (reliability:SP11).
         state, sides = self.state(), self._history.inheritable(call_id)
@@ -321,6 +320,7 @@ class RunState:
         children: The other agents.
         body: What it has done as the body of a tool; ``None`` for the run of an agent.
         snapshot: Its frozen state.
+        sources: What it has received; ``None`` where no policy asks where a value comes from.
     """
 
     # Slots by hand, since the state and its parts are the only objects of the machine that change. An attribute that is
@@ -339,12 +339,13 @@ class RunState:
         "shared",
         "side_events",
         "snapshot",
+        "sources",
         "spent",
         "tools",
     )
 
     def __init__(self, plan: RunPlan, state: AgentState, offered: Mapping[str, ToolSpec]) -> None:
-        """Start with *state*; of the plan's tools, which the run may call, *offered* are its agent's own."""
+        """Start with *state*; *offered* are the agent's own tools among those of the plan."""
         self.plan = plan
         plan.here()
         body = plan.body
@@ -360,7 +361,7 @@ class RunState:
             keeps_left_out=RECALL_HISTORY in offered,
         )
         self.budget = budget = Budget(plan.limits, plan.definition.id)
-        self.spent = spent = Spent()
+        self.spent = spent = UsageTotals()
         self.effects = EffectChannel(plan.created, plan.starts_at, history, budget, spent)
         self.prompt = Prompt(state.system_prompt)
         self.tools = RunTools(plan, state, offered, history)
@@ -370,6 +371,8 @@ class RunState:
         self.shared = SharedData(state.context, {} if body is None else body.values)
         self.questions = RunQuestions(state.pending)
         self.children = Children(state.handed_to)
+        follows_data = bool(plan.hooks.pre_tool) and needs_provenance(plan.hooks)
+        self.sources = make_run_sources(plan, state, self.progress) if follows_data else None
         self.snapshot = Snapshot(
             state,
             history=history,
@@ -385,7 +388,7 @@ class RunState:
         )
 
     def hook_context(self, added: Sequence[Message] = (), source: str = "") -> HookContext:
-        """Return what every hook gets first; *source* is who asks for the call that it is about."""
+        """Return the context for hooks; *source* is the origin of the call in question."""
         plan, prompt = self.plan, self.prompt
         return HookContext(
             state=self.snapshot.state(),
@@ -407,11 +410,12 @@ class RunState:
             refused_tokens=prompt.refused_tokens,
             measured=prompt.measured,
             source=source,
+            provenance=None if self.sources is None else self.sources.index,
         )
 
     def apply(self, change: RequestedChange, by: str = "") -> None:
         """
-        Make a change that a hook or tool asked for; *by* names it in the event about a smaller prompt.
+        Apply the change of a hook or tool; *by* names it in the event about a smaller prompt.
 
         In the body of a tool it waits until the call has its result: the conversation is the caller's. What the next call of the
         body may look at, context and values, is there at once.
@@ -425,7 +429,7 @@ class RunState:
         before = self.history.view
         if change.messages is not None or change.view is not None:
             self.history.replace(change.messages, change.view, has_begun=self.progress.began)
-            self.side_events.compacted(by, before, self.history.view, record=change.messages is not None)
+            self.side_events.report_compaction(by, before, self.history.view, record=change.messages is not None)
         if change.system_prompt is not None:
             self.prompt.replace_system(change.system_prompt)
         if change.context is not None:
@@ -437,7 +441,7 @@ class RunState:
 
     def apply_body(self, end: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
         """
-        Count what the body of the tool *by* spent, and make the changes that it leaves, in their order.
+        Count the spending of the body of the tool *by* and apply its changes in order.
 
         Of one that was stopped only what was sent to it is applied: the rest comes when it has run to its end.
         """
@@ -456,17 +460,17 @@ class RunState:
                 self.set_output(change.value)
 
     def apply_inline_child(self, left: AgentState, call_id: str = "") -> None:
-        """Replace the run's history and context by what an inline child left, which the call *call_id* started."""
-        record, view = self.history.left_by_inline(left, call_id)
+        """Replace the run's history and context by those of an inline child, started by *call_id*."""
+        record, view = self.history.history_after_inline(left, call_id)
         self.shared.replace(left.context)
         self.apply(Change(messages=record, view=None if view is record else view))
 
     def set_output(self, value: object) -> None:
         """Replace the output by *value*, which is not checked."""
         self.output.set(value)
-        self.pass_output()
+        self.forward_output()
 
-    def pass_output(self) -> None:
-        """Pass an output that the body of a tool set to its caller, to whom it belongs."""
+    def forward_output(self) -> None:
+        """In a tool's body, record the output as a change for the caller."""
         if self.body is not None:
             self.body.changes.append(SetOutput(self.output.value))

@@ -30,22 +30,20 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelReply, ModelRequest, StopReason
 from stepengine.data.outcomes import Value
 from stepengine.data.state import RunStatus
-from stepengine.data.thoughts import parted
+from stepengine.data.thoughts import split_thoughts
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, InputError, LimitExceeded, LimitReached, ModelError, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.background import NO_CHILDREN
-from stepengine.machine.batch import called_by_model, run_batch
-from stepengine.machine.blocks import mark_in
+from stepengine.machine.batch import make_calls_of_reply, run_batch
+from stepengine.machine.blocks import find_call_mark
 from stepengine.machine.calls import ToolMember
-from stepengine.machine.ceilings import more_steps
+from stepengine.machine.ceilings import ask_for_more_steps
+from stepengine.machine.child_reports import report_ended_children, wait_for_children
 from stepengine.machine.protocol import Flow
-from stepengine.machine.reporting import hear_of_children, wait_for_children
-from stepengine.machine.signals import Stopped, status_after
+from stepengine.machine.signals import Stopped, status_from_error
 from stepengine.machine.state import RunState
-
-__all__ = ("PLAIN", "budgeted_step", "reopened_step", "run_turn", "step_prompt", "step_request", "take_last_word")
 
 # A provider pauses a reply while tools on its own servers work. One that is always paused again is a fault there, and
 # each continuation is paid for (reliability:MP56).
@@ -85,16 +83,16 @@ class StepReply(NamedTuple):
 
 
 def run_turn(run: RunState) -> Flow[None]:
-    """Run steps until the turn ends or the budget is spent; a turn with background children at work goes on for them."""
+    """Run steps until the turn ends or the budget is spent; reports of background children continue it."""
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
     # which the model has to answer, so the turn goes on when they have ended.
-    while not (yield from budgeted_step(run, PLAIN)) or (
+    while not (yield from run_budgeted_step(run, PLAIN)) or (
         run.children.background is not NO_CHILDREN and (yield from wait_for_children(run))
     ):
         pass
 
 
-def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
+def run_budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     Run one step and return whether the turn is complete.
 
@@ -106,13 +104,14 @@ def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
     """
     # The generator itself is returned and not iterated here: each `yield from` is one more frame that every value of
     # the step passes, both ways.
-    return _step(run, over) if run.progress.ask_step() else _step_on_spent_budget(run, over)
+    return _run_step(run, over) if run.progress.request_step() else _step_on_spent_budget(run, over)
 
 
 def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
+    """Ask for more steps; without them, end the turn as ``on_max_steps`` says: with a final answer, at once or by raising."""
     budget = run.budget
-    if (yield from more_steps(run)):
-        return (yield from _step(run, over))
+    if (yield from ask_for_more_steps(run)):
+        return (yield from _run_step(run, over))
     # Told before the limit is raised: the handler is resumed once with `steps_complete` true, so that it can put
     # together what it has, and only a further step is refused (generator-contract:G46).
     run.progress.end_turn(complete=True)
@@ -122,7 +121,7 @@ def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
         msg = f"agent {run.plan.definition.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
         budget.reach(LimitExceeded(msg, kind="steps", limit=limit))
         if what == "final_answer":
-            yield from _final_answer(run)
+            yield from _request_final_answer(run)
             return True
         if what == "stop":
             return True
@@ -130,8 +129,8 @@ def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[bool]:
     raise LimitReached(budget.reached)
 
 
-def _final_answer(run: RunState) -> Flow[None]:
-    """Ask once more without tools what was done; a failure leaves the run as ``stop`` would."""
+def _request_final_answer(run: RunState) -> Flow[None]:
+    """Call the model once more without tools for a final answer; a failure ends the run like ``stop``."""
     # Without this the last thing in the history is a tool's result, and the output of the run is some text from the
     # middle of the work. One more model call makes an answer of what was paid for already. It is a note at the end of
     # this request and in no history, since it is no word of the user's.
@@ -141,63 +140,68 @@ def _final_answer(run: RunState) -> Flow[None]:
     )
     try:
         # What somebody sent meanwhile is part of what is to be summed up, and nothing after this would read it.
-        run.history.take_inbox()
+        run.history.append_inbox()
         # No tools at all: a model that is offered any calls one, and the text that says it cannot is read by few.
         # `StepWith(tools=())` means none, where `None` would mean the agent's own.
-        request = step_request(run, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))])
-        model = yield from _ask(run, request, "final_answer")
+        request = make_step_request(run, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))])
+        model = yield from _call_model(run, request, "final_answer")
     # The answer is a courtesy: where it fails, the run ends as it would have ended without one.
     except (StepEngineError, LimitReached):
         return
-    reply = _give_ids(run, model)
+    reply = _assign_ids(run, model)
     yield from _show_reply(run, reply)
     # Some models call tools that they were not offered. The calls stay, with a result each that says why nothing was
     # done, or the history would not pair.
-    calls = called_by_model(run, reply.calls, ())
+    calls = make_calls_of_reply(run, reply.calls, ())
     for call in calls:
         call.skip("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
-    _commit(run, reply.message, calls)
+    _commit_reply(run, reply.message, calls)
     run.progress.end_with(model.stop_reason)
 
 
-def _step(run: RunState, over: StepWith) -> Flow[bool]:
+def _run_step(run: RunState, over: StepWith) -> Flow[bool]:
+    """Run one step and return whether the turn is complete."""
     plan, spent = run.plan, None
     points, watched = plan.hooks, plan.watched
     # One `try` around the whole step: whoever watches must see each step that began end once, with a status (that was
     # broken for steps that an error left).
     try:
         if run.children.background is not NO_CHILDREN:
-            yield from hear_of_children(run)
+            yield from report_ended_children(run)
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
-            run.side_events.waiting.append(_started_event(run))
+            run.side_events.waiting.append(_make_start_event(run))
         _prepare_step(run)
-        request = step_request(
+        request = make_step_request(
             run,
             over,
-            (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.plan.definition.step_prompt else (),
+            (yield from _make_tail(run))
+            if points.pre_step
+            else make_step_prompt(run)
+            if run.plan.definition.step_prompt
+            else (),
         )
         try:
-            model = yield from _ask(run, request, "step")
+            model = yield from _call_model(run, request, "step")
         # Once only, and only where the hooks make the view shorter: to send the same again costs the same refusal. It
         # is a new effect, so the record shows both requests (reliability:MP02).
         except ContextOverflow as error:
-            request = yield from _shorter(run, over, error)
-            model = yield from _ask(run, request, "step")
-        reply, calls = _take_reply(run, model, request)
+            request = yield from _shorten_request(run, over, error)
+            model = yield from _call_model(run, request, "step")
+        reply, calls = _accept_reply(run, model, request)
         # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
         if reply.has_words or not calls:
             yield from _show_reply(run, reply)
         spent = yield from _run_tools(run, reply, calls)
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
-        ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
+        ended = _ends_turn(run, calls) and (not points.on_stop or (yield from _can_end_turn(run)))
         if ended and calls and not reply.has_words:
-            _warn_of_silence(run, calls)
+            _warn_of_missing_answer(run, calls)
         if watched():
-            yield Notify(_finished_event(run, ended, COMPLETED))
+            yield Notify(_make_end_event(run, ended, COMPLETED))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
@@ -208,44 +212,44 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     finally:
         run.progress.end_step()
         run.history.expire("agent_step")
-    return _over(run, calls, spent, ended=ended)
+    return _end_step(run, calls, spent, ended=ended)
 
 
 def _prepare_step(run: RunState) -> None:
     """Remove expired results, and append messages that arrived meanwhile."""
     # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
-    # the record keeps it (reliability:TL23).
+    # the record keeps it (requirements:I12).
     run.history.expire_results()
     if run.progress.steps_complete:
         run.output.start_turn()
     if run.history.inbox:
-        run.history.take_inbox()
+        run.history.append_inbox()
 
 
-def _over(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None, *, ended: bool) -> bool:
-    """Take note of how a step ended; return whether the turn is complete, or raise that a limit was spent in it."""
+def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | None, *, ended: bool) -> bool:
+    """Record the end of a step; return whether the turn is complete, or raise if a limit was spent in it."""
     if ended:
-        run.progress.let_stop()
-        take_last_word(run, calls)
+        run.progress.reset_refused_stops()
+        record_last_word(run, calls)
     # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
     return run.progress.end_turn(complete=ended)
 
 
-def _started_event(run: RunState) -> ev.Event:
+def _make_start_event(run: RunState) -> ev.Event:
     return ev.StepStarted(
         path=run.plan.path, seq=run.effects.seq, step=run.progress.step, steps_remaining=run.budget.steps_left
     )
 
 
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
-    """Report the end of a step that *error* leaves; when the machine is being closed, nothing is reported any more."""
+    """Report the end of a step that *error* ended, unless the machine is being closed."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield Notify(_finished_event(run, False, status_after(error)))
+        yield Notify(_make_end_event(run, False, status_from_error(error)))
 
 
-def _finished_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
+def _make_end_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
@@ -260,13 +264,13 @@ def _finished_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event: 
     )
 
 
-def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:
+def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:
     """
-    Finish the step in which the run that this one continues was suspended; return whether the turn is complete.
+    Finish the step in which the continued run was suspended; return whether the turn is complete.
 
     Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
-    calls = called_by_model(run, message.tool_calls, run.tools.offered)
+    calls = make_calls_of_reply(run, message.tool_calls, run.tools.offered)
     # What ran before the suspension has changed the world and is not run again; of the others the results said
     # "pending" and were placeholders.
     for call, known in zip(calls, stored, strict=True):
@@ -279,8 +283,8 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
     yield from hooks.post_step(run, reply.model)
     # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
     # hooks let it be.
-    if run.progress.end_turn(complete=_ends(run, calls) and (yield from _may_end(run))):
-        run.progress.let_stop()
+    if run.progress.end_turn(complete=_ends_turn(run, calls) and (yield from _can_end_turn(run))):
+        run.progress.reset_refused_stops()
     if spent:
         raise spent
     return run.progress.steps_complete
@@ -289,7 +293,7 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> ModelRequest:
+def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> ModelRequest:
     """
     Return the request of a step: system prompt, view, the tails of run and step, tools and settings.
 
@@ -304,7 +308,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
     choice = (over.tool_choice or settings.tool_choice) if specs else None
     # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change what
     # stands before the next message, and the provider's prompt cache would be lost at every step
-    # (generator-contract:D33).
+    # (generator-contract:L31).
     tail = (*run.prompt.tail, *tail)
     if run.plan.path and run.budget.steps_left == run.budget.most_steps:
         _check_user_message(run, tail)
@@ -320,7 +324,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
 
 
 def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
-    """Raise ``InputError`` if neither the view nor *tail* holds a user message: a child would be paid for without a task."""
+    """Raise ``InputError`` if neither the view nor *tail* has a user message, before a child costs anything."""
     if UserMessage in map(type, run.history.view) or UserMessage in map(type, tail):
         return
     agent = run.plan.definition.id
@@ -331,40 +335,40 @@ def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
     raise InputError(msg)
 
 
-def step_prompt(run: RunState) -> Sequence[Message]:
+def make_step_prompt(run: RunState) -> Sequence[Message]:
     """Return the step prompt as a step-scoped message, if the agent has one."""
     text = run.plan.definition.step_prompt
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 
-def _tail(run: RunState) -> Flow[Sequence[Message]]:
-    """Return what stands at the end of this step's request alone: what the ``pre_step`` hooks add, and the step prompt."""
+def _make_tail(run: RunState) -> Flow[Sequence[Message]]:
+    """Return the messages for the end of this request alone: those of ``pre_step`` hooks, and the step prompt."""
     tail = yield from hooks.pre_step(run)
     # Once more after the hooks, which may have waited for a person or done I/O while somebody sent a message.
-    run.history.take_inbox()
-    return (*tail, *step_prompt(run))
+    run.history.append_inbox()
+    return (*tail, *make_step_prompt(run))
 
 
-def _take_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
-    """Count the step that a reply makes; return the reply and its calls."""
+def _accept_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
+    """Count the step of a reply; return the reply and its calls."""
     in_a_row = run.progress.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
     if in_a_row >= MAX_THOUGHTS:
         run.progress.cut_turn()
         run.side_events.warn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
-    reply = _give_ids(run, model)
-    return reply, called_by_model(run, reply.calls, _callable(run, request))
+    reply = _assign_ids(run, model)
+    return reply, make_calls_of_reply(run, reply.calls, _callable_tools(run, request))
 
 
-def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
-    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract:L18)."""
+def _callable_tools(run: RunState, request: ModelRequest) -> Collection[str]:
+    """Return the names of the tools that the model may call, whatever it inherited (generator-contract:L18)."""
     # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
     # cost more than the step.
     return run.tools.offered if request.tools is run.tools.specs else [spec.name for spec in request.tools]
 
 
-def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as hooks shorten it when told that it was too long, or raise *error*."""
-    run.history.take_inbox()
+def _shorten_request(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
+    """Return the request as shortened by hooks after an overflow, or raise *error*."""
+    run.history.append_inbox()
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
     before = (run.prompt.system, run.history.view)
     # Counted at the moment of the refusal, since a hook shortens the view before others ask how large it was.
@@ -377,21 +381,21 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
         run.prompt.accept()
     if (run.prompt.system, run.history.view) == before:
         raise error
-    run.history.take_inbox()
-    return step_request(run, over, [*tail, *step_prompt(run)])
+    run.history.append_inbox()
+    return make_step_request(run, over, [*tail, *make_step_prompt(run)])
 
 
-def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
-    """Call the model, and again for what its reply leaves out."""
-    # The quick way for the reply that is whole, which is nearly every one: `_whole` is a generator more for all that
+def _call_model(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
+    """Call the model, and again for missing parts of its reply."""
+    # The quick way for the reply that is whole, which is nearly every one: `_complete_reply` is a generator more for all that
     # pass it.
     effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids.peek)
     reply = _receive_reply(run, (yield effect), effect)
-    return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
+    return (yield from _complete_reply(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
 
 def _receive_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply:
-    """Return the reply that *outcome* holds; count it, and record how large the provider found a step's prompt."""
+    """Return the reply in *outcome*; count it, and record the provider's measure of a step's prompt."""
     # The value is taken here without a call where there is one, as nearly always.
     reply: ModelReply = outcome.value if isinstance(outcome, Value) else run.effects.unwrap(outcome)
     used, request = reply.usage, effect.request
@@ -405,9 +409,9 @@ def _receive_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply
     return reply
 
 
-def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
+def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Complete a reply: one that the provider paused is continued, and so is one that was cut.
+    Complete a reply that the provider paused or cut.
 
     What is continued after a cut is text alone, at most three times, and not where the settings forbid it.
 
@@ -417,7 +421,7 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
     for _ in range(MAX_CONTINUES):
         if reply.stop_reason is not PAUSE:
             break
-        reply = _join_replies(reply, (yield from _more(run, request, purpose, reply)))
+        reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply)))
     for _ in range(MAX_CUTS):
         how = request.settings
         # Half an answer to a schema cannot be continued: each reply has to be whole.
@@ -426,7 +430,7 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
         if purpose != "step" or not how.continue_cut or how.response_schema is not None or not _is_cut_text(reply):
             break
         asked = UserMessage(system_reminder(GO_ON))
-        reply = _join_replies(reply, (yield from _more(run, request, purpose, reply, asked)))
+        reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply, asked)))
     # Raised after all continuations: what a provider calls an error in its last part makes the whole reply worthless.
     if reply.stop_reason is ERROR:
         msg = (
@@ -436,14 +440,14 @@ def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelR
     return reply
 
 
-def _more(
+def _request_continuation(
     run: RunState, request: ModelRequest, purpose: Purpose, begun: ModelReply, *asked: Message
 ) -> Flow[ModelReply]:
-    """Ask for what follows *begun*, which goes back as it came."""
+    """Request the continuation of *begun*, which is sent back unchanged."""
     # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
     # own words only when they come back unchanged. The history has none of it yet.
     longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
-    effect = CallModel(run.effects.number(), longer, purpose, call_id=_after(run, begun))
+    effect = CallModel(run.effects.number(), longer, purpose, call_id=_make_id_function(run, begun))
     return _receive_reply(run, (yield effect), effect)
 
 
@@ -455,8 +459,8 @@ def _is_cut_text(reply: ModelReply) -> bool:
     return all(isinstance(part, (TextPart, ThinkingPart)) for part in reply.content)
 
 
-def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
-    """Return the function that gives ids to the calls that follow those of an unfinished reply."""
+def _make_id_function(run: RunState, paused: ModelReply) -> Callable[[int], str]:
+    """Return the function that assigns ids to the calls after those of an unfinished reply."""
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
@@ -464,7 +468,7 @@ def _after(run: RunState, paused: ModelReply) -> Callable[[int], str]:
 
 
 def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
-    """Return two parts of a reply as one: the later one's words, everything that both used."""
+    """Return two parts of a reply as one: content and usage of both, everything else of the later one."""
     known = None if paused.usage is None and more.usage is None else (paused.usage or Usage()) + (more.usage or Usage())
     return attrs.evolve(
         more, content=(*paused.content, *more.content), usage=known, cost=add_cost(paused.cost, more.cost)
@@ -474,8 +478,8 @@ def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
 # --- its reply --------------------------------------------------------------------------------------------------------
 
 
-def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
-    """Give every call of a reply an id of ours; the last call of a reply that was cut off stays text."""
+def _assign_ids(run: RunState, reply: ModelReply) -> StepReply:
+    """Assign our ids to the calls of a reply; the last call of a cut reply becomes text."""
     parts: list[AssistantPart] = []
     calls: list[ToolCallPart] = []
     last = len(reply.content) - 1
@@ -488,7 +492,7 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
-            # one twice (reliability:MP49, MP50), and with counters the same run has the same ids on every replay.
+            # one twice (reliability:MP49), and with counters the same run has the same ids on every replay.
             call = part.with_id(run.tools.call_ids.new())
             parts.append(call)
             calls.append(call)
@@ -496,12 +500,12 @@ def _give_ids(run: RunState, reply: ModelReply) -> StepReply:
 
 
 def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
-    """Keep the thoughts of a reply, and show what it says."""
+    """Record the thoughts of a reply and show its texts."""
     thinking, text = reply.message.thinking, reply.message.text
     # One look for a character, in place of a search for tags in every reply; the tags themselves are sorted out only
     # where there may be some.
     if thinking or "<" in text:
-        run.progress.thinking.extend([*thinking, *parted(text).thoughts])
+        run.progress.thinking.extend([*thinking, *split_thoughts(text).thoughts])
     if not reply.calls and run.tools.offered and ("<" in text or "[" in text):
         _warn_of_written_call(run, reply.model)
     if not run.plan.watched():
@@ -512,16 +516,16 @@ def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
         yield Notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
     if text:
         yield Notify(ev.TextCompleted(path=path, seq=seq, text=text))
-    if _is_empty(reply.model.content):
+    if _is_empty_reply(reply.model.content):
         yield Notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
-    """Say once in the result that a model wrote a call into its text, where it is not carried out."""
+    """Warn once that a model wrote a call as text, which is not run."""
     # It happens where a server's chat template does not fit its model, or where a prompt shows such blocks, and looks
     # as if the agent had lost its tools. Nothing is called: text is text, unless the provider was told to read calls
     # out of it.
-    mark = mark_in(reply.said)
+    mark = find_call_mark(reply.said)
     if not mark:
         return
     run.side_events.tell(
@@ -531,29 +535,29 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     )
 
 
-def _is_empty(parts: Sequence[AssistantPart]) -> bool:
-    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract:G53)."""
+def _is_empty_reply(parts: Sequence[AssistantPart]) -> bool:
+    """Return whether a reply has no content, not even a blank, which ends a turn (generator-contract:G51)."""
     return all(isinstance(p, TextPart) and not p.text for p in parts)
 
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
-    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (requirements:X53)."""
+    """Return whether a reply has content but neither a call nor text, which ends no turn (requirements:X53)."""
     # Anything else (a call, an image, a refusal, what nobody understands) says something, and ends the turn or goes on
     # by its own rule.
     for part in reply.content:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
             return False
-    return not reply.said.strip() and not _is_empty(reply.content)
+    return not reply.said.strip() and not _is_empty_reply(reply.content)
 
 
 # --- its calls and its end --------------------------------------------------------------------------------------------
 
 
 def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> Flow[LimitReached | None]:
-    """Run the calls of a reply and append message and results together, also when the run is stopped meanwhile."""
+    """Run the calls of a reply and append message and results together, even if the run is stopped meanwhile."""
     if not calls:
-        _commit(run, reply.message, calls)
+        _commit_reply(run, reply.message, calls)
         return None
     spent: LimitReached | None = None
     # Also those at fault, which have their result already: the batch shows them in their place among the others.
@@ -568,22 +572,22 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
     run.history.hold(reply.message)
     try:
         yield from run_batch(run, waiting)
-    # Kept until reply and results are committed; `_over` raises it.
+    # Kept until reply and results are committed; `_end_step` raises it.
     except LimitReached as error:
         spent = error
     # Committed on a stop, too: what the calls did has happened, and the results say which of them did not come to their
     # end.
     except Stopped:
-        _commit(run, reply.message, calls)
+        _commit_reply(run, reply.message, calls)
         raise
     finally:
         run.history.hold(None)
-    _commit(run, reply.message, calls)
+    _commit_reply(run, reply.message, calls)
     return spent
 
 
-def _commit(run: RunState, message: AssistantMessage, calls: Sequence[ToolMember]) -> None:
-    """Append a reply and its results, with the inputs that ran: corrected ones, and those that people changed."""
+def _commit_reply(run: RunState, message: AssistantMessage, calls: Sequence[ToolMember]) -> None:
+    """Append a reply and its results, with the inputs that ran."""
     results: list[ToolResult] = []
     ran: dict[str, AssistantPart] = {}
     for call in calls:
@@ -600,11 +604,11 @@ def _commit(run: RunState, message: AssistantMessage, calls: Sequence[ToolMember
     run.history.commit(message, results)
 
 
-def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
-    """Return whether a step ends the turn, hooks aside."""
+def _ends_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
+    """Return whether a step ends the turn, apart from hooks; messages that arrived meanwhile continue it."""
     # First of all: a message that came during the step has to be answered before the turn can end
     # (generator-contract:G54).
-    if run.history.inbox and run.history.take_inbox():
+    if run.history.inbox and run.history.append_inbox():
         return False
     if run.progress.truncated:
         return True
@@ -625,8 +629,8 @@ def _ends(run: RunState, calls: Sequence[ToolMember]) -> bool:
     return not forced if calls else not run.progress.only_thoughts
 
 
-def _warn_of_silence(run: RunState, calls: Sequence[ToolMember]) -> None:
-    """Warn about a turn that ends with a thought alone; a handler decides for itself."""
+def _warn_of_missing_answer(run: RunState, calls: Sequence[ToolMember]) -> None:
+    """Warn about a turn that ends with only a thought, in an agent without handler."""
     if run.plan.definition.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):
@@ -636,8 +640,8 @@ def _warn_of_silence(run: RunState, calls: Sequence[ToolMember]) -> None:
         )
 
 
-def _may_end(run: RunState) -> Flow[bool]:
-    """Ask the ``on_stop`` hooks whether a turn may end; it ends without asking when its budget is spent or its reply was cut."""
+def _can_end_turn(run: RunState) -> Flow[bool]:
+    """Return whether the turn may end, as decided by ``on_stop`` hooks; a spent budget or cut reply always ends it."""
     # A hook that sends the model back needs a step to send it to; where none is left its message would stand there
     # unanswered.
     if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.progress.truncated:
@@ -645,8 +649,8 @@ def _may_end(run: RunState) -> Flow[bool]:
     return not (yield from hooks.on_stop(run))
 
 
-def take_last_word(run: RunState, calls: Sequence[ToolMember]) -> bool:
-    """Return whether one of *calls* is an ``end_turn`` that ran; its message is what the run says last, until it says more."""
+def record_last_word(run: RunState, calls: Sequence[ToolMember]) -> bool:
+    """Set the run's last text from an ``end_turn`` among *calls* that ran; return whether there is one."""
     for call in calls:
         if call.asked.tool_name == "end_turn" and call.has_ended_turn:
             run.history.end_with(call.input.get("message", ""))

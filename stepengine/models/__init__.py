@@ -17,17 +17,18 @@ another.
 Must not be here: when a call is tried again (``runtime.retry``), what is asked next (machine). Importing this package loads no SDK and
 no HTTP library; an adapter loads its SDK when it first sends a request. Adapters do not know each other.
 
-Begin with ``base``, then one adapter from ``encode`` to ``decode``, such as ``anthropic``; ``_http`` and ``_reading`` for what all share.
+Begin with ``base``, then one adapter from ``encode`` to ``decode``, such as ``anthropic``; ``_http`` and ``_byte_reader`` for what all share.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
-    from stepengine.data.messages import CitationPart, OpaquePart
+    from stepengine.data.json import JsonDict, JsonValue
+    from stepengine.data.messages import CitationPart, JsonPart, OpaquePart
     from stepengine.data.models import (
         ModelDelta,
         ModelReply,
@@ -53,17 +54,20 @@ if TYPE_CHECKING:
     from stepengine.models.files import Files, UploadedFile, file_part
     from stepengine.models.google import GoogleProvider
     from stepengine.models.google.interactions import GoogleInteractionsProvider
+    from stepengine.models.known_models import KnownModel, ListedProvider, find_known_models, list_providers
     from stepengine.models.openai import OpenAIProvider
     from stepengine.models.openai_chat import OpenAIChatProvider
     from stepengine.models.presets import PRESETS, Preset
     from stepengine.models.registry import Models
     from stepengine.models.routing import fallback
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
+            "stepengine.data.json": ("JsonDict", "JsonValue"),
             "stepengine.data.messages": (
                 "CitationPart",
+                "JsonPart",
                 "OpaquePart",
             ),
             "stepengine.data.models": (
@@ -109,6 +113,12 @@ else:
             ),
             "stepengine.models.google": ("GoogleProvider",),
             "stepengine.models.google.interactions": ("GoogleInteractionsProvider",),
+            "stepengine.models.known_models": (
+                "KnownModel",
+                "ListedProvider",
+                "find_known_models",
+                "list_providers",
+            ),
             "stepengine.models.openai": ("OpenAIProvider",),
             "stepengine.models.openai_chat": ("OpenAIChatProvider",),
             "stepengine.models.presets": (
@@ -135,6 +145,11 @@ __all__ = (
     "FoundryProvider",
     "GoogleInteractionsProvider",
     "GoogleProvider",
+    "JsonDict",
+    "JsonPart",
+    "JsonValue",
+    "KnownModel",
+    "ListedProvider",
     "ModelDelta",
     "ModelInfo",
     "ModelRef",
@@ -162,4 +177,6 @@ __all__ = (
     "WebSearch",
     "fallback",
     "file_part",
+    "find_known_models",
+    "list_providers",
 )

@@ -19,24 +19,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from stepengine.errors import MissingKey, ModelError
-from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, first_set, given_to, printable
-
-__all__ = (
-    "AZURE_TOKEN",
-    "ENTRA_SCOPE",
-    "ENTRA_SIGNS",
-    "ENTRA_TOLD",
-    "Access",
-    "AwsAccess",
-    "AwsPlatformAccess",
-    "GoogleAccess",
-    "GooglePlatformAccess",
-    "TokenSource",
-    "check_host",
-    "entra_source",
-    "only_one_of",
-    "unusable",
-)
+from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, find_set_variable, printable, register_secret
 
 TokenSource: TypeAlias = Callable[[], str | Awaitable[str]]
 """A function without arguments that gives a token for the next request; it may be asynchronous."""
@@ -64,7 +47,7 @@ SAID_CHARS = 500
 
 
 class Access(ABC):
-    """How requests are let into one cloud."""
+    """Authenticates requests to one cloud."""
 
     variables: Sequence[str] = ()
     """The environment variables in which credentials are usually found."""
@@ -72,11 +55,11 @@ class Access(ABC):
     @property
     @abstractmethod
     def is_given(self) -> bool:
-        """Whether credentials were given, so that whoever gave them knows where they go."""
+        """Whether the caller passed credentials, and so decided where they are sent."""
 
     @abstractmethod
     def identity(self) -> Secret | None:
-        """Return what tells one account of the cloud from another; ``None`` when that is not known without asking."""
+        """Return an identifier of the cloud account; ``None`` when it is not known without a request."""
 
     @abstractmethod
     def check(self, provider: str) -> Credentials:
@@ -90,12 +73,12 @@ class Access(ABC):
 
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
-        """Return what the cloud's packages raise when credentials cannot be had."""
+        """Return the exception classes that the cloud's packages raise for missing credentials."""
 
 
 def check_host(provider: str, access: Access, url: str, home: str | None) -> None:
     """
-    Let credentials that the environment holds go to the cloud's own *home* and to trusted hosts only.
+    Raise ``MissingKey`` if credentials of the environment would go to a host neither *home* nor trusted.
 
     Raises:
         MissingKey: when they would go elsewhere.
@@ -111,16 +94,16 @@ def check_host(provider: str, access: Access, url: str, home: str | None) -> Non
     raise MissingKey(msg, kind="missing_key")
 
 
-def unusable(provider: str, model: str, error: BaseException, repair: str) -> ModelError:
+def make_credentials_error(provider: str, model: str, error: BaseException, repair: str) -> ModelError:
     """Return what to raise when the packages of a cloud found no credentials, or could not renew them."""
     why = printable(f"{type(error).__name__}: {error}", SAID_CHARS)
     msg = f"{provider} has no credentials that can be used for {model!r}: {why} {repair}"
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 
 
-def only_one_of(provider: str, **ways: object) -> None:
+def check_exclusive(provider: str, **ways: object) -> None:
     """
-    Let at most one of several *ways* to be let in be given, by the names of the arguments.
+    Raise ``ModelError`` if more than one way to authenticate is given; *ways* has them by argument name.
 
     Raises:
         ModelError: when one would go before another without a word.
@@ -131,7 +114,7 @@ def only_one_of(provider: str, **ways: object) -> None:
         raise ModelError(msg, kind="settings")
 
 
-def needs(provider: str, package: str, extra: str) -> None:
+def check_package_installed(provider: str, package: str, extra: str) -> None:
     """Raise ``ModelError`` when *package* is not installed, naming what brings it; its module has dots for dashes."""
     parent, module = package.partition("-")[0], package.replace("-", ".")
     if find_spec(parent) is None or find_spec(module) is None:
@@ -144,7 +127,7 @@ def needs(provider: str, package: str, extra: str) -> None:
 
 class AwsAccess(Access):
     """
-    Into Amazon Bedrock: by a key of Bedrock's own, or by requests signed with AWS credentials.
+    Authenticates requests to Amazon Bedrock: by a key of Bedrock, or signed with AWS credentials.
 
     Args:
         provider: The provider's name.
@@ -181,13 +164,13 @@ class AwsAccess(Access):
         if access_key is None and session_token is not None:
             msg = f"{provider!r} was given session_token= without the access_key= and secret_key= that it belongs to"
             raise ModelError(msg, kind="settings")
-        only_one_of(provider, api_key=api_key, access_key=access_key)
+        check_exclusive(provider, api_key=api_key, access_key=access_key)
         self._region = region
         self._profile = profile
         self._access_key = access_key
-        self._secret_key = _secret(provider, secret_key, "secret_key")
-        self._session_token = _secret(provider, session_token, "session_token")
-        self._api_key = _secret(provider, api_key, "api_key")
+        self._secret_key = _make_registered_secret(provider, secret_key, "secret_key")
+        self._session_token = _make_registered_secret(provider, session_token, "session_token")
+        self._api_key = _make_registered_secret(provider, api_key, "api_key")
 
     @property
     def is_given(self) -> bool:
@@ -198,7 +181,11 @@ class AwsAccess(Access):
         """Return where the credentials come from; those that only AWS's packages find are looked for with the first request."""
         bearer = self.bearer()
         # A machine of Amazon's has credentials that nothing here tells of: whoever names a region is believed.
-        is_named = self.is_given or self._region is not None or first_set((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
+        is_named = (
+            self.is_given
+            or self._region is not None
+            or find_set_variable((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
+        )
         if not (is_named or any(map(_is_file, AWS_FILES.items()))):
             msg = (
                 f"there are no AWS credentials for {provider!r}: set AWS_REGION and {self.key_variable}, or AWS_ACCESS_KEY_ID "
@@ -206,7 +193,7 @@ class AwsAccess(Access):
             )
             raise MissingKey(msg, kind="missing_key")
         if bearer is None:
-            needs(provider, "boto3", "bedrock")
+            check_package_installed(provider, "boto3", "bedrock")
         if self.region() is None:
             msg = (
                 f"{provider!r} has no region: set AWS_REGION, such as AWS_REGION=us-east-1, name one in the profile, or pass "
@@ -221,7 +208,7 @@ class AwsAccess(Access):
             return "the access key that was given"
         if self._profile is not None:
             return f"the profile {self._profile!r}"
-        found = first_set((self.key_variable, *AWS_SIGNS))
+        found = find_set_variable((self.key_variable, *AWS_SIGNS))
         return f"credentials from {found}" if found else "the credentials that AWS's packages found"
 
     def identity(self) -> Secret | None:
@@ -234,14 +221,14 @@ class AwsAccess(Access):
         """Return the key of Bedrock's own; ``None`` when requests are to be signed."""
         if self._api_key is not None or self._access_key is not None or self._profile is not None:
             return self._api_key
-        return _secret("bedrock", os.environ.get(self.key_variable, "").strip() or None, "api_key")
+        return _make_registered_secret("bedrock", os.environ.get(self.key_variable, "").strip() or None, "api_key")
 
     def region(self) -> str | None:
         """Return the region, as far as it is known; a profile's own is looked up where nothing else says one."""
-        variable = first_set(AWS_REGIONS)
+        variable = find_set_variable(AWS_REGIONS)
         if self._region is not None or variable is not None:
             return self._region or os.environ[variable or ""].strip()
-        return _region_of(self._profile)
+        return _read_profile_region(self._profile)
 
     def keys(self) -> dict[str, str | None]:
         """
@@ -250,23 +237,27 @@ class AwsAccess(Access):
         The latter is named, although AWS's packages would find it, because they keep what they found for ever.
         """
         access_key, secret, token = self._access_key, self._secret_key, self._session_token
-        if access_key is None and self._profile is None and first_set(("AWS_ACCESS_KEY_ID",)):
+        if access_key is None and self._profile is None and find_set_variable(("AWS_ACCESS_KEY_ID",)):
             access_key = os.environ["AWS_ACCESS_KEY_ID"].strip()
-            secret = _secret("aws", os.environ.get("AWS_SECRET_ACCESS_KEY", "").strip() or None, "secret_key")
-            token = _secret("aws", os.environ.get("AWS_SESSION_TOKEN", "").strip() or None, "session_token")
+            secret = _make_registered_secret(
+                "aws", os.environ.get("AWS_SECRET_ACCESS_KEY", "").strip() or None, "secret_key"
+            )
+            token = _make_registered_secret(
+                "aws", os.environ.get("AWS_SESSION_TOKEN", "").strip() or None, "session_token"
+            )
         if secret is None:
             return {"profile": self._profile}
         shown = None if token is None else token.reveal()
         return {"access_key": access_key, "secret_key": secret.reveal(), "session_token": shown}
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """Return what boto3 and the SDK's signing raise."""
+        """Return the exception classes of boto3 and of the SDK's signing."""
         found = sys.modules.get("botocore.exceptions")
         return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
 
 
 class AwsPlatformAccess(AwsAccess):
-    """Into Claude as Anthropic runs it on AWS: by a key of that, or by requests signed with AWS credentials."""
+    """Authenticates requests to Claude on AWS: by a key of that platform, or signed with AWS credentials."""
 
     variables = (AWS_PLATFORM_KEY, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
     key_variable = AWS_PLATFORM_KEY
@@ -278,7 +269,7 @@ _regions: dict[tuple[str | None, ...], str] = {}
 """The regions of profiles, by what leads to them: every run asks, and botocore reads its files for 7 ms each time."""
 
 
-def _region_of(profile: str | None) -> str | None:
+def _read_profile_region(profile: str | None) -> str | None:
     key = (profile, *[os.environ.get(name) for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", *AWS_FILES, "HOME")])
     if key not in _regions and find_spec("botocore") is not None:
         from botocore.exceptions import BotoCoreError
@@ -298,9 +289,10 @@ def _is_file(names: tuple[str, str]) -> bool:
     return Path(os.environ.get(variable) or usual).expanduser().is_file()
 
 
-def _secret(provider: str, value: str | Secret | None, member: str) -> Secret | None:
+def _make_registered_secret(provider: str, value: str | Secret | None, member: str) -> Secret | None:
+    """Return a value as a ``Secret``, registered for redaction."""
     found = Secret(value.strip()) if isinstance(value, str) else value
-    given_to(provider, found, member)
+    register_secret(provider, found, member)
     return found
 
 
@@ -309,7 +301,7 @@ def _secret(provider: str, value: str | Secret | None, member: str) -> Secret | 
 
 class GoogleAccess(Access):
     """
-    Into Vertex AI: by Google's credentials, which give a token for a while, in a project and a place.
+    Authenticates requests to Vertex AI by Google's short-lived tokens, in a project and a location.
 
     Args:
         provider: The provider's name.
@@ -330,7 +322,7 @@ class GoogleAccess(Access):
         self._is_given = credentials is not None
         self._finding: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         if isinstance(credentials, str | Secret):
-            self._credentials = _secret(provider, credentials, "access_token")
+            self._credentials = _make_registered_secret(provider, credentials, "access_token")
 
     @property
     def is_given(self) -> bool:
@@ -341,7 +333,7 @@ class GoogleAccess(Access):
         """Return where the credentials come from; those of ``google-auth`` are looked for with the first request."""
         folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
         saved = folder / "application_default_credentials.json"
-        found = first_set(self.variables)
+        found = find_set_variable(self.variables)
         if not (self.is_given or self._project or found or saved.is_file()):
             msg = (
                 f"there are no Google Cloud credentials for {provider!r}: set GOOGLE_CLOUD_PROJECT, and {GOOGLE_CREDENTIALS} or "
@@ -349,25 +341,25 @@ class GoogleAccess(Access):
             )
             raise MissingKey(msg, kind="missing_key")
         if self.is_given and self.project is None:
-            raise self._without_project()
-        needs(provider, "google-auth", "vertex")
+            raise self._missing_project_error()
+        check_package_installed(provider, "google-auth", "vertex")
         source = "the credentials that were given" if self.is_given else "the credentials that google-auth found"
         return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
 
     @property
     def project(self) -> str | None:
         """The project, as far as it is known."""
-        variable = first_set(self.projects)
+        variable = find_set_variable(self.projects)
         own = getattr(self._credentials, "project_id", None)
         return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
 
     def identity(self) -> Secret | None:
-        """Return the project, which is what limits hold for."""
+        """Return the project, because limits apply per project."""
         return None if self.project is None else Secret(self.project)
 
     def location(self, *variables: str) -> str:
         """Return the place: what was given, else what one of *variables* says."""
-        variable = first_set(variables)
+        variable = find_set_variable(variables)
         return self._location or (os.environ[variable].strip() if variable else ANYWHERE)
 
     @property
@@ -393,7 +385,7 @@ class GoogleAccess(Access):
                 self.check(self._provider)
                 await self._find_credentials(model)
         if self.project is None:
-            raise self._without_project()
+            raise self._missing_project_error()
 
     async def _find_credentials(self, model: str) -> None:
         import google.auth
@@ -402,26 +394,26 @@ class GoogleAccess(Access):
         try:
             credentials, project = await asyncio.to_thread(google.auth.default, scopes=[GOOGLE_SCOPE])
         except self.errors() as error:
-            failure = unusable(self._provider, model, error, f"Look at {GOOGLE_CREDENTIALS}.")
+            failure = make_credentials_error(self._provider, model, error, f"Look at {GOOGLE_CREDENTIALS}.")
         else:
             self._credentials = credentials
             self._project = self.project or project
             return
         raise failure
 
-    def _without_project(self) -> ModelError:
+    def _missing_project_error(self) -> ModelError:
         msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 
     def errors(self) -> tuple[type[Exception], ...]:
-        """Return what ``google-auth`` raises."""
+        """Return the exception classes of ``google-auth``."""
         from google.auth.exceptions import GoogleAuthError
 
         return (GoogleAuthError,)
 
 
 class GooglePlatformAccess(GoogleAccess):
-    """Into Claude as Anthropic runs it on Google Cloud."""
+    """Authenticates requests to Claude as Anthropic runs it on Google Cloud."""
 
     variables = (GOOGLE_CREDENTIALS, *GOOGLE_PLATFORM_PROJECTS)
     projects = GOOGLE_PLATFORM_PROJECTS
@@ -431,9 +423,9 @@ class GooglePlatformAccess(GoogleAccess):
 # --- Microsoft --------------------------------------------------------------------------------------------------------
 
 
-def entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
+def make_entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
     """
-    Return what gives tokens of Entra ID for *scope*: *given*, else by what the environment says; ``None`` when it says nothing.
+    Return a source of Entra ID tokens: *given*, else by the environment; ``None`` if neither exists.
 
     Each token is kept out of all that is written, and failures of the source are ``ModelError``.
 
@@ -443,13 +435,13 @@ def entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenS
     source = given
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
         source = lambda: token  # noqa: E731 - a function of one value
-    if source is None and first_set(ENTRA_SIGNS):
-        needs(provider, "azure-identity", "azure")
-        source = _default_credentials(scope)
-    return None if source is None else _check_source(provider, source)
+    if source is None and find_set_variable(ENTRA_SIGNS):
+        check_package_installed(provider, "azure-identity", "azure")
+        source = _make_azure_source(scope)
+    return None if source is None else _wrap_token_source(provider, source)
 
 
-def _default_credentials(scope: str) -> TokenSource:
+def _make_azure_source(scope: str) -> TokenSource:
     made: list[Callable[[], str]] = []
 
     async def token() -> str:
@@ -462,18 +454,20 @@ def _default_credentials(scope: str) -> TokenSource:
     return token
 
 
-def _check_source(provider: str, source: TokenSource) -> TokenSource:
+def _wrap_token_source(provider: str, source: TokenSource) -> TokenSource:
     async def token() -> str:
         failure: BaseException
         try:
             value = source()
             found: object = await value if inspect.isawaitable(value) else value
             if isinstance(found, str) and found:
-                given_to(provider, Secret(found), "access_token")
+                register_secret(provider, Secret(found), "access_token")
                 return found
             failure = TypeError(f"the source of tokens gave a {type(found).__name__} and no text")
         except Exception as error:  # noqa: BLE001 - whatever a source of the user's does
             failure = error
-        raise unusable(provider, f"{provider}/...", failure, f"Look at {', '.join(ENTRA_SIGNS)}.") from None
+        raise make_credentials_error(
+            provider, f"{provider}/...", failure, f"Look at {', '.join(ENTRA_SIGNS)}."
+        ) from None
 
     return token

@@ -27,16 +27,14 @@ from stepengine.data.models import (
 from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import ToolSpec
 
-__all__ = ("ANSWER", "AnswerChunks", "answer_of", "as_text", "asked_by_tool", "is_by_tool")
-
 ANSWER = "final_answer"
 SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
 WHOLE = "answer"
 """The member that holds an answer which is not an object, as the input of a tool must be one."""
 
 
-def asked_by_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
-    """Return *request* with *spec* as the way to answer. Where nothing else can be called, it must be."""
+def add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
+    """Return *request* with the answer tool *spec*; a call is required if the model can call nothing else."""
     settings = attrs.evolve(request.settings, response_schema=None, tool_choice=None)
     choice = request.tool_choice or request.settings.tool_choice
     if choice == "none" or not (request.tools or settings.server_tools):
@@ -47,7 +45,7 @@ def asked_by_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
     return attrs.evolve(request, tools=(*request.tools, spec), tool_choice=choice, settings=settings)
 
 
-def answer_of(schema: Mapping[str, object]) -> ToolSpec:
+def make_answer_tool(schema: Mapping[str, object]) -> ToolSpec:
     """Return the tool whose input is an answer by *schema*."""
     if _is_object(schema):
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
@@ -60,14 +58,14 @@ def _is_object(schema: Mapping[str, object]) -> bool:
     return schema.get("type") == "object"
 
 
-def is_by_tool(request: ModelRequest) -> bool:
+def is_answered_by_tool(request: ModelRequest) -> bool:
     """Return whether a call of ``ANSWER`` in a reply to *request* can only be an answer."""
     return request.settings.response_schema is not None and all(tool.name != ANSWER for tool in request.tools)
 
 
-def as_text(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
+def convert_answer_call(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
     """
-    Return *reply* with its answer as text.
+    Return *reply* with its answer call as text; beside calls of other tools the answer is dropped.
 
     Beside other calls it was given too early: they are carried out, and the model is asked again.
     """
@@ -78,7 +76,7 @@ def as_text(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
     parts = [part for part in reply.content if not _is_answer(part)]
     if early:
         return attrs.evolve(reply, content=tuple(parts))
-    text = TextPart(_text_of(answers[0], schema))
+    text = TextPart(_answer_text(answers[0], schema))
     stop = StopReason.END_TURN if reply.stop_reason is StopReason.TOOL_USE else reply.stop_reason
     # What was said beside the answer is no part of it, and the text of the reply has to be JSON.
     kept = [part for part in parts if not isinstance(part, TextPart)]
@@ -90,7 +88,7 @@ def _is_answer(part: AssistantPart) -> bool:
     return isinstance(part, ToolCallPart) and part.tool_name == ANSWER
 
 
-def _text_of(part: AssistantPart, schema: Mapping[str, object]) -> str:
+def _answer_text(part: AssistantPart, schema: Mapping[str, object]) -> str:
     if not isinstance(part, ToolCallPart):
         return ""
     if part.raw_input is not None:
@@ -105,8 +103,8 @@ class AnswerChunks:
     def __init__(self) -> None:
         self._answers: set[int] = set()
 
-    def of(self, delta: ModelDelta) -> ModelDelta | None:
-        """Return what a piece is for those who watch; ``None`` for one that says nothing to them."""
+    def convert_delta(self, delta: ModelDelta) -> ModelDelta | None:
+        """Return a delta as subscribers receive it; ``None`` if it is hidden from them."""
         match delta:
             case ToolCallStarted(index=index, tool_name=name) if name == ANSWER:
                 self._answers.add(index)

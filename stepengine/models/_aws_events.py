@@ -13,11 +13,9 @@ from base64 import b64decode
 from collections.abc import Iterator
 from zlib import crc32
 
-from stepengine.models._failures import RequestLabel, protocol_failure
+from stepengine.models._failures import RequestLabel, make_protocol_error
 from stepengine.models._json import object_at, read_json, text_at
-from stepengine.models._wire import encoded
-
-__all__ = ("AWS_STREAM", "AWSParser")
+from stepengine.models._wire import encode_json
 
 AWS_STREAM = "application/vnd.amazon.eventstream"
 
@@ -55,7 +53,7 @@ class AWSParser:
             return self._events()
         except (ValueError, TypeError, IndexError, struct.error) as error:
             what = f"{type(error).__name__}: {error}"
-        raise protocol_failure(self._call, what)
+        raise make_protocol_error(self._call, what)
 
     def _events(self) -> list[tuple[str, bytes]]:
         events, start = [], 0
@@ -71,18 +69,18 @@ class AWSParser:
                 break
             message = bytes(self._bytes[start : start + size])
             start += size
-            events.append(_event(message, headers))
+            events.append(_parse_message(message, headers))
         del self._bytes[:start]
         return events
 
 
-def _event(message: bytes, headers: int) -> tuple[str, bytes]:
+def _parse_message(message: bytes, headers: int) -> tuple[str, bytes]:
     """Return the event in a whole message."""
     body, check = message[:-CHECKSUM_BYTES], message[-CHECKSUM_BYTES:]
     if crc32(body).to_bytes(CHECKSUM_BYTES, "big") != check:
         msg = "a message of the event stream does not fit its checksum"
         raise ValueError(msg)
-    named = dict(_headers(message[PRELUDE_BYTES : PRELUDE_BYTES + headers]))
+    named = dict(_parse_text_headers(message[PRELUDE_BYTES : PRELUDE_BYTES + headers]))
     payload = body[PRELUDE_BYTES + headers :]
     kind = named.get(":message-type", "event")
     if kind == "event":
@@ -95,10 +93,10 @@ def _event(message: bytes, headers: int) -> tuple[str, bytes]:
         problem = {"type": named.get(":exception-type", kind), "message": said}
     else:
         problem = {"type": named.get(":error-code", kind), "message": named.get(":error-message", "")}
-    return "error", encoded({"type": "error", "error": problem})
+    return "error", encode_json({"type": "error", "error": problem})
 
 
-def _headers(block: bytes) -> Iterator[tuple[str, str]]:
+def _parse_text_headers(block: bytes) -> Iterator[tuple[str, str]]:
     """Give the headers that are texts; raises ``struct.error`` or ``IndexError`` where *block* does not hold headers."""
     at = 0
     while at < len(block):

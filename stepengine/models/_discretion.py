@@ -11,8 +11,6 @@ import traceback
 
 from stepengine.redaction import ANY
 
-__all__ = ("discreet",)
-
 TALKERS = (
     "anthropic", "asyncio", "google", "google_genai", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "stepengine",
 )  # fmt: skip
@@ -22,7 +20,7 @@ LATE = tuple([f"{library}.{part}" for library in ("httpcore", "httpcore2") for p
 PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 
 
-class Discretion(logging.Filter):
+class SecretFilter(logging.Filter):
     """Lets every record through, without secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -30,29 +28,29 @@ class Discretion(logging.Filter):
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001 - its arguments do not fit; logging would show them raw
-            record.msg, record.args = _clean(f"{record.msg} {record.args!r}"), ()
+            record.msg, record.args = _remove_secrets(f"{record.msg} {record.args!r}"), ()
         else:
-            clean = _clean(message)
-            if clean != message or _clean(repr(record.args)) != repr(record.args):
+            clean = _remove_secrets(message)
+            if clean != message or _remove_secrets(repr(record.args)) != repr(record.args):
                 record.msg, record.args = clean, ()
         if record.exc_info and record.exc_info[0] is not None:
             trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-            if (clean := _clean(trace)) != trace:
+            if (clean := _remove_secrets(trace)) != trace:
                 record.exc_info, record.exc_text = None, clean
         for name in record.__dict__.keys() - PLAIN:
             shown = record.__dict__[name]
             text = shown if isinstance(shown, str) else repr(shown)
-            if (clean := _clean(text)) != text:
+            if (clean := _remove_secrets(text)) != text:
                 record.__dict__[name] = clean
         return True
 
 
-DISCRETION = Discretion()
+DISCRETION = SecretFilter()
 _swept = 0
 
 
-def discreet() -> None:
-    """Let no logger that may meet a key write one; for every request, since modules make their loggers when imported."""
+def install_secret_filter() -> None:
+    """Add the filter to all loggers that may log a key; called for each request, as loggers appear late."""
     global _swept  # noqa: PLW0603 - how many loggers the process had the last time
     known = logging.root.manager.loggerDict
     if len(known) == _swept:
@@ -63,5 +61,5 @@ def discreet() -> None:
     _swept = len(known)
 
 
-def _clean(text: str) -> str:
+def _remove_secrets(text: str) -> str:
     return ANY.text(text) if ANY.suspicious(text) else text

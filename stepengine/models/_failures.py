@@ -23,34 +23,6 @@ from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models._json import read_json
 from stepengine.models.keys import Credentials, printable
 
-__all__ = (
-    "DANGLING_REASONING",
-    "FORCED_THINKING",
-    "GIVEN_UP",
-    "GRAMMAR",
-    "INVALID_SIGNATURE",
-    "LARGE_LIMIT",
-    "LOST_PROGRAM",
-    "MALFORMED_CALL",
-    "NO_SEARCH",
-    "ONCE",
-    "SMALL_LIMIT",
-    "UNKNOWN_FIELD",
-    "RequestLabel",
-    "address_of",
-    "body_failure",
-    "given_up",
-    "malformed_call",
-    "protocol_failure",
-    "request_id_of",
-    "sdk_failure",
-    "transport_failure",
-    "truncated",
-    "unanswerable",
-    "unsigned_call",
-    "wait_of",
-)
-
 INPUTS_AND_NEW = "`inputs` tokens + `max_new_tokens` must be <="
 INVALID_SIGNATURE = "invalid_signature"
 MALFORMED_CALL = "malformed_call"
@@ -262,14 +234,14 @@ class RequestLabel:
         return f"{self.model!r} at {self.address}" if self.address else repr(self.model)
 
 
-def address_of(base_url: str) -> str:
+def format_address(base_url: str) -> str:
     """Return an address as messages show it: without a user's name, password and query, which may be secrets."""
     scheme, _, rest = base_url.partition("://")
     place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
     return printable(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS_CHARS)
 
 
-def sdk_failure(error: Exception, sdk: Any, call: RequestLabel) -> BaseException:
+def error_from_sdk(error: Exception, sdk: Any, call: RequestLabel) -> BaseException:
     """
     Return what to raise for *error*, which the SDK module *sdk* or the HTTP library raised.
 
@@ -277,18 +249,18 @@ def sdk_failure(error: Exception, sdk: Any, call: RequestLabel) -> BaseException
     """
     if isinstance(error, sdk.APIStatusError):
         response = error.response
-        return body_failure(response.content, response.status_code, response.headers, call)
+        return error_from_body(response.content, response.status_code, response.headers, call)
     if isinstance(error, sdk.APIConnectionError):
         cause = error.__cause__
-        return _connection_error(call, "connection", True, "") if cause is None else transport_failure(cause, call)
-    return transport_failure(error, call)
+        return _connection_error(call, "connection", True, "") if cause is None else error_from_transport(cause, call)
+    return error_from_transport(error, call)
 
 
-def transport_failure(error: BaseException, call: RequestLabel) -> BaseException:
+def error_from_transport(error: BaseException, call: RequestLabel) -> BaseException:
     """Return what to raise for *error* of the HTTP library; the cause itself when it is no HTTP error at all."""
     import httpx2
 
-    causes = _chain(error)
+    causes = _list_causes(error)
     # A cancellation among the causes is how the HTTP library ended an attempt that took too long.
     foreign = [cause for cause in causes if not isinstance(cause, Exception | asyncio.CancelledError)]
     if foreign:
@@ -311,7 +283,7 @@ def transport_failure(error: BaseException, call: RequestLabel) -> BaseException
     return _connection_error(call, "connection", True, f"{detail}; is a server running there?" if refused else detail)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def _list_causes(error: BaseException) -> list[BaseException]:
     chain: list[BaseException] = []
     node: BaseException | None = error
     while node is not None and node not in chain:
@@ -325,7 +297,7 @@ def _connection_error(call: RequestLabel, kind: str, retryable: bool, detail: st
     return ModelError(msg, retryable=retryable, kind=kind)
 
 
-def body_failure(
+def error_from_body(
     content: bytes | Mapping[str, object],
     status: int | None,
     headers: Mapping[str, str],
@@ -342,24 +314,24 @@ def body_failure(
         call: What was asked.
         usage: What the reply is known to have used before it failed.
     """
-    problem = _with_kind_from_header(_problem(content), headers.get(AWS_TYPE, ""))
+    problem = _with_kind_from_header(_parse_problem(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
-    message = _message(problem, status, call)
-    fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
+    message = _format_message(problem, status, call)
+    fields: dict[str, Any] = {"status": status, "request_id": _find_any_request_id(headers, content), "kind": "http"}
     fields["usage"] = usage
-    asked = wait_of(headers)
+    asked = parse_retry_after(headers)
     if status == BAD_REQUEST and _is_large_limit(problem.text, call):
         return ModelError(message, **{**fields, "kind": LARGE_LIMIT})
     if status in OVERFLOW_STATUS and _is_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
-    if kind := _kind_of(problem, status):
+    if kind := _failure_kind(problem, status):
         return ModelError(message, **{**fields, "kind": kind})
-    retryable = _retryable(status, headers)
+    retryable = _is_retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
 
 
-def _kind_of(problem: _Problem, status: int | None) -> str:
-    """Return the word for what asking again would not change, or only once; ``""`` for anything else."""
+def _failure_kind(problem: _Problem, status: int | None) -> str:
+    """Return the error kind of a failure that is final or retried only once; ``""`` for any other."""
     if _is_wrong_key(problem, status):
         return AUTH
     if problem.words & NO_CREDIT or status == NO_MONEY:
@@ -370,7 +342,7 @@ def _kind_of(problem: _Problem, status: int | None) -> str:
         return MALFORMED_CALL
     if _is_unknown_model(problem, status):
         return UNKNOWN_MODEL
-    return _kind_of_refusal(problem.text)
+    return _rejected_request_kind(problem.text)
 
 
 def _is_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> bool:
@@ -390,14 +362,14 @@ def _is_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> b
 
 def _may_be_too_long(call: RequestLabel) -> bool:
     """Return whether a request may be longer than its model's window: its bytes tell that within a factor of two."""
-    from stepengine.models.pricing import info_of
+    from stepengine.models.pricing import find_model_info
 
-    window = info_of(call.model).context_window
+    window = find_model_info(call.model).context_window
     return window is None or call.size >= BYTES_PER_TOKEN / 2 * window
 
 
 def _is_large_limit(text: str, call: RequestLabel) -> bool:
-    """Return whether a limit was refused that the request did not set, and a small one would be taken."""
+    """Return whether a default output limit was rejected where a small one would be accepted."""
     if call.request is None or call.request.settings.max_tokens is not None:
         return False
     if MOST_OUTPUT in text:
@@ -415,8 +387,8 @@ def _is_wrong_key(problem: _Problem, status: int | None) -> bool:
     return status == NOT_KNOWN or (status in {None, BAD_REQUEST, FORBIDDEN} and said)
 
 
-def _kind_of_refusal(text: str) -> str:
-    """Return what a refused request is worth a second try without; ``""`` for nothing that is known."""
+def _rejected_request_kind(text: str) -> str:
+    """Return the kind of a rejection, by which a retry leaves a part out; ``""`` for an unknown one."""
     low = text.casefold()
     if DANGLING.search(text):
         return DANGLING_REASONING
@@ -434,7 +406,7 @@ def _kind_of_refusal(text: str) -> str:
 
 
 def _is_unknown_model(problem: _Problem, status: int | None) -> bool:
-    """Return whether a 400 says what elsewhere a 404 does."""
+    """Return whether a 400 says that the model is unknown, as elsewhere a 404 does."""
     return status == BAD_REQUEST and ("model_not_found" in problem.words or NO_SUCH_MODEL in problem.text.casefold())
 
 
@@ -446,7 +418,7 @@ class _Problem:
     wait: float | None = None
 
 
-def _problem(content: bytes | Mapping[str, object]) -> _Problem:
+def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
     if isinstance(content, bytes):
         try:
             value = read_json(content)
@@ -473,7 +445,9 @@ def _problem(content: bytes | Mapping[str, object]) -> _Problem:
     text = f"{text} ({raw})" if isinstance(raw, str) and raw else text
     failed = error.get("failed_generation")
     text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
-    return _Problem(printable(text, MAX_MESSAGE_CHARS), frozenset(words), _status_of(words), _delay_in(details, text))
+    return _Problem(
+        printable(text, MAX_MESSAGE_CHARS), frozenset(words), _status_from_codes(words), _parse_delay(details, text)
+    )
 
 
 def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
@@ -482,8 +456,8 @@ def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
-def _delay_in(details: object, words: str) -> float | None:
-    """Return how long a body asks to wait: by Google's ``{"retryDelay": "13s"}`` (ecosystem:EC68), or else in *words*."""
+def _parse_delay(details: object, words: str) -> float | None:
+    """Return how long a body asks to wait: by Google's ``{"retryDelay": "13s"}`` (reliability:MP10), or else in *words*."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
@@ -496,7 +470,7 @@ def _delay_in(details: object, words: str) -> float | None:
     return 60 * int(minutes or 0) + float(count) * (0.001 if unit.lower() == "ms" else 1.0)
 
 
-def _status_of(words: list[str]) -> int | None:
+def _status_from_codes(words: list[str]) -> int | None:
     for word in words:
         if word.isdecimal() and HTTP_REDIRECT <= int(word) <= 599:  # noqa: PLR2004
             return int(word)
@@ -504,7 +478,7 @@ def _status_of(words: list[str]) -> int | None:
     return BAD_REQUEST if found is None and any(word.startswith("invalid_") for word in words) else found
 
 
-def _message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
+def _format_message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
     # An unknown model is refused with a word about it; where there is no word, there may be no such API at all.
@@ -520,13 +494,13 @@ def _message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
         text = f"{text} The nearest known names are {', '.join(near)}." if near else text
         return f"{text} {LATEST}" if call.model.endswith("-latest") and "API version v1," in problem.text else text
     if status == TOO_LARGE:
-        return f"{text} The request had {call.size} bytes{_largest(call.request)}."
+        return f"{text} The request had {call.size} bytes{_describe_largest_messages(call.request)}."
     if status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR:
         return f"{text} Redirects are not followed; give the final address as base_url."
     return text
 
 
-def _largest(request: ModelRequest | None) -> str:
+def _describe_largest_messages(request: ModelRequest | None) -> str:
     """Return a clause that names the largest messages, so that somebody knows what to shorten."""
     if request is None:
         return ""
@@ -542,7 +516,7 @@ def _largest(request: ModelRequest | None) -> str:
     return f"; its largest messages are {', '.join(named)}" if named else ""
 
 
-def _retryable(status: int | None, headers: Mapping[str, str]) -> bool:
+def _is_retryable(status: int | None, headers: Mapping[str, str]) -> bool:
     word = headers.get("x-should-retry", "").lower()
     if word in {"true", "false"}:
         return word == "true"
@@ -551,7 +525,7 @@ def _retryable(status: int | None, headers: Mapping[str, str]) -> bool:
     return status in RETRYABLE_STATUS or (status >= HTTP_SERVER_ERROR and status != NOT_IMPLEMENTED)
 
 
-def request_id_of(headers: Mapping[str, str]) -> str | None:
+def find_request_id(headers: Mapping[str, str]) -> str | None:
     """Return the provider's id of a request from the headers of its response."""
     for name in ("request-id", "x-request-id", "x-generation-id", "x-amzn-requestid"):
         if headers.get(name):
@@ -559,16 +533,16 @@ def request_id_of(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
-    named = request_id_of(headers)
+def _find_any_request_id(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
+    named = find_request_id(headers)
     if named is not None:
         return named
     found = content.get("request_id") if isinstance(content, Mapping) else None
     return printable(found, MAX_ID_CHARS) if isinstance(found, str) else None
 
 
-def wait_of(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that the provider asks to wait; ``None`` for nothing, garbage and negative numbers (ecosystem:EC68)."""
+def parse_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that the provider asks to wait; ``None`` for nothing, garbage and negative numbers (reliability:MP10)."""
     for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "").strip()
         if not text:
@@ -576,7 +550,7 @@ def wait_of(headers: Mapping[str, str]) -> float | None:
         try:
             seconds = float(text) * factor
         except ValueError:
-            seconds = _until(text)
+            seconds = _seconds_until(text)
         # A header is foreign text: `inf`, `nan` and negative numbers read as floats, and a wait of any of them would
         # never end or never happen. They count as nothing said, so the usual back-off holds (reliability:MP10). There
         # is no upper bound here: how long is too long is the retry policy's to say, which then fails the call and tells
@@ -586,38 +560,38 @@ def wait_of(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _until(text: str) -> float:
+def _seconds_until(text: str) -> float:
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (TypeError, ValueError, IndexError, OverflowError):
         return -1.0
 
 
-def protocol_failure(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
+def make_protocol_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that breaks its protocol; sending the request again may help."""
     msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
-def malformed_call(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
+def make_malformed_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply in which the model broke its own call; worth one more try (ecosystem:EC97)."""
     msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
-def unsigned_call(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
+def make_unsigned_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that wants signatures of earlier calls; asked again, made ones are sent (reliability:MP60)."""
     msg = f"{call.model!r} of {call.provider} misses a thought signature: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
-def given_up(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
+def make_given_up_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (ecosystem:EC97)."""
     msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
-def unanswerable(call: RequestLabel, kinds: list[str], usage: Usage | None = None) -> ModelError:
+def make_unanswerable_error(call: RequestLabel, kinds: list[str], usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that waits for an answer which nobody here can give."""
     named = ", ".join(repr(printable(kind, MAX_WORD_CHARS)) for kind in kinds)
     msg = (
@@ -627,7 +601,7 @@ def unanswerable(call: RequestLabel, kinds: list[str], usage: Usage | None = Non
     return ModelError(msg, kind="unanswerable", usage=usage)
 
 
-def truncated(call: RequestLabel, what: str, usage: Usage | None = None) -> TruncatedReply:
+def make_truncated_error(call: RequestLabel, what: str, usage: Usage | None = None) -> TruncatedReply:
     """Return the error for a reply that ended before its terminal marker; nothing of it counts."""
     msg = f"the reply of {call.model!r} from {call.provider} ended early: {what}; nothing of it counts"
     return TruncatedReply(msg, retryable=True, kind="truncated", usage=usage)

@@ -25,44 +25,57 @@ from attrs import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._answers import ANSWER, AnswerChunks, answer_of, as_text, asked_by_tool, is_by_tool
-from stepengine.models._deferring import arranged
-from stepengine.models._discretion import discreet
-from stepengine.models._failures import GRAMMAR, NO_SEARCH, ONCE, RequestLabel, address_of, body_failure, sdk_failure
-from stepengine.models._json import count_of
-from stepengine.models._reading import (
+from stepengine.models._answers import (
+    ANSWER,
+    AnswerChunks,
+    add_answer_tool,
+    convert_answer_call,
+    is_answered_by_tool,
+    make_answer_tool,
+)
+from stepengine.models._byte_reader import (
     Accumulator,
     HttpExchange,
     ReplyReader,
-    body_of,
-    held,
-    late,
-    read_lines,
-    understood,
+    check_reply_size,
+    make_timeout_error,
+    open_reply_body,
+    parse_json_lines,
+    run_decoder,
 )
-from stepengine.models._reply import written_dollars
+from stepengine.models._discretion import install_secret_filter
+from stepengine.models._failures import (
+    GRAMMAR,
+    NO_SEARCH,
+    ONCE,
+    RequestLabel,
+    error_from_body,
+    error_from_sdk,
+    format_address,
+)
+from stepengine.models._hidden_tools import arrange_hidden_tools
+from stepengine.models._json import parse_token_count
+from stepengine.models._reply import parse_dollar_text
 from stepengine.models._sdks import Sdk
-from stepengine.models._settings import foreign_options, told, warn_of, without_options
-from stepengine.models._stopping import telling_use
-from stepengine.models._wire import all_headers, extra_headers
-from stepengine.models.base import Provider, Timeouts, deltas_of
+from stepengine.models._settings import add_dropped, find_foreign_options, warn_of_dropped, without_options
+from stepengine.models._stopped_usage import attach_usage_on_cancel
+from stepengine.models._wire import extra_headers, merge_headers
+from stepengine.models.base import Provider, Timeouts, split_reply_into_deltas
 from stepengine.models.keys import (
     WITHHELD,
     Credentials,
     Secret,
-    account_of,
-    base_url_for,
     find_key,
-    first_set,
-    given_to,
-    headers_given_to,
-    password_given_to,
+    find_set_variable,
+    hash_account,
+    register_secret,
+    register_secret_headers,
+    register_url_password,
+    resolve_base_url,
     usable_variables,
 )
 from stepengine.redaction import GIVEN
-from stepengine.workspace.after_fork import leave, renewed
-
-__all__ = ("NO_KEY", "HttpProvider", "RequestBody", "warn_once")
+from stepengine.workspace.after_fork import keep_referenced, register_renewable
 
 logger = logging.getLogger("stepengine.models")
 
@@ -80,7 +93,7 @@ REMEMBERED = 32
 
 @cache
 def warn_once(note: str) -> None:
-    """Say *note*, what of a wish cannot be had, once in a process; ``""`` is nothing."""
+    """Log the warning *note* once in a process; ``""`` logs nothing."""
     if note:
         logger.warning("%s", note)
 
@@ -103,30 +116,30 @@ class RequestBody:
     is_question: bool = False
 
 
-class Thoughts(Protocol):
-    """Tells thoughts from what is said in the text of a stream."""
+class ThoughtFilter(Protocol):
+    """Separates thoughts from the answer in the text of a stream."""
 
-    def of(self, delta: ModelDelta) -> Iterable[ModelDelta]:
-        """Return what *delta* is for those who watch."""
+    def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
+        """Return the deltas that subscribers receive for *delta*."""
 
     def end(self) -> Iterable[ModelDelta]:
         """Return what was held back."""
 
 
 @frozen
-class _ShownPieces:
-    """What the pieces of a stream are for those who watch it."""
+class _DeltaFilters:
+    """Turns the deltas of a stream into those that subscribers receive."""
 
     answers: AnswerChunks | None
-    thoughts: Thoughts | None
+    thoughts: ThoughtFilter | None
 
-    def of(self, deltas: Iterable[ModelDelta]) -> Iterable[ModelDelta]:
-        """Return what *deltas* are for them."""
+    def convert_deltas(self, deltas: Iterable[ModelDelta]) -> Iterable[ModelDelta]:
+        """Return the deltas that subscribers receive for *deltas*."""
         if self.answers is not None:
-            told = map(self.answers.of, deltas)
+            told = map(self.answers.convert_delta, deltas)
             deltas = [delta for delta in told if delta is not None]
         if self.thoughts is not None:
-            deltas = [told for delta in deltas for told in self.thoughts.of(delta)]
+            deltas = [told for delta in deltas for told in self.thoughts.convert_delta(delta)]
         return deltas
 
     def end(self) -> Iterable[ModelDelta]:
@@ -147,7 +160,7 @@ class SecondTries:
 
     def kind_of(self, request: ModelRequest) -> str:
         """Return how *request* failed before; ``""`` when it did not."""
-        _, kind = self._failed.get(_identity(request), (None, ""))
+        _, kind = self._failed.get(_request_key(request), (None, ""))
         return kind
 
     def judge(self, error: ModelError, request: ModelRequest) -> None:
@@ -155,14 +168,14 @@ class SecondTries:
         # A refused signature, a malformed call: worth one more try and not four, since the same goes wrong again if
         # leaving something out did not help.
         if error.kind in ONCE:
-            key = _identity(request)
+            key = _request_key(request)
             error.retryable = key not in self._failed
             self._failed[key] = (request, error.kind)
             while len(self._failed) > REMEMBERED:
                 self._failed.popitem(last=False)
 
 
-def _identity(request: ModelRequest) -> tuple[object, ...]:
+def _request_key(request: ModelRequest) -> tuple[object, ...]:
     """Return what the attempts of one call share, also when a wrapper gives each a copy with another model."""
     # By identity, as the attempts of one call carry the very same objects: to compare conversations of 10,000 messages
     # for this would cost more than to send one.
@@ -211,8 +224,8 @@ class HttpProvider(Provider):
         self._transport = transport
         self._timeouts = timeouts or Timeouts()
         self._headers = dict(headers or {})
-        given_to(name, self._api_key)
-        headers_given_to(name, self._headers)
+        register_secret(name, self._api_key)
+        register_secret_headers(name, self._headers)
         self._second_tries = SecondTries()
         self._by_tool: tuple[Mapping[str, Any], ToolSpec] | None = None
         self._unsearching: set[str] = set()
@@ -220,14 +233,14 @@ class HttpProvider(Provider):
         self._unhidden: tuple[ToolSpec, ...] = ()
         # One client for each event loop: connections belong to the loop in which they were opened, and `run_sync` in
         # several threads means several loops. Weak, so that a loop that is gone takes its connections along.
-        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopClients] = WeakKeyDictionary()
         self._unclosed: set[str] = set()
-        renewed(self)
+        register_renewable(self)
         finalize(self, _warn_of_unclosed, self._unclosed)
 
     def renew(self) -> None:
-        """Connect anew: connections of a forked child are those of its parent, and so are their event loops."""
-        leave(self._clients)
+        """Drop the parent's connections in a forked child, which opens its own."""
+        keep_referenced(self._clients)
         self._clients = WeakKeyDictionary()
         self._unclosed.clear()
 
@@ -238,7 +251,7 @@ class HttpProvider(Provider):
     def _key_required(self) -> bool:
         return True
 
-    def _sdk(self) -> Any:
+    def _load_sdk(self) -> Any:
         """Import the SDK, or raise an error that names it."""
         return None if self.sdk is None else self.sdk.load()
 
@@ -254,8 +267,8 @@ class HttpProvider(Provider):
         """Return whether the provider itself searches tools for *model*, so that hidden ones can be sent to it."""
         return False
 
-    def _thoughts(self) -> Thoughts | None:
-        """Return what tells thoughts from what is said in the text of a stream; ``None`` where nobody has to."""
+    def _thoughts(self) -> ThoughtFilter | None:
+        """Return the filter that separates thoughts from text in a stream; ``None`` where none is needed."""
         return None
 
     def _why_no_schema(self, request: ModelRequest) -> str:
@@ -266,21 +279,21 @@ class HttpProvider(Provider):
         """Return the settings of *request* that the wire has no word for."""
         return ()
 
-    def _foreign_options(self, request: ModelRequest) -> tuple[str, ...]:
+    def _find_foreign_options(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the members of ``extra`` that another provider owns; a server at another address may know any of them."""
         if not request.settings.extra:
             return ()
         settings = self.settings()
-        _, elsewhere = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
-        return () if elsewhere else foreign_options(request.settings, self.name)
+        _, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
+        return () if elsewhere else find_foreign_options(request.settings, self.name)
 
-    def _left_out(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_left_out(self, request: ModelRequest) -> tuple[str, ...]:
         """Return what *request* is sent without, by the names of its settings."""
-        return (*self._dropped_settings(request), *[f"extra[{name!r}]" for name in self._foreign_options(request)])
+        return (*self._dropped_settings(request), *[f"extra[{name!r}]" for name in self._find_foreign_options(request)])
 
-    def _shaped(self, request: ModelRequest, after: str = "", *, is_count: bool = False) -> ModelRequest:
+    def _prepare_request(self, request: ModelRequest, after: str = "", *, is_count: bool = False) -> ModelRequest:
         """
-        Return *request* as it is to be encoded.
+        Return *request* with its hidden tools arranged, and an answer tool where a schema needs one.
 
         Its tools are those that are sent, and where a schema is not promised, one more takes the answer. *is_count* is for
         the question how many tokens it has, which knows no search of tools.
@@ -288,12 +301,12 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when the promise was demanded and cannot be given.
         """
-        request = self._arrange(request, after, is_count=is_count)
+        request = self._prepare_hidden_tools(request, after, is_count=is_count)
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:
             return request
         why = self._why_no_schema(request) if how != "tool" else ""
-        if not is_by_tool(request):
+        if not is_answered_by_tool(request):
             if why or how == "tool":
                 msg = f"a tool named {ANSWER!r} is to take the answer of {request.model!r}, but the agent has one of that name"
                 raise ModelError(msg, kind="settings")
@@ -304,10 +317,10 @@ class HttpProvider(Provider):
         if how != "tool" and not why and (how == "native" or after != GRAMMAR):
             return request
         if self._by_tool is None or self._by_tool[0] is not schema:
-            self._by_tool = (schema, answer_of(schema))
-        return asked_by_tool(request, self._by_tool[1])
+            self._by_tool = (schema, make_answer_tool(schema))
+        return add_answer_tool(request, self._by_tool[1])
 
-    def _arrange(self, request: ModelRequest, after: str, *, is_count: bool) -> ModelRequest:
+    def _prepare_hidden_tools(self, request: ModelRequest, after: str, *, is_count: bool) -> ModelRequest:
         """Return *request* with hidden tools as the provider takes them; one that refused its search is sent none again."""
         # The tools of a run are one tuple at every step, so this answers for nearly every request at once.
         if request.tools is self._unhidden:
@@ -320,7 +333,7 @@ class HttpProvider(Provider):
             self._unsearching.add(model)
             warn_once(f"{self.name} refused to search tools itself for {model}; find_tools is offered in its place")
         searches = not is_count and self._searches(model) and model not in self._unsearching
-        return arranged(request, self.name, searches=searches)
+        return arrange_hidden_tools(request, self.name, searches=searches)
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:
         """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""
@@ -342,13 +355,13 @@ class HttpProvider(Provider):
     def account(self) -> str:
         """Return what tells its key, or without one its address, from others."""
         credentials, url = self._access()
-        return account_of(credentials.key, url)
+        return hash_account(credentials.key, url)
 
     def _access(self) -> tuple[Credentials, str]:
         """Return the key to use and the address to go to."""
         settings = self.settings()
         default = settings.base_url
-        url, elsewhere = base_url_for(self._base_url, settings.base_url_variable, default)
+        url, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, default)
         required = self._key_env is not None or (self._key_required and not (elsewhere and default is not None))
         argument = f"{type(self).__name__}(api_key=...)"
         variables = settings.key_variables if self._api_key is None else ()
@@ -358,46 +371,47 @@ class HttpProvider(Provider):
         is_chosen = self._key_env is not None and self._base_url is not None
         usable = variables if is_chosen else usable_variables(self.name, variables, url, default)
         credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
-        if credentials.key is None and not usable and first_set(variables) is not None:
+        if credentials.key is None and not usable and find_set_variable(variables) is not None:
             credentials = Credentials(None, WITHHELD)
         if url is None:
             variable = f" or set {settings.base_url_variable}" if settings.base_url_variable else ""
             msg = f"there is no address for {self.name!r}: pass base_url={variable}"
             raise ModelError(msg, kind="missing_base_url")
-        password_given_to(self.name, url)
+        register_url_password(self.name, url)
         return credentials, url
 
-    def _ready(self) -> _Ready:
+    def _ready(self) -> _LoopClients:
+        """Return the clients of this event loop; create them at the first call."""
         loop = asyncio.get_running_loop()
         ready = self._clients.get(loop)
         if ready is None:
             import httpx2
 
-            from stepengine.models._transport import hold, trusted
+            from stepengine.models._transport import get_ssl_context, unpack_response
 
             credentials, base_url = self._access()
-            self._sdk()
+            self._load_sdk()
             timeouts = self._timeouts
             # Our own client, handed to the SDK: it takes only gzip, which can be unpacked in bounded pieces; it follows
             # no redirect, which would carry the key to another host (reliability:MP14); and its own time limits stand
             # behind ours, which know bytes from keep-alives.
             http_client = httpx2.AsyncClient(
                 headers={"accept-encoding": "gzip"},
-                event_hooks={"response": [hold]},
+                event_hooks={"response": [unpack_response]},
                 transport=self._transport,
-                verify=trusted(),
+                verify=get_ssl_context(),
                 timeout=httpx2.Timeout(connect=timeouts.connect, read=timeouts.total, write=60.0, pool=60.0),
                 limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
                 follow_redirects=False,
             )
             # Keys may have been set since the process started; from here on none of them is written by anything of ours
             # (reliability:R11).
-            GIVEN.learn(os.environ)
+            GIVEN.add_from_environment(os.environ)
             client = self._client(credentials, base_url, http_client)
-            ready = self._clients[loop] = _Ready(client, credentials, http_client, address_of(base_url))
+            ready = self._clients[loop] = _LoopClients(client, credentials, http_client, format_address(base_url))
             if self._transport is None:
                 self._unclosed.add(repr(self))
-        discreet()
+        install_secret_filter()
         return ready
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -407,7 +421,7 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when there is none.
         """
-        with self._judge(request):
+        with self._mark_retryable(request):
             async with self._send_request(request, stream=False) as exchange:
                 return await self._read(exchange, request)
 
@@ -419,26 +433,26 @@ class HttpProvider(Provider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         # One generator and no further one inside: each would cost every token.
-        with self._judge(request):
+        with self._mark_retryable(request):
             async with self._send_request(request, stream=True) as exchange:
                 # By what came and not by what was asked for: gateways answer a stream with one object, and the other way
                 # round (reliability:MP26).
                 if not exchange.is_event_stream:
                     reply = await self._read(exchange, request)
-                    for delta in (*deltas_of(reply), ReplyDone(reply)):
+                    for delta in (*split_reply_into_deltas(reply), ReplyDone(reply)):
                         yield delta
                     return
-                reader = self._reader(exchange, request)
+                reader = self._make_reader(exchange, request)
                 done: ModelReply | None = None
-                shown = self._shown_pieces(request)
-                with telling_use(lambda: reader.usage):
-                    async with body_of(exchange, reader) as body:
+                shown = self._make_delta_filters(request)
+                with attach_usage_on_cancel(lambda: reader.usage):
+                    async with open_reply_body(exchange, reader) as body:
                         while done is None:
-                            piece = body.at_hand()
+                            piece = body.read_available()
                             if piece is None:
                                 piece = await body.rest()
                             deltas = () if piece is None else reader.feed(piece)
-                            for delta in deltas if shown is None else shown.of(deltas):
+                            for delta in deltas if shown is None else shown.convert_deltas(deltas):
                                 yield delta
                             if piece is None or reader.done:
                                 done = reader.finish(clean=body.clean)
@@ -446,14 +460,14 @@ class HttpProvider(Provider):
                     yield delta
                 yield ReplyDone(self._complete_reply(done, request))
 
-    def _shown_pieces(self, request: ModelRequest) -> _ShownPieces | None:
-        """Return what tells who watches of the pieces of a stream; ``None`` where they are shown as they come."""
-        answers, thoughts = AnswerChunks() if is_by_tool(request) else None, self._thoughts()
-        return None if answers is None and thoughts is None else _ShownPieces(answers, thoughts)
+    def _make_delta_filters(self, request: ModelRequest) -> _DeltaFilters | None:
+        """Return the filters for the deltas of a stream; ``None`` if subscribers receive them unchanged."""
+        answers, thoughts = AnswerChunks() if is_answered_by_tool(request) else None, self._thoughts()
+        return None if answers is None and thoughts is None else _DeltaFilters(answers, thoughts)
 
     @contextmanager
-    def _judge(self, request: ModelRequest) -> Iterator[None]:
-        """Say of a failure whether *request* may be tried again."""
+    def _mark_retryable(self, request: ModelRequest) -> Iterator[None]:
+        """Set on a ``ModelError`` of the block whether *request* may be tried again."""
         try:
             yield
         except ModelError as error:
@@ -467,41 +481,42 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when the question fails.
         """
-        body = self._encode_count(without_options(request, self._foreign_options(request)))
+        body = self._encode_count(without_options(request, self._find_foreign_options(request)))
         if body is None:
             return None
-        return count_of((await self._answer(body, request)).get(self.count_member))
+        return parse_token_count((await self._answer(body, request)).get(self.count_member))
 
     async def _answer(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
         """Return the object that *body* is answered with, when that is not a reply of a model."""
         async with self._send_body(body, request, stream=False) as exchange:
             return exchange.json(await exchange.content())
 
-    async def _batch_lines(self, path: str) -> list[Mapping[str, object]]:
+    async def _fetch_batch_lines(self, path: str) -> list[Mapping[str, object]]:
         """Return the objects of a file with the results of a batch."""
         body = RequestBody(b"", path=path, is_question=True)
-        async with self._send_body(body, self._about_batches(), stream=False) as exchange:
-            return read_lines(await exchange.content(MAX_RESULTS), exchange.call)
+        async with self._send_body(body, self._make_batch_pseudo_request(), stream=False) as exchange:
+            return parse_json_lines(await exchange.content(MAX_RESULTS), exchange.call)
 
-    async def _batch_answer(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
-        """Return what the API says of batches at *path*: asked for it, or told *content*."""
+    async def _call_batch_api(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
+        """Return the answer of the batch API at *path*: to a GET, or to a POST of *content*."""
         body = RequestBody(content or b"", headers, path=path, is_question=content is None)
-        return await self._answer(body, self._about_batches())
+        return await self._answer(body, self._make_batch_pseudo_request())
 
-    def _about_batches(self) -> ModelRequest:
+    def _make_batch_pseudo_request(self) -> ModelRequest:
+        """Return a request without messages that stands for the batch API in errors."""
         return ModelRequest(f"{self.name}/batches")
 
-    def _in_batch(self, request: ModelRequest) -> RequestBody:
+    def _encode_for_batch(self, request: ModelRequest) -> RequestBody:
         """Encode *request* for a batch."""
-        dropped = self._left_out(request)
+        dropped = self._list_left_out(request)
         if not self.batches_have_headers and extra_headers(request.settings):
             dropped = (*dropped, "extra['headers']")
-        warn_of(request, self.name, dropped)
-        request = without_options(request, self._foreign_options(request))
+        warn_of_dropped(request, self.name, dropped)
+        request = without_options(request, self._find_foreign_options(request))
         return self._encode(request, stream=False, after=self._second_tries.kind_of(request))
 
-    def _batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
-        """Return what a batch that was taken is asked for by; sent once more it might be paid twice, so its lack is final."""
+    def _read_batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
+        """Return the id of an accepted batch; its lack is final, as a second submission might be paid twice."""
         name = answer.get(member)
         if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID_CHARS:
             return name
@@ -515,10 +530,10 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when it holds none: the request failed, or the batch expired or was cancelled before its turn.
         """
-        with self._judge(request):
-            return self._batch_reply(result, request)
+        with self._mark_retryable(request):
+            return self._decode_batch_result(result, request)
 
-    def _batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def _decode_batch_result(self, result: Any, request: ModelRequest) -> ModelReply:
         call = RequestLabel(
             provider=self.name, model=request.model, credentials=self._ready().credentials, request=request
         )
@@ -527,7 +542,7 @@ class HttpProvider(Provider):
                 reply = self._decode_reply(data, call, request, result.get("request_id"))
                 return attrs.evolve(reply, provider_data={**reply.provider_data, "processing": "batch"})
             case {"error": error}:
-                raise body_failure({"error": error}, result.get("status"), {}, call)
+                raise error_from_body({"error": error}, result.get("status"), {}, call)
             case {"ended": "canceled"}:
                 msg = f"the batch with this request of {request.model!r} was cancelled at {self.name}"
                 raise ModelError(msg, kind="batch")
@@ -545,10 +560,10 @@ class HttpProvider(Provider):
         )
         failure: BaseException
         try:
-            async with ready.in_use(), asyncio.timeout(self._timeouts.total):
+            async with ready.lease_connections(), asyncio.timeout(self._timeouts.total):
                 return await ask(ready.client)
         except TimeoutError:
-            failure = late(call, "total", self._timeouts)
+            failure = make_timeout_error(call, "total", self._timeouts)
         except self._errors() as error:
             failure = self._failure(error, call)
         raise failure
@@ -571,8 +586,8 @@ class HttpProvider(Provider):
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
         after = self._second_tries.kind_of(request)
-        warn_of(request, self.name, self._left_out(request))
-        body = self._encode(without_options(request, self._foreign_options(request)), stream=stream, after=after)
+        warn_of_dropped(request, self.name, self._list_left_out(request))
+        body = self._encode(without_options(request, self._find_foreign_options(request)), stream=stream, after=after)
         async with self._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
@@ -582,14 +597,16 @@ class HttpProvider(Provider):
     ) -> AsyncGenerator[HttpExchange]:
         """Send *body*, and give the answer while it is read; the connections stay open meanwhile, whoever closes the provider."""
         ready = self._ready()
-        async with ready.in_use():
-            exchange = await self._exchange(ready, body, request, stream=stream)
+        async with ready.lease_connections():
+            exchange = await self._open_exchange(ready, body, request, stream=stream)
             try:
                 yield exchange
             finally:
                 await exchange.response.aclose()
 
-    async def _exchange(self, ready: _Ready, body: RequestBody, request: ModelRequest, *, stream: bool) -> HttpExchange:
+    async def _open_exchange(
+        self, ready: _LoopClients, body: RequestBody, request: ModelRequest, *, stream: bool
+    ) -> HttpExchange:
         call = RequestLabel(
             provider=self.name,
             model=request.model,
@@ -598,7 +615,7 @@ class HttpProvider(Provider):
             request=request,
             address=ready.address,
         )
-        body = attrs.evolve(body, headers=all_headers(self._headers, body.headers, extra_headers(request.settings)))
+        body = attrs.evolve(body, headers=merge_headers(self._headers, body.headers, extra_headers(request.settings)))
         timeouts, started = self._timeouts, asyncio.get_running_loop().time()
         limit = "first_byte" if stream else "total"
         failure: BaseException
@@ -606,7 +623,7 @@ class HttpProvider(Provider):
             async with asyncio.timeout_at(started + getattr(timeouts, limit)):
                 response = await self._post(ready.client, body, stream=stream)
         except TimeoutError:
-            failure = late(call, limit, timeouts)
+            failure = make_timeout_error(call, limit, timeouts)
         except self._errors() as error:
             failure = self._failure(error, call)
         else:
@@ -618,11 +635,11 @@ class HttpProvider(Provider):
         """Return what the SDK and the HTTP library raise when a request fails."""
         import httpx2
 
-        return self._sdk().APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
+        return self._load_sdk().APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
     def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
         """Return what to raise for *error*."""
-        return sdk_failure(error, self._sdk(), call)
+        return error_from_sdk(error, self._load_sdk(), call)
 
     async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         """
@@ -632,13 +649,13 @@ class HttpProvider(Provider):
         """
         send = client.get if body.is_question else partial(client.post, content=body.content)
         # The SDK's public way to send bytes that are encoded already. Its own methods walk and transform the whole body
-        # on each call: at 400 messages 0.6 to 188 ms, where joined bytes take 0.3 (ecosystem:EC55). What it still does
-        # is authentication, default headers and sorting of errors.
+        # on each call: at 400 messages 0.6 to 188 ms, where joined bytes take 0.3. What it still does is authentication,
+        # default headers and sorting of errors.
         opened = await send(
             body.path or self.path,
             cast_to=object,
             stream=True,
-            stream_cls=self._sdk().AsyncStream[object],
+            stream_cls=self._load_sdk().AsyncStream[object],
             options={"headers": dict(body.headers)} if body.headers else {},
         )
         return opened.response
@@ -646,30 +663,32 @@ class HttpProvider(Provider):
     async def _read(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
         content = await exchange.content()
         if exchange.is_event_stream:
-            reader = self._reader(exchange, request)
+            reader = self._make_reader(exchange, request)
             reader.feed(content)
             return self._complete_reply(reader.finish(), request)
         data = exchange.json(content)
         if data.get("error"):
-            raise body_failure(data, None, exchange.response.headers, exchange.call)
+            raise error_from_body(data, None, exchange.response.headers, exchange.call)
         reply = self._decode_reply(data, exchange.call, request, exchange.request_id)
-        stated = written_dollars(exchange.response.headers.get(LITELLM_COST)) if reply.cost is None else None
+        stated = parse_dollar_text(exchange.response.headers.get(LITELLM_COST)) if reply.cost is None else None
         return attrs.evolve(reply, cost=stated) if stated else reply
 
     def _decode_reply(
         self, data: Mapping[str, object], call: RequestLabel, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
         model = self.bare(request.model)
-        reply = understood(call, lambda: held(self.accumulator.decoder(data, call, model, request_id), call))
+        reply = run_decoder(
+            call, lambda: check_reply_size(self.accumulator.decoder(data, call, model, request_id), call)
+        )
         return self._complete_reply(reply, request)
 
     def _complete_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        """Return *reply* as the request wanted it, and what it was made without."""
-        if is_by_tool(request) and request.settings.response_schema is not None:
-            reply = as_text(reply, request.settings.response_schema)
-        return told(self._finished(reply, request), self._left_out(request))
+        """Return *reply* with an answer call as text, and with the names of what the request left out."""
+        if is_answered_by_tool(request) and request.settings.response_schema is not None:
+            reply = convert_answer_call(reply, request.settings.response_schema)
+        return add_dropped(self._finished(reply, request), self._list_left_out(request))
 
-    def _reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
+    def _make_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)
         return ReplyReader(accumulator, exchange.call, exchange.parser)
 
@@ -686,7 +705,7 @@ def _warn_of_unclosed(unclosed: set[str]) -> None:
 
 
 @attrs.define(eq=False)
-class _Ready:
+class _LoopClients:
     """
     The clients of one event loop.
 
@@ -707,7 +726,7 @@ class _Ready:
     is_given_back: bool = False
 
     @asynccontextmanager
-    async def in_use(self) -> AsyncIterator[None]:
+    async def lease_connections(self) -> AsyncIterator[None]:
         """Keep the connections open meanwhile."""
         self.users += 1
         try:

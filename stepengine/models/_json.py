@@ -12,22 +12,6 @@ from stepengine.data.json import MAX_ARGUMENTS_CHARS, MAX_DECODINGS, JsonDict, c
 from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
 
-__all__ = (
-    "call_part",
-    "count_of",
-    "index_at",
-    "list_at",
-    "newer_in",
-    "object_at",
-    "object_in",
-    "objects_at",
-    "read_json",
-    "seen",
-    "text_at",
-    "utf8",
-    "word_at",
-)
-
 MAX_COUNT_TOKENS = 10**12
 """No request has as many tokens; a larger number is damage, and would break sums and limits."""
 ESCAPE = re.compile(
@@ -38,7 +22,7 @@ ESCAPE = re.compile(
 )
 
 
-def utf8(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
     """Return *text* as UTF-8, lone surrogates replaced by U+FFFD."""
     try:
         return text.encode()
@@ -58,13 +42,13 @@ def read_json(data: bytes) -> Any:
     try:
         return jiter.from_json(data, allow_inf_nan=False)
     except ValueError:
-        mended = _mend(data)
+        mended = _repair_encoding(data)
         if mended == data:
             raise
     return jiter.from_json(mended, allow_inf_nan=False)
 
 
-def _mend(data: bytes) -> bytes:
+def _repair_encoding(data: bytes) -> bytes:
     text = data.decode("utf-8", "replace").encode()
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 
@@ -77,7 +61,7 @@ def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
     value = source.get(name)
     if value is None:
         return {}
-    return value if isinstance(value, Mapping) else _other_kind(name, "an object", value)
+    return value if isinstance(value, Mapping) else _raise_wrong_type(name, "an object", value)
 
 
 def list_at(source: Mapping[str, object], name: str) -> list[Any]:
@@ -85,7 +69,7 @@ def list_at(source: Mapping[str, object], name: str) -> list[Any]:
     value = source.get(name)
     if value is None:
         return []
-    return value if isinstance(value, list) else _other_kind(name, "an array", value)
+    return value if isinstance(value, list) else _raise_wrong_type(name, "an array", value)
 
 
 def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
@@ -93,7 +77,7 @@ def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any
     values = list_at(source, name)
     for value in values:
         if not isinstance(value, Mapping):
-            _other_kind(name, "an array of objects", value)
+            _raise_wrong_type(name, "an array of objects", value)
     return values
 
 
@@ -102,35 +86,41 @@ def text_at(source: Mapping[str, object], name: str) -> str:
     value = source.get(name)
     if value is None:
         return ""
-    return value if isinstance(value, str) else _other_kind(name, "a text", value)
+    return value if isinstance(value, str) else _raise_wrong_type(name, "a text", value)
 
 
 def index_at(source: Mapping[str, object], name: str) -> int:
-    """Return the place under *name*; raises ``TypeError`` for what is not a number of a place, none included."""
+    """Return the index under *name*, an integer from 0 on; raises ``TypeError`` for anything else, none included."""
     value = source.get(name)
-    return value if type(value) is int and value >= 0 else _other_kind(name, "a place", value)
+    return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "a place", value)
 
 
-def newer_in(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
+def find_newer_members(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
     """Return the members of *source* that are newer than this package: what is neither *known* nor ``null``."""
     if known.issuperset(source):
         return {}
     return {name: value for name, value in source.items() if name not in known and value is not None}
 
 
-def count_of(value: object) -> int | None:
+def wrap_newer_members(part: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
+    """Return the newer members of *part* under ``more``, where an encoder finds them to send them back; ``{}`` if there are none."""
+    newer = find_newer_members(part, known)
+    return {"more": newer} if newer else {}
+
+
+def parse_token_count(value: object) -> int | None:
     """Return a number of tokens; ``None`` for anything else: other kinds, negative, broken and impossible numbers."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= MAX_COUNT_TOKENS else None
 
 
-def _other_kind(name: str, wanted: str, value: object) -> NoReturn:
-    msg = f"{name!r} is {_kind(value)}, {wanted} was expected"
+def _raise_wrong_type(name: str, wanted: str, value: object) -> NoReturn:
+    msg = f"{name!r} is {_describe_type(value)}, {wanted} was expected"
     raise TypeError(msg)
 
 
-def call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> ToolCallPart:
+def make_call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> ToolCallPart:
     """
     Return the call of *name* with the arguments *raw* as the model wrote them, unnumbered.
 
@@ -138,44 +128,44 @@ def call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> To
     are no arguments. An object that was encoded as a JSON text once more is taken for the object.
     """
     data = JsonDict(freeze(provider_data))
-    text = raw if isinstance(raw, str) else "" if raw is None else _as_text(raw)
+    text = raw if isinstance(raw, str) else "" if raw is None else _value_to_text(raw)
     if len(text) > MAX_ARGUMENTS_CHARS:
         import hashlib
 
-        digest = hashlib.sha256(utf8(text)).hexdigest()
+        digest = hashlib.sha256(encode_utf8(text)).hexdigest()
         error = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are read"
         return ToolCallPart("", name, raw_input=f"sha256:{digest}", input_error=error, provider_data=data)
     try:
-        return ToolCallPart("", name, _object(text), provider_data=data)
+        return ToolCallPart("", name, _parse_arguments(text), provider_data=data)
     except (ValueError, DataError) as error:
         reason = str(error)
-    raw_input = utf8(text).decode()
+    raw_input = encode_utf8(text).decode()
     return ToolCallPart("", name, raw_input=raw_input, input_error=reason, provider_data=data)
 
 
-def _as_text(value: object) -> str:
+def _value_to_text(value: object) -> str:
     try:
         return compact(value)
     except ValueError:
         return repr(value)
 
 
-def _object(text: str) -> JsonDict:
+def _parse_arguments(text: str) -> JsonDict:
     value: object = text
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
             break
-        value = read_json(utf8(value)) if value.strip() else {}
+        value = read_json(encode_utf8(value)) if value.strip() else {}
     if value is None:
         return JsonDict()
     if not isinstance(value, dict):
-        msg = f"the arguments are {_kind(value)}, an object was expected"
+        msg = f"the arguments are {_describe_type(value)}, an object was expected"
         raise DataError(msg)
     frozen = freeze(value)
     return JsonDict(frozen)
 
 
-def _kind(value: object) -> str:
+def _describe_type(value: object) -> str:
     if isinstance(value, Mapping | list):
         return "an array" if isinstance(value, list) else "an object"
     if value is None:
@@ -183,21 +173,21 @@ def _kind(value: object) -> str:
     return "a text" if isinstance(value, str) else "a number or a truth value"
 
 
-def object_in(value: object, *path: str) -> Mapping[str, Any]:
+def find_object(value: object, *path: str) -> Mapping[str, Any]:
     """Return the object at *path* of *value*; an empty one where there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
-def word_at(value: object, *path: str) -> str:
+def find_text(value: object, *path: str) -> str:
     """Return the text at *path* of *value*; ``""`` where there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, str) else ""
 
 
-def seen(value: Any, *path: str) -> list[Mapping[str, Any]]:
+def find_objects(value: Any, *path: str) -> list[Mapping[str, Any]]:
     """Return the objects in the list at *path* of *value*; none where there is no list."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -12,8 +12,6 @@ import attrs
 
 from stepengine.models.base import ModelInfo
 
-__all__ = ("completed",)
-
 K128, K256, M1 = 128_000, 262_144, 1_048_576
 """Sizes of windows in tokens that several providers use."""
 
@@ -37,7 +35,7 @@ LIMITS = (
 )  # fmt: skip
 
 
-def completed(model: str, known: ModelInfo) -> ModelInfo:
+def fill_model_limits(model: str, known: ModelInfo) -> ModelInfo:
     """Return what is *known* of *model* with what is missing of it, as far as it stands here."""
     name = model.rpartition("/")[2]
     window, most = next(

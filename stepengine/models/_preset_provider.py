@@ -17,16 +17,14 @@ from stepengine.models._access import (
     ENTRA_SCOPE,
     ENTRA_TOLD,
     TokenSource,
-    entra_source,
-    only_one_of,
+    check_exclusive,
+    make_entra_source,
 )
 from stepengine.models._http import NO_KEY, HttpProvider
 from stepengine.models._sdks import OPENAI
 from stepengine.models.base import BatchMember, ProviderSettings, Timeouts
-from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
-from stepengine.models.presets import preset_of
-
-__all__ = ("PresetProvider",)
+from stepengine.models.keys import Credentials, Secret, find_set_variable, printable, resolve_base_url
+from stepengine.models.presets import find_preset
 
 API_VERSION = "OPENAI_API_VERSION"
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -36,7 +34,7 @@ OK_STATUS = 200
 """The status of HTTP for success."""
 
 
-def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parse_batch_result(line: Mapping[str, Any]) -> Mapping[str, Any]:
     match line:
         case {"response": {"status_code": status, "body": Mapping() as body} as response}:
             if status == OK_STATUS:
@@ -56,13 +54,13 @@ CLASSIC_SCOPE = "https://cognitiveservices.azure.com/.default"
 """What tokens are for where the API is dated."""
 
 
-async def unsigned(request: Any) -> None:
+async def remove_placeholder_key(request: Any) -> None:
     """Take the key out of a request that has none: the SDK wants one, and a server that needs none is not sent a made-up one."""
     if request.headers.get("authorization") == f"Bearer {NO_KEY}":
         del request.headers["authorization"]
 
 
-def create_foreign_client(base: type[Any], **options: Any) -> Any:
+def create_compatible_client(base: type[Any], **options: Any) -> Any:
     """
     Return a client of the SDK's class *base* for a company other than OpenAI.
 
@@ -124,8 +122,8 @@ class PresetProvider(HttpProvider):
         written_thoughts: bool | None = None,
         token_provider: TokenSource | None = None,
     ) -> None:
-        only_one_of(name, api_key=api_key, token_provider=token_provider)
-        self._preset = preset_of(name, base_url)
+        check_exclusive(name, api_key=api_key, token_provider=token_provider)
+        self._preset = find_preset(name, base_url)
         if written_calls is not None:
             self._preset = attrs.evolve(self._preset, written_calls=written_calls)
         if written_thoughts is not None:
@@ -183,7 +181,7 @@ class PresetProvider(HttpProvider):
         """
         if not self._preset.takes_batches:
             return super().batch_member(request)
-        return BatchMember(request, request.model, self._in_batch(request).content)
+        return BatchMember(request, request.model, self._encode_for_batch(request).content)
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
@@ -200,7 +198,7 @@ class PresetProvider(HttpProvider):
         file = ("batch.jsonl", b"".join(lines), "application/jsonl")
         made = await self._on_files(lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers))
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
-        return self._batch_id(await self._batch_answer("/batches", compact(told).encode()))
+        return self._read_batch_id(await self._call_batch_api("/batches", compact(told).encode()))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -209,7 +207,7 @@ class PresetProvider(HttpProvider):
         Raises:
             ModelError: when it cannot be asked for, or was refused as a whole.
         """
-        told = await self._batch_answer(f"/batches/{quote(batch, safe='')}")
+        told = await self._call_batch_api(f"/batches/{quote(batch, safe='')}")
         status = told.get("status")
         if status not in ENDED:
             return None
@@ -225,29 +223,29 @@ class PresetProvider(HttpProvider):
         for member in ("output_file_id", "error_file_id"):
             file = told.get(member)
             if isinstance(file, str) and file:
-                for line in await self._batch_lines(f"/files/{quote(file, safe='')}/content"):
+                for line in await self._fetch_batch_lines(f"/files/{quote(file, safe='')}/content"):
                     # One without its name is nobody's, and what stands under no name would be everybody's.
                     if line.get("custom_id"):
-                        results[str(line["custom_id"])] = _result(line)
+                        results[str(line["custom_id"])] = _parse_batch_result(line)
         return results
 
     @property
     def _key_required(self) -> bool:
         return self._preset.key_required
 
-    def _tokens(self) -> TokenSource | None:
+    def _make_token_source(self) -> TokenSource | None:
         """Return what gives tokens in place of a key; ``None`` where there is a key, or nothing that gives them."""
         has_key = self._api_key is not None or (
-            first_set((AZURE_TOKEN,)) is None and self.settings().key_from is not None
+            find_set_variable((AZURE_TOKEN,)) is None and self.settings().key_from is not None
         )
         if self._token_provider is None and (has_key or not self._preset.azure):
             return None
-        return entra_source(self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE)
+        return make_entra_source(self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE)
 
     def _access(self) -> tuple[Credentials, str]:
         settings = self.settings()
-        given, _ = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
-        if given is not None and self._tokens() is not None:
+        given, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
+        if given is not None and self._make_token_source() is not None:
             credentials, url = Credentials(None, "tokens", told=ENTRA_TOLD), given
         else:
             credentials, url = super()._access()
@@ -262,9 +260,9 @@ class PresetProvider(HttpProvider):
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        tokens = self._tokens()
+        tokens = self._make_token_source()
         if tokens is not None:
-            return self._client_of_tokens(tokens, base_url, http_client)
+            return self._make_token_client(tokens, base_url, http_client)
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
         shared = {
             "max_retries": 0,
@@ -273,23 +271,23 @@ class PresetProvider(HttpProvider):
             "api_key": key or NO_KEY,
         }
         if not key:
-            http_client.event_hooks = {**http_client.event_hooks, "request": [unsigned]}
+            http_client.event_hooks = {**http_client.event_hooks, "request": [remove_placeholder_key]}
         if self._api_version:
-            return create_foreign_client(
-                self._sdk().AsyncAzureOpenAI, azure_endpoint=base_url, api_version=self._api_version, **shared
+            return create_compatible_client(
+                self._load_sdk().AsyncAzureOpenAI, azure_endpoint=base_url, api_version=self._api_version, **shared
             )
         if self._preset.key_variable == "OPENAI_API_KEY":
-            return self._sdk().AsyncOpenAI(base_url=base_url, **shared)
-        return create_foreign_client(self._sdk().AsyncOpenAI, base_url=base_url, **shared)
+            return self._load_sdk().AsyncOpenAI(base_url=base_url, **shared)
+        return create_compatible_client(self._load_sdk().AsyncOpenAI, base_url=base_url, **shared)
 
-    def _client_of_tokens(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
+    def _make_token_client(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
         shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
         if self._api_version:
-            return create_foreign_client(
-                self._sdk().AsyncAzureOpenAI,
+            return create_compatible_client(
+                self._load_sdk().AsyncAzureOpenAI,
                 azure_endpoint=base_url,
                 api_version=self._api_version,
                 azure_ad_token_provider=tokens,
                 **shared,
             )
-        return create_foreign_client(self._sdk().AsyncOpenAI, base_url=base_url, api_key=tokens, **shared)
+        return create_compatible_client(self._load_sdk().AsyncOpenAI, base_url=base_url, api_key=tokens, **shared)

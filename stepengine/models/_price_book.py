@@ -14,11 +14,16 @@ from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import ImagePart, OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
-from stepengine.models._iterations import ran_beside
-from stepengine.models._json import count_of, object_in
-from stepengine.models._unpriced import DEARER, IMAGES, foreign_tools, tier_of, unlisted_kinds, web_searches
-
-__all__ = ("DEFAULT_FLAVORS", "FLAVORS", "PRICE_LISTS", "PriceBook", "names_of", "searches_of")
+from stepengine.models._iterations import list_uncounted_iterations
+from stepengine.models._json import find_object, parse_token_count
+from stepengine.models._unpriced import (
+    DEARER,
+    IMAGES,
+    count_web_searches,
+    find_service_tier,
+    list_unpriced_tools,
+    unlisted_kinds,
+)
 
 PRICE_LISTS = {
     "anthropic_aws": "anthropic",
@@ -97,11 +102,11 @@ KEPT_MODELS = 1_000
 """More models than a process asks; a full table is emptied, which costs looking each up once more."""
 
 
-def names_of(model: str, reply: ModelReply) -> list[str]:
+def list_price_names(model: str, reply: ModelReply) -> list[str]:
     """Return the names under which *reply* may be priced, the likeliest first."""
-    from stepengine.models.routing import route_of
+    from stepengine.models.routing import parse_route
 
-    names = [name for name in (reply.model, model) if name and route_of(name) is None]
+    names = [name for name in (reply.model, model) if name and parse_route(name) is None]
     if PRICE_LISTS.get(model.partition("/")[0]) == "aws":
         names.reverse()  # prices there hang on the geography, which only the name that was asked for says
     return names
@@ -116,8 +121,8 @@ class _Rates(NamedTuple):
     read: Decimal
     write: Decimal
 
-    def of(self, usage: Usage) -> Decimal:
-        """Return what *usage* costs."""
+    def compute_cost(self, usage: Usage) -> Decimal:
+        """Return the cost of *usage*."""
         tokens = self.prompt * usage.prompt_tokens + self.completion * usage.completion_tokens
         tokens += self.read * usage.cache_read_tokens + self.write * usage.cache_write_tokens
         return self.fixed + tokens / MILLION_TOKENS
@@ -125,7 +130,7 @@ class _Rates(NamedTuple):
 
 class PriceBook:
     """
-    What was looked up in one state of the price data.
+    A cache of look-ups in one snapshot of the price data.
 
     The library prices a call in a fifth of a millisecond, as it finds out anew each time what is priced and how. Below one
     tier a price is linear in the tokens, so it is asked once how much a million of each kind costs.
@@ -174,18 +179,18 @@ class PriceBook:
         tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
-        tier = self._tier(model, data, raw, at)
+        tier = self._resolve_tier(model, data, raw, at)
         if tier is None:
             return None
-        context, beside = tier.context, ran_beside(raw)
-        images = self._images(model, data, at) or Decimal(0)
+        context, beside = tier.context, list_uncounted_iterations(raw)
+        images = self._image_cost(model, data, at) or Decimal(0)
         # The short way for nearly all replies: ordinary tier, nothing beside, only kinds of tokens that we have buckets
         # for. What the provider reported in its own words is read again only where there is more in it.
-        if not context and not beside and not _is_special(raw):
-            return tokens + images + searches_of(reply, provider, model)
+        if not context and not beside and not _has_special_prices(raw):
+            return tokens + images + compute_search_cost(reply, provider, model)
         whole = self._library_cost(model, provider, raw, context, at)
         if whole is None:
-            return None if context else tokens + images + searches_of(reply, provider, model)
+            return None if context else tokens + images + compute_search_cost(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
             dollars = self._library_cost(name, provider, entry, {}, at)
@@ -194,27 +199,27 @@ class PriceBook:
             if dollars is None:
                 return None
             whole += dollars
-        return whole + images + searches_of(reply, provider, model)
+        return whole + images + compute_search_cost(reply, provider, model)
 
     def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """Return what of *reply* of *model* has a price in no list, by the provider's own words."""
         data: Mapping[str, Any] = reply.provider_data
         raw, provider = data["usage"], str(data.get("provider") or "")
-        tier = self._tier(model, data, raw, at)
+        tier = self._resolve_tier(model, data, raw, at)
         found = [] if tier is None else list(tier.unpriced)
-        if _is_special(raw):
-            extracted = self._extract(model, provider, raw)
+        if _has_special_prices(raw):
+            extracted = self._extract_usage(model, provider, raw)
             found += unlisted_kinds(extracted, self.model(model).get_prices(at))
-        if _image_tokens(data) and self._images(model, data, at) is None:
+        if _image_tokens(data) and self._image_cost(model, data, at) is None:
             found.append(IMAGES)
-        found += foreign_tools(data, _items(reply), XAI, searches=provider in WEB_SEARCH)
-        if _has_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
+        found += list_unpriced_tools(data, _opaque_items(reply), XAI, searches=provider in WEB_SEARCH)
+        if _has_tool_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
             found.append(IMAGES)
         return tuple(dict.fromkeys(found))
 
-    def _tier(self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime) -> _Tier | None:
+    def _resolve_tier(self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime) -> _Tier | None:
         """
-        Return what the tier and the speed of a reply of *model* come to; ``None`` when nobody knows.
+        Return the price context of a reply's tier and speed, and what of it has no price; else ``None``.
 
         Flex costs what a batch does, where only that is listed, and at Groq what the ordinary tier does.
         """
@@ -223,9 +228,9 @@ class PriceBook:
         if not tier and speed is None:
             return _Tier(context, ())
         known = self.model(model)
-        if tier and _lists(known, "service_tier", tier, at):
+        if tier and _has_price_variant(known, "service_tier", tier, at):
             context["service_tier"] = tier
-        elif tier in {"flex", "batch"} and _lists(known, "processing", "batch", at):
+        elif tier in {"flex", "batch"} and _has_price_variant(known, "processing", "batch", at):
             context["processing"] = "batch"
         # Its price is in no list and is higher than the one that is: the call is priced by the list, and said to be
         # priced too low.
@@ -234,13 +239,13 @@ class PriceBook:
         elif tier and tier != context.get("processing"):
             return None
         if isinstance(speed, str) and speed != "standard":
-            if _lists(known, "speed", speed, at):
+            if _has_price_variant(known, "speed", speed, at):
                 context["speed"] = speed
             else:
                 unpriced.append(speed)
         return _Tier(context, tuple(unpriced))
 
-    def _images(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
+    def _image_cost(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
         """Return what the images cost that another model made for a reply; ``None`` when there are none, or nobody knows."""
         tokens, name = _image_tokens(data), data.get("image_model")
         if not tokens or not isinstance(name, str):
@@ -249,7 +254,7 @@ class PriceBook:
         painter = f"{provider}/{name}"
         return None if self.model(painter) is None else self._library_cost(painter, provider, tokens, {}, at)
 
-    def _extract(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
+    def _extract_usage(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
         """Return what the library reads of the usage in the provider's own words, or ``None``."""
         name = model.partition("/")[2]
         flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
@@ -264,9 +269,9 @@ class PriceBook:
     def _library_cost(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
-        """Return what the library makes of the usage in the provider's own words, or ``None``."""
+        """Return the cost that the price library computes from a provider's own usage, or ``None``."""
         known, name = self.model(model), model.partition("/")[2]
-        extracted = self._extract(model, provider, raw)
+        extracted = self._extract_usage(model, provider, raw)
         if extracted is None:
             return None
         try:
@@ -311,19 +316,19 @@ class _PriceList:
         # found once by asking the library for a million of each kind.
         tier = bisect_left(self._starts, usage.prompt_tokens) if self._starts else 0
         if tier not in self._rates:
-            self._rates[tier] = _rates_of(self.prices, usage.prompt_tokens)
+            self._rates[tier] = _compute_rates(self.prices, usage.prompt_tokens)
         rates = self._rates[tier]
-        return None if rates is None else rates.of(usage)
+        return None if rates is None else rates.compute_cost(usage)
 
 
 def _billed_tier(model: str, data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     """Return the tier by which a reply is billed, in small letters; ``""`` for the ordinary one."""
-    tier = tier_of(data, raw)
+    tier = find_service_tier(data, raw)
     # More requests at a time for the same price: https://console.groq.com/docs/flex-processing
     return "" if tier == "flex" and model.startswith("groq/") else tier
 
 
-def _rates_of(prices: object, prompt_tokens: int) -> _Rates | None:
+def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
     """Return what *prices* come to at a prompt of that size; ``None`` when they cannot be applied."""
     from genai_prices.types import ModelPrice
     from genai_prices.types import Usage as PricedUsage
@@ -356,27 +361,27 @@ def _rates_of(prices: object, prompt_tokens: int) -> _Rates | None:
 # --- what a reply reports beside its tokens ---------------------------------------------------------------------------
 
 
-def _is_special(raw: object) -> bool:
+def _has_special_prices(raw: object) -> bool:
     """Return whether a usage counts anything that is priced otherwise than as text."""
     if isinstance(raw, Mapping):
         return any(
-            _is_special(value)
+            _has_special_prices(value)
             if isinstance(value, Mapping | list | tuple)
             else (bool(value) and type(value) is int and name not in ORDINARY)
             or (name == "modality" and value != "TEXT")
             for name, value in raw.items()
         )
-    return isinstance(raw, list | tuple) and any(_is_special(entry) for entry in raw)
+    return isinstance(raw, list | tuple) and any(_has_special_prices(entry) for entry in raw)
 
 
 class _Tier(NamedTuple):
-    """What prices hang on beside tokens, and what of it has none."""
+    """The price context of a reply beside its tokens, and the tier and speed that have no price."""
 
     context: dict[str, str]
     unpriced: tuple[str, ...]
 
 
-def _lists(known: Any, kind: str, word: str, at: datetime) -> bool:
+def _has_price_variant(known: Any, kind: str, word: str, at: datetime) -> bool:
     """Return whether the data have prices of their own for a tier, a speed or a way of processing."""
     return any(
         variant.when == {kind: word} and (variant.constraint is None or variant.constraint.active(at))
@@ -388,31 +393,31 @@ def _image_tokens(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the tokens that images of a reply of OpenAI took; ``None`` for none."""
     used = data.get("tool_usage")
     tokens = used.get(IMAGES) if isinstance(used, Mapping) else None
-    if not isinstance(tokens, Mapping) or not any(count_of(count) for count in tokens.values()):
+    if not isinstance(tokens, Mapping) or not any(parse_token_count(count) for count in tokens.values()):
         return None
     return tokens
 
 
-def _items(reply: ModelReply) -> list[Mapping[str, Any]]:
+def _opaque_items(reply: ModelReply) -> list[Mapping[str, Any]]:
     """Return the parts of a reply that only its provider understands."""
     return [part.data for part in reply.content if isinstance(part, OpaquePart)]
 
 
-def _has_images(reply: ModelReply) -> bool:
+def _has_tool_images(reply: ModelReply) -> bool:
     """Return whether a tool of OpenAI made an image of *reply*, and not its model itself."""
-    made = [object_in(part.provider_data, "item") for part in reply.content if isinstance(part, ImagePart)]
-    return any(item.get("type") == "image_generation_call" for item in (*made, *_items(reply)))
+    made = [find_object(part.provider_data, "item") for part in reply.content if isinstance(part, ImagePart)]
+    return any(item.get("type") == "image_generation_call" for item in (*made, *_opaque_items(reply)))
 
 
-def searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
+def compute_search_cost(reply: ModelReply, provider: str, model: str) -> Decimal:
     """Return what the searches of *reply* cost that are no part of the price of its tokens."""
     data: Mapping[str, object] = reply.provider_data or {}
     raw = data.get("usage")
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):
-        return sum([price * (count_of(counted.get(name)) or 0) for name, price in XAI.items()], Decimal(0))
-    kinds = _items(reply)
-    web = web_searches(data, kinds)
+        return sum([price * (parse_token_count(counted.get(name)) or 0) for name, price in XAI.items()], Decimal(0))
+    kinds = _opaque_items(reply)
+    web = count_web_searches(data, kinds)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
     grounding = data.get("groundingMetadata")

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
-from stepengine.models._settings import no_tool
-
-__all__ = ("RUNS_NEWER_CODE", "called_by", "check_programs", "programs_of", "runs_programs")
+from stepengine.models._settings import make_unsupported_tool_error
 
 RUNS_NEWER_CODE = re.compile(r"claude-(?:opus|sonnet|haiku)-4-[5-9]|claude-[a-z]+-[5-9]")
 """Models of Claude whose programs call tools, whatever a cloud has put before their names."""
@@ -27,19 +25,19 @@ def runs_programs(model: str) -> bool:
     return provider == "openai" and OPENAI.match(name) is not None
 
 
-def programs_of(settings: ModelSettings) -> Programs | None:
-    """Return what *settings* say of programs; of several the tools of all."""
+def merge_programs(settings: ModelSettings) -> Programs | None:
+    """Return the ``Programs`` of *settings*, several of them merged; ``None`` without any."""
     found = [tool for tool in settings.server_tools if isinstance(tool, Programs)]
     if len(found) < 2:  # noqa: PLR2004 - more than one
         return found[0] if found else None
-    return Programs(_all(one.tools for one in found), direct=_all(one.direct for one in found))
+    return Programs(_unique_names(one.tools for one in found), direct=_unique_names(one.direct for one in found))
 
 
-def _all(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+def _unique_names(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([name for some in names for name in some]))
 
 
-def called_by(programs: Programs | None, spec: ToolSpec, word: str) -> dict[str, list[str]]:
+def make_callers_member(programs: Programs | None, spec: ToolSpec, word: str) -> dict[str, list[str]]:
     """Return the member that says who may call a tool, where it is not the model alone; *word* is the program's."""
     if programs is None or spec.name not in programs.tools:
         return {}
@@ -48,7 +46,7 @@ def called_by(programs: Programs | None, spec: ToolSpec, word: str) -> dict[str,
 
 def check_programs(request: ModelRequest, programs: Programs, model: str, provider: str) -> None:
     """
-    Check that programs have something to call.
+    Raise ``ModelError`` if no tool that *programs* may call is offered.
 
     Raises:
         ModelError: when none of their tools is offered.
@@ -56,4 +54,4 @@ def check_programs(request: ModelRequest, programs: Programs, model: str, provid
     offered = [tool.name for tool in request.tools]
     if not set(offered).intersection(programs.tools):
         why = f"none of {', '.join(map(repr, programs.tools))} is offered, only {', '.join(map(repr, offered)) or 'nothing'}"
-        raise no_tool(programs, model, provider, why)
+        raise make_unsupported_tool_error(programs, model, provider, why)

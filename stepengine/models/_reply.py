@@ -15,27 +15,27 @@ from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
-from stepengine.models._failures import RequestLabel, malformed_call
-from stepengine.models._json import count_of, object_in, seen, word_at
+from stepengine.models._failures import RequestLabel, make_malformed_call_error
+from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models.keys import printable
 
 __all__ = (
     "MAX_UNREAD_NAMES",
     "UNKNOWN",
-    "billed",
+    "add_unread",
     "cut_at_stops",
-    "dollars",
-    "kept_of",
+    "find_object",
+    "find_objects",
+    "find_stated_cost",
+    "find_text",
     "listed",
-    "made_part",
-    "object_in",
-    "reply_of",
-    "seen",
-    "shown_text",
-    "usage_in_totals",
-    "with_unread",
-    "word_at",
-    "written_dollars",
+    "make_media_part",
+    "make_reply",
+    "parse_dollar_text",
+    "parse_dollars",
+    "select_members",
+    "shorten_text",
+    "usage_from_totals",
 )
 
 SHOWN_CHARS = 4_000
@@ -71,7 +71,7 @@ logger = logging.getLogger("stepengine.models")
 _warned: set[str] = set()
 
 
-def reply_of(
+def make_reply(
     content: tuple[AssistantPart, ...],
     call: RequestLabel,
     model: str,
@@ -93,12 +93,12 @@ def reply_of(
     Raises:
         ModelError: for a call without a name, which is nobody's: none is made of it that would run with what it does not say.
     """
-    stop = _stop_of(stop, raw, content)
+    stop = _resolve_stop_reason(stop, raw, content)
     for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
         if isinstance(part, ToolCallPart) and not part.tool_name.strip():
-            raise malformed_call(call, "it has no name", usage)
+            raise make_malformed_call_error(call, "it has no name", usage)
     return ModelReply(
-        _cut_off(content) if stop is StopReason.MAX_TOKENS else content,
+        _mark_truncated_call(content) if stop is StopReason.MAX_TOKENS else content,
         usage=usage,
         stop_reason=stop,
         raw_stop_reason=raw,
@@ -109,7 +109,7 @@ def reply_of(
     )
 
 
-def with_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
+def add_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
     """Return *reply* with the names of what came with it and is neither read nor kept (reliability:MP59)."""
     if not names:
         return reply
@@ -118,12 +118,12 @@ def with_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
     return attrs.evolve(reply, provider_data={**reply.provider_data, "unread": list(dict.fromkeys(told))})
 
 
-def kept_of(source: Mapping[str, object], *names: str) -> dict[str, Any]:
+def select_members(source: Mapping[str, object], *names: str) -> dict[str, Any]:
     """Return those members *names* of *source* that are there."""
     return {name: source[name] for name in names if source.get(name) is not None}
 
 
-def _stop_of(stop: StopReason | None, raw: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
+def _resolve_stop_reason(stop: StopReason | None, raw: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
     """
     Return the stop reason: the content decides between the end, tool use and refusal, and for words of the future (ecosystem:EC97).
 
@@ -140,8 +140,8 @@ def _stop_of(stop: StopReason | None, raw: str | None, content: tuple[AssistantP
     return stop
 
 
-def _cut_off(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
-    """Mark the last call of a reply that the output limit cut: it keeps its raw text."""
+def _mark_truncated_call(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
+    """Return the parts of a reply that the output limit cut, with the raw text of its last call stored."""
     parts = list(content)
     for index in range(len(parts) - 1, -1, -1):
         part = parts[index]
@@ -152,7 +152,7 @@ def _cut_off(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
     return tuple(parts)
 
 
-def made_part(
+def make_media_part(
     written: object, mime_type: str, provider_data: Mapping[str, object], name: str = ""
 ) -> ImagePart | DocumentPart | None:
     """
@@ -190,7 +190,7 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
     return reply
 
 
-def billed(raw: object) -> Decimal | None:
+def find_stated_cost(raw: object) -> Decimal | None:
     """
     Return the US dollars that a usage states, tools of the service and discounts included; ``None`` when it does not.
 
@@ -200,16 +200,16 @@ def billed(raw: object) -> Decimal | None:
     if not isinstance(raw, Mapping):
         return None
     ticks, cost = raw.get("cost_in_usd_ticks"), raw.get("cost")
-    paid = dollars(cost.get("total_cost") if isinstance(cost, Mapping) else cost)
+    paid = parse_dollars(cost.get("total_cost") if isinstance(cost, Mapping) else cost)
     if paid is None:
         return Decimal(ticks) / TICKS_PER_DOLLAR if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
     if raw.get("is_byok") is not True:
         return paid
-    upstream = dollars(object_in(raw, "cost_details").get("upstream_inference_cost"))
+    upstream = parse_dollars(find_object(raw, "cost_details").get("upstream_inference_cost"))
     return None if upstream is None else paid + upstream
 
 
-def dollars(value: object) -> Decimal | None:
+def parse_dollars(value: object) -> Decimal | None:
     """Return a number of US dollars that a service states; ``None`` for what is not a number, negative, or more than a million."""
     return (
         Decimal(str(value))
@@ -218,7 +218,7 @@ def dollars(value: object) -> Decimal | None:
     )
 
 
-def written_dollars(text: object) -> Decimal | None:
+def parse_dollar_text(text: object) -> Decimal | None:
     """Return US dollars that are stated as a text, such as in a header; ``None`` for anything else."""
     if not isinstance(text, str) or len(text) > MAX_FIGURE_CHARS or not FIGURE.fullmatch(text):
         return None
@@ -226,7 +226,7 @@ def written_dollars(text: object) -> Decimal | None:
     return cost if cost <= MAX_DOLLARS else None
 
 
-def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
+def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
     """
     Return in our buckets the usage of an API whose totals hold what was cached and what was thought.
 
@@ -236,16 +236,16 @@ def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[st
     if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
         return None
     inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
-    whole, output = _figure(raw, prompt), _figure(raw, completion)
-    cached = _figure(inside, "cached_tokens") or max([_figure(raw, name) for name in hits], default=0)
-    reasoning, total = _figure(outside, "reasoning_tokens"), count_of(raw.get("total_tokens"))
-    unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))
+    whole, output = _get_token_count(raw, prompt), _get_token_count(raw, completion)
+    cached = _get_token_count(inside, "cached_tokens") or max([_get_token_count(raw, name) for name in hits], default=0)
+    reasoning, total = _get_token_count(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
+    unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt, completion))
     if cached > whole:
         # Grok on Azure counts the cache beside the prompt; where no sum bears that out, nobody knows what was sent.
         beside = total in {whole + cached + output, whole + cached + output + reasoning}
         whole, unsure = whole + cached if beside else whole, unsure or not beside
     read = min(whole, cached)
-    written = min(whole - read, _figure(inside, "cache_write_tokens"))
+    written = min(whole - read, _get_token_count(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
         output += reasoning  # xAI counts it beside the completion (providers:PV81)
     elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
@@ -255,18 +255,18 @@ def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[st
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 
 
-def _figure(details: object, name: str) -> int:
-    return count_of(details.get(name)) or 0 if isinstance(details, Mapping) else 0
+def _get_token_count(details: object, name: str) -> int:
+    return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0
 
 
 # --- what is shown of parts that only their provider understands: never a reason to refuse a reply --------------------
 
 
-def shown_text(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return *text* in a length that people look at."""
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 def listed(sources: list[tuple[str, str]]) -> str:
     """Return titles and addresses, a line each."""
-    return shown_text("\n".join([" ".join(filter(None, source)) for source in sources if any(source)]))
+    return shorten_text("\n".join([" ".join(filter(None, source)) for source in sources if any(source)]))

@@ -9,8 +9,6 @@ from typing import Any, Literal
 from stepengine.data.schemas import DEFINITIONS
 from stepengine.data.tools import ToolSpec
 
-__all__ = ("MAX_OPTIONAL", "optional_in", "plain_schema", "strict_form", "unpromised")
-
 MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
 """References are written out so deep, each once within itself, and to so many parts: schemas can refer to themselves without an end."""
 NULL = {"type": "null"}
@@ -26,21 +24,21 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     definitions = {
         f"#/{word}/{name}": found for word in DEFINITIONS for name, found in (schema.get(word) or {}).items()
     }
-    plain = _Plain(definitions).of(schema, ())
+    plain = _ReferenceResolver(definitions).convert(schema, ())
     return plain if isinstance(plain, dict) else dict(schema)
 
 
-class _Plain:
-    """Puts definitions in the places that refer to them."""
+class _ReferenceResolver:
+    """Replaces references by their definitions, and constants and null unions by plain forms."""
 
     def __init__(self, definitions: Mapping[str, object]) -> None:
         self._definitions = definitions
         self._made = 0
 
-    def of(self, value: Any, within: tuple[str, ...]) -> Any:
-        """Return a schema without references; *within* are those in whose place it stands."""
+    def convert(self, value: Any, within: tuple[str, ...]) -> Any:
+        """Return a schema without references; *within* has the references that are being resolved."""
         if isinstance(value, list):
-            return [self.of(item, within) for item in value]
+            return [self.convert(item, within) for item in value]
         if not isinstance(value, Mapping):
             return value
         self._made += 1
@@ -53,14 +51,14 @@ class _Plain:
         if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})
-        return self.of({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
+        return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
 
     def _member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
-            return {key: self.of(value, within) for key, value in item.items()}
-        return self.of(item, within)
+            return {key: self.convert(value, within) for key, value in item.items()}
+        return self.convert(item, within)
 
 
 def _without_null(found: dict[str, Any]) -> dict[str, object]:
@@ -98,34 +96,34 @@ UNPROMISED = frozenset(
 """What OpenAI refuses in a schema that it shall promise."""
 
 
-class _Unfit(Exception):
+class _UnsupportedSchema(Exception):
     """The schema cannot be promised."""
 
 
-def strict_form(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
+def make_strict_schema(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
     """
-    Return *schema* as a provider takes it that shall promise to keep to it; ``None`` when it cannot promise that.
+    Return *schema* in a provider's strict form; ``None`` if the provider cannot guarantee it.
 
     Objects are closed. One that is a map, with members of any name, cannot be. Anthropic takes optional members, 24 in all,
     and is told of bounds and patterns in the descriptions; OpenAI wants every member required.
     """
-    walk = _Anthropic() if wire == "anthropic" else _OpenAI()
+    walk = _AnthropicConverter() if wire == "anthropic" else _OpenAIConverter()
     try:
         return walk.whole(schema)
-    except _Unfit:
+    except _UnsupportedSchema:
         return None
 
 
-def optional_in(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> int | None:
+def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> int | None:
     """Return how many optional members a schema has that can be promised; ``None`` for one that cannot. Found out once."""
     known = _counted.get((id(schema), wire))
     if known is not None and known[0] is schema:
         return known[1]
-    walk = _Anthropic() if wire == "anthropic" else _OpenAI()
+    walk = _AnthropicConverter() if wire == "anthropic" else _OpenAIConverter()
     try:
         walk.whole(schema)
         found: int | None = walk.optional
-    except _Unfit:
+    except _UnsupportedSchema:
         found = None
     if len(_counted) >= KEPT_SCHEMAS:
         _counted.clear()
@@ -133,9 +131,9 @@ def optional_in(schema: Mapping[str, object], wire: Literal["anthropic", "openai
     return found
 
 
-def unpromised(tools: Iterable[ToolSpec], wire: Literal["anthropic", "openai"]) -> bool:
+def has_unsupported_strict_tool(tools: Iterable[ToolSpec], wire: Literal["anthropic", "openai"]) -> bool:
     """Return whether one of *tools* shall be strict and has a schema that cannot be promised."""
-    return any(tool.strict and optional_in(tool.input_schema, wire) is None for tool in tools)
+    return any(tool.strict and count_optional_members(tool.input_schema, wire) is None for tool in tools)
 
 
 _counted: dict[tuple[int, str], tuple[Mapping[str, Any], int | None]] = {}
@@ -143,53 +141,53 @@ KEPT_SCHEMAS = 1_000
 """More schemas than a process offers at once; a full table is emptied, which costs counting each once more."""
 
 
-class _Strict(ABC):
+class _StrictConverter(ABC):
     """A walk through a schema that closes its objects."""
 
     def __init__(self) -> None:
         self.optional = self.fields = self.values = 0
 
     def whole(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the whole schema, which describes an object."""
+        """Return the converted root schema; raise if it is no object or above the limits."""
         if schema.get("type") != "object" or any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref")):
-            raise _Unfit
-        found = self.of(schema, 0)
+            raise _UnsupportedSchema
+        found = self.convert(schema, 0)
         if self.optional > MAX_OPTIONAL or self.fields > MAX_FIELDS or self.values > MAX_VALUES:
-            raise _Unfit
+            raise _UnsupportedSchema
         return found
 
     @abstractmethod
-    def of(self, schema: Any, level: int) -> dict[str, Any]:
-        """Return a part of the schema that stands *level* parts deep."""
+    def convert(self, schema: Any, level: int) -> dict[str, Any]:
+        """Return the converted form of a part of the schema at depth *level*."""
 
     def each(self, schemas: Any, level: int) -> dict[str, Any]:
-        """Return named parts."""
+        """Return the converted schemas by name."""
         if not isinstance(schemas, Mapping):
-            raise _Unfit
-        return {name: self.of(schema, level) for name, schema in schemas.items()}
+            raise _UnsupportedSchema
+        return {name: self.convert(schema, level) for name, schema in schemas.items()}
 
     def all(self, schemas: Any, level: int) -> list[Any]:
-        """Return parts in a row."""
+        """Return the converted schemas of a list."""
         if not isinstance(schemas, list):
-            raise _Unfit
-        return [self.of(schema, level) for schema in schemas]
+            raise _UnsupportedSchema
+        return [self.convert(schema, level) for schema in schemas]
 
     def members(self, schema: Mapping[str, object], level: int) -> dict[str, Any]:
         """Return the members of a closed object, and count them."""
         if schema.get("additionalProperties", False) is not False:
-            raise _Unfit
+            raise _UnsupportedSchema
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping) or not isinstance(required, list):
-            raise _Unfit
+            raise _UnsupportedSchema
         self.fields += len(properties)
         self.optional += len(properties.keys() - {name for name in required if isinstance(name, str)})
         return {"properties": self.each(properties, level + 1), "additionalProperties": False}
 
 
-class _Anthropic(_Strict):
-    def of(self, schema: Any, level: int) -> dict[str, Any]:
+class _AnthropicConverter(_StrictConverter):
+    def convert(self, schema: Any, level: int) -> dict[str, Any]:
         if not isinstance(schema, Mapping) or level > MAX_DEPTH:
-            raise _Unfit
+            raise _UnsupportedSchema
         defined = {"$defs": self.each(schema["$defs"], level + 1)} if "$defs" in schema else {}
         if "$ref" in schema:
             return {**defined, "$ref": schema["$ref"]}
@@ -198,24 +196,24 @@ class _Anthropic(_Strict):
         if found.get("type") == "object":
             found |= self.members(schema, level)
             rest = {name: value for name, value in rest.items() if name not in found}
-        found |= self._parts(rest, level)
+        found |= self._convert_subschemas(rest, level)
         if "enum" in found or "const" in found:
             found.pop("type", None)
         if not found.keys() & {"type", "enum", "const", "anyOf", "allOf"}:
-            raise _Unfit
+            raise _UnsupportedSchema
         if rest:
             told = "{" + ", ".join([f"{name}: {value}" for name, value in rest.items()]) + "}"
             found["description"] = f"{found['description']}\n\n{told}" if "description" in found else told
         return found
 
-    def _parts(self, rest: dict[str, object], level: int) -> dict[str, object]:
+    def _convert_subschemas(self, rest: dict[str, object], level: int) -> dict[str, object]:
         """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
         found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
             if word in rest:
                 found["anyOf" if word == "oneOf" else word] = self.all(rest.pop(word), level + 1)
         if "items" in rest:
-            found["items"] = self.of(rest.pop("items"), level + 1)
+            found["items"] = self.convert(rest.pop("items"), level + 1)
         if rest.get("minItems") in (0, 1):
             found["minItems"] = rest.pop("minItems")
         if isinstance(rest.get("format"), str) and rest["format"] in FORMATS:
@@ -223,14 +221,14 @@ class _Anthropic(_Strict):
         return found
 
 
-class _OpenAI(_Strict):
-    def of(self, schema: Any, level: int) -> dict[str, Any]:
+class _OpenAIConverter(_StrictConverter):
+    def convert(self, schema: Any, level: int) -> dict[str, Any]:
         if not isinstance(schema, Mapping) or level > MAX_LEVELS or not UNPROMISED.isdisjoint(schema):
-            raise _Unfit
+            raise _UnsupportedSchema
         if "$ref" in schema and schema.keys() - {"$ref", "$defs"}:
-            raise _Unfit
-        if not schema.keys() & {"type", "enum", "const", "anyOf", "$ref"} or _looks_around(schema.get("pattern")):
-            raise _Unfit
+            raise _UnsupportedSchema
+        if not schema.keys() & {"type", "enum", "const", "anyOf", "$ref"} or _has_lookaround(schema.get("pattern")):
+            raise _UnsupportedSchema
         values = schema.get("enum", [])
         self.values += len(values) if isinstance(values, list) else 0
         found = dict(schema)
@@ -241,16 +239,16 @@ class _OpenAI(_Strict):
         if "anyOf" in found:
             found["anyOf"] = self.all(found["anyOf"], level)
         if found.get("type") == "array" or "items" in found:
-            found["items"] = self.of(found.get("items"), level + 1)
+            found["items"] = self.convert(found.get("items"), level + 1)
         return found
 
     def members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
         found = super().members(schema, level)
         names = list(found["properties"])
         if set(schema.get("required", ())) != set(names):
-            raise _Unfit
+            raise _UnsupportedSchema
         return {**found, "required": names}
 
 
-def _looks_around(pattern: object) -> bool:
+def _has_lookaround(pattern: object) -> bool:
     return isinstance(pattern, str) and any(word in pattern for word in ("(?=", "(?!", "(?<=", "(?<!"))

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from stepengine.errors import ModelError
 
-__all__ = ("ANTHROPIC", "GOOGLE", "OPENAI", "Sdk")
-
 
 class Sdk(NamedTuple):
     """
@@ -29,7 +27,7 @@ class Sdk(NamedTuple):
 
     def check(self) -> None:
         """
-        Look for it, without loading it.
+        Raise ``ModelError`` if the SDK is missing or broken, without loading it.
 
         Raises:
             ModelError: when it is not installed, only a folder is left of it, or something is missing that it needs.
@@ -41,17 +39,17 @@ class Sdk(NamedTuple):
         except (ImportError, ValueError):  # its parent is missing; somebody keeps it from being imported
             spec = None
         if spec is None:
-            raise self._missing()
+            raise self._missing_error()
         if spec.origin is None:
             why = "only its folder is left"
             raise self._broken_error(why)
-        if lacking := _lacking(self.package):
+        if lacking := _find_missing_requirements(self.package):
             why = f"it needs {', '.join(map(repr, lacking))}, which is not installed"
             raise self._broken_error(why, *lacking)
 
     def load(self) -> Any:
         """
-        Import it.
+        Import the SDK, and return its module.
 
         Raises:
             ModelError: when it is not installed, or cannot be imported.
@@ -63,7 +61,7 @@ class Sdk(NamedTuple):
             why = f"{type(error).__name__}: {error}"
             raise self._broken_error(why) from error
 
-    def _missing(self) -> ModelError:
+    def _missing_error(self) -> ModelError:
         msg = f"the package {self.package!r} is not installed: pip install 'stepengine[{self.extra}]'"
         return ModelError(msg, kind="missing_sdk")
 
@@ -74,7 +72,7 @@ class Sdk(NamedTuple):
 
 
 @cache
-def _lacking(package: str) -> tuple[str, ...]:
+def _find_missing_requirements(package: str) -> tuple[str, ...]:
     """Return the packages that *package* says it needs and that are not there, neither by their metadata nor as a module."""
     from packaging.requirements import Requirement
 
@@ -83,10 +81,10 @@ def _lacking(package: str) -> tuple[str, ...]:
     except metadata.PackageNotFoundError:  # what was packed without metadata cannot be asked
         return ()
     own = [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
-    return tuple([name for name in own if not _is_there(name)])
+    return tuple([name for name in own if not _is_installed(name)])
 
 
-def _is_there(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:

@@ -20,20 +20,6 @@ from stepengine.data.server_tools import ServerTool
 from stepengine.errors import ModelError
 from stepengine.models.presets import PRESETS, Preset
 
-__all__ = (
-    "DROPPED",
-    "Way",
-    "WireSettings",
-    "cache_members",
-    "foreign_options",
-    "located",
-    "no_tool",
-    "said_of",
-    "told",
-    "warn_of",
-    "without_options",
-)
-
 logger = logging.getLogger("stepengine.models")
 
 Json = dict[str, Any]
@@ -50,7 +36,7 @@ _warned: set[tuple[str, str, str]] = set()
 @frozen
 class WireSettings:
     """
-    What the settings of a request become.
+    The body members that the settings of a request become, and the settings that were dropped.
 
     Attributes:
         members: Members of the body.
@@ -61,7 +47,7 @@ class WireSettings:
     dropped: tuple[str, ...] = ()
 
 
-def said_of(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSettings:
+def convert_settings(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSettings:
     """Return what the settings that are set become by the *ways* of a wire."""
     members: Json = {}
     dropped: list[str] = []
@@ -94,9 +80,9 @@ def _merge_deeply(below: Json, above: Json) -> Json:
     return joined
 
 
-def warn_of(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
+def warn_of_dropped(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
     """
-    Say which settings of *request* are left out: once in a process for each of them, provider and model.
+    Warn of dropped settings, once in a process for each; raise if ``unsupported`` is ``"error"``.
 
     The record has the fields ``setting``, ``provider`` and ``model``.
 
@@ -124,7 +110,7 @@ OWNERS = {member: preset.name for preset in PRESETS.values() for member in prese
 """The provider that alone knows a member of ``settings.extra``, by member."""
 
 
-def foreign_options(settings: ModelSettings, provider: str) -> tuple[str, ...]:
+def find_foreign_options(settings: ModelSettings, provider: str) -> tuple[str, ...]:
     """Return the members of ``settings.extra`` that belong to a provider other than *provider*."""
     body = settings.extra.get("body")
     given = {*settings.extra, *(body if isinstance(body, Mapping) else ())}
@@ -141,8 +127,8 @@ def without_options(request: ModelRequest, names: tuple[str, ...]) -> ModelReque
     return attrs.evolve(request, settings=attrs.evolve(request.settings, extra=extra))
 
 
-def told(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
-    """Return *reply* with the names of the settings that it was made without."""
+def add_dropped(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
+    """Return *reply* with the names of the dropped settings."""
     if not dropped:
         return reply
     return attrs.evolve(reply, provider_data={**reply.provider_data, "dropped": list(dropped)})
@@ -150,7 +136,7 @@ def told(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
 
 def cache_members(lifetime: str, model: str, preset: Preset) -> Json | None:
     """
-    Return how long a service that caches by itself is told to do so; ``None`` when it cannot be told.
+    Return the members that set the cache *lifetime* of a service; ``None`` if it cannot be set.
 
     Since gpt-5.6 OpenAI's cache can be told to wait for marks, which are never sent, and by Responses to hold for twelve
     hours, the shortest time above an hour (providers:PV66).
@@ -163,13 +149,13 @@ def cache_members(lifetime: str, model: str, preset: Preset) -> Json | None:
     return {"prompt_cache_options": {"ttl": "12h"} if lifetime == "1h" else {"mode": "explicit"}}
 
 
-def no_tool(item: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
+def make_unsupported_tool_error(item: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
     """Return the error for a tool that a provider cannot run, or not so."""
     reason = why or f"{provider} has no such tool for it"
     msg = f"{model!r} cannot be given {type(item).__name__}(...) of ModelSettings(server_tools=...): {reason}"
     return ModelError(msg, kind="settings")
 
 
-def located(place: Mapping[str, object] | None) -> Json | None:
-    """Return where the asker is in the form of Anthropic and OpenAI."""
+def encode_location(place: Mapping[str, object] | None) -> Json | None:
+    """Return the user's location in the form of Anthropic and OpenAI."""
     return None if place is None else {"type": "approximate", **place}

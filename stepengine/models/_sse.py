@@ -7,8 +7,6 @@ whether a reply that ends early may count.
 
 from __future__ import annotations
 
-__all__ = ("SSEParser",)
-
 BOM = b"\xef\xbb\xbf"
 CR_BYTE = 13
 """A carriage return in ASCII."""
@@ -40,9 +38,9 @@ class SSEParser:
         """Return the events that *chunk* completes."""
         # Bytes are looked for by number: by a text of one it takes four times as long.
         if self._after_cr or CR_BYTE in chunk:
-            chunk = self._mend(chunk)
+            chunk = self._normalize_line_ends(chunk)
         if self._first or self._held or not chunk.endswith(END):
-            chunk = self._whole(chunk)
+            chunk = self._split_complete(chunk)
         events: list[tuple[str, bytes]] = []
         name, pieces = "", []
         # Nothing is called for most lines: each token of a stream has two or three.
@@ -60,7 +58,7 @@ class SSEParser:
                 name = self._take(line, name, pieces)
         return events
 
-    def _whole(self, chunk: bytes) -> bytes:
+    def _split_complete(self, chunk: bytes) -> bytes:
         """Return the events that *chunk* completes, the one that was held included, and hold what has begun in it."""
         held = self._held
         # Searched alone: an event in a thousand pieces is not looked through a thousand times.
@@ -76,7 +74,7 @@ class SSEParser:
             return chunk[:end].removeprefix(BOM)
         return chunk[:end]
 
-    def _mend(self, chunk: bytes) -> bytes:
+    def _normalize_line_ends(self, chunk: bytes) -> bytes:
         """Return *chunk* with LF for every other line end, also for one that is cut in two."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
@@ -89,7 +87,7 @@ class SSEParser:
         return chunk
 
     def _take(self, line: bytes, name: str, pieces: list[bytes]) -> str:
-        """Take a line of another form than most, a comment included, and return the name of its event."""
+        """Parse a line of a rarer form, a comment included, and return the name of its event."""
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":

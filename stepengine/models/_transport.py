@@ -19,8 +19,6 @@ import httpx2
 
 from stepengine.models._failures import HTTP_REDIRECT
 
-__all__ = ("MAX_REFUSAL", "hold", "trusted")
-
 MAX_REFUSAL = 256 * 1024
 """Bytes, unpacked, that are read of a reply with an error status; its beginning says what is wrong."""
 
@@ -29,18 +27,18 @@ MAX_REFUSAL = 256 * 1024
 PIECE = 256 * 1024
 
 
-def trusted() -> ssl.SSLContext:
+def get_ssl_context() -> ssl.SSLContext:
     """Return how certificates are checked: as the HTTP library does it by itself, but for all clients of the process once."""
-    return _trusted(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+    return _create_ssl_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @cache
-def _trusted(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+def _create_ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContext:
     """Read the certificates, 20 ms, anew only where the variables that the library looks at have changed."""
     return httpx2.create_ssl_context()
 
 
-async def hold(response: httpx2.Response) -> None:
+async def unpack_response(response: httpx2.Response) -> None:
     """Let *response* give its body unpacked and in pieces, as a hook of the client before anything is read."""
     # The header is taken away and the body unpacked here, though the HTTP library could: an SDK reads the body of an
     # error by itself, to its end, and what it reads must have a limit (reliability:MP27). That limit is one of unpacked
@@ -51,10 +49,10 @@ async def hold(response: httpx2.Response) -> None:
     limit = MAX_REFUSAL if response.status_code >= HTTP_REDIRECT else None
     if packing != "identity":
         response.headers.pop("content-length", None)
-    response.stream = _HeldBody(response.stream, packing, limit)
+    response.stream = _UnpackedBody(response.stream, packing, limit)
 
 
-class _HeldBody(httpx2.AsyncByteStream):
+class _UnpackedBody(httpx2.AsyncByteStream):
     """The body *stream*, unpacked; at most *limit* bytes of it, then it ends."""
 
     def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream, packing: str, limit: int | None) -> None:

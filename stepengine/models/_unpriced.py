@@ -7,9 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepengine.models._json import count_of, seen, word_at
-
-__all__ = ("DEARER", "IMAGES", "foreign_tools", "tier_of", "unlisted_kinds", "web_searches")
+from stepengine.models._json import find_objects, find_text, parse_token_count
 
 ORDINARY_TIERS = frozenset({"", "auto", "default", "standard", "standard_only", "on_demand", "unspecified"})
 TRAFFIC = {"on_demand": "", "traffic_type_unspecified": "", "on_demand_priority": "priority", "on_demand_flex": "flex"}
@@ -35,30 +33,32 @@ FREE_OF_ANTHROPIC = frozenset({"web_search_requests", "web_fetch_requests", "too
 FREE_OF_XAI = frozenset({"mcp_calls"})
 
 
-def tier_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+def find_service_tier(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     """Return the tier in which a reply was made, in small letters; ``""`` for the ordinary one."""
-    bedrock = [word_at(data, *path) for path in (("performanceConfig", "latency"), ("serviceTier", "type"))]
+    bedrock = [find_text(data, *path) for path in (("performanceConfig", "latency"), ("serviceTier", "type"))]
     if special := [tier for tier in bedrock if tier not in ORDINARY_TIERS]:
         return special[0]
     told = data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier")
     tier = (told if isinstance(told, str) else "").lower().removeprefix("service_tier_")
     if not tier:
-        traffic = word_at(raw, "trafficType").lower()
+        traffic = find_text(raw, "trafficType").lower()
         tier = TRAFFIC.get(traffic, traffic)
     return "" if tier in ORDINARY_TIERS else tier
 
 
-def web_searches(data: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> int:
+def count_web_searches(data: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> int:
     """Return how many searches of the web OpenAI bills: as many as it says, else those that the reply shows."""
     usage = data.get("tool_usage")
     search = usage.get("web_search") if isinstance(usage, Mapping) else None
-    told = count_of(search.get("num_requests")) if isinstance(search, Mapping) else None
+    told = parse_token_count(search.get("num_requests")) if isinstance(search, Mapping) else None
     if told is not None:
         return told
-    return sum(item.get("type") == "web_search_call" and word_at(item, "action", "type") == "search" for item in items)
+    return sum(
+        item.get("type") == "web_search_call" and find_text(item, "action", "type") == "search" for item in items
+    )
 
 
-def foreign_tools(
+def list_unpriced_tools(
     data: Mapping[str, Any], items: Sequence[Mapping[str, Any]], priced: Mapping[str, object], *, searches: bool
 ) -> list[str]:
     """
@@ -71,35 +71,35 @@ def foreign_tools(
         searches: Whether a search of the web has a price.
     """
     raw: Mapping[str, Any] = data.get("usage") or {}
-    found = [name for name in _names_counted(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
-    found += _names_counted(raw.get("serverToolUsage"))
+    found = [name for name in _nonzero_names(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
+    found += _nonzero_names(raw.get("serverToolUsage"))
     told = raw.get("server_side_tool_usage_details")
     if isinstance(told, Mapping):
-        found += [name for name in _names_counted(told) if name not in FREE_OF_XAI and name not in priced]
+        found += [name for name in _nonzero_names(told) if name not in FREE_OF_XAI and name not in priced]
     else:
-        found += ["num_server_side_tools_used"] if count_of(raw.get("num_server_side_tools_used")) else []
-        found += [word_at(item, "type") for item in items if _is_paid(item)]
-        found += ["web_search"] if not searches and web_searches(data, items) else []
+        found += ["num_server_side_tools_used"] if parse_token_count(raw.get("num_server_side_tools_used")) else []
+        found += [find_text(item, "type") for item in items if _is_unpriced_call(item)]
+        found += ["web_search"] if not searches and count_web_searches(data, items) else []
     used = data.get("tool_usage")
     if isinstance(used, Mapping):
-        found += [name for name, told in used.items() if name not in {"web_search", IMAGES} and _names_counted(told)]
-    found += ["num_search_queries"] if count_of(raw.get("num_search_queries")) else []
+        found += [name for name, told in used.items() if name not in {"web_search", IMAGES} and _nonzero_names(told)]
+    found += ["num_search_queries"] if parse_token_count(raw.get("num_search_queries")) else []
     grounding = data.get("groundingMetadata")
     found += ["imageSearchQueries"] if isinstance(grounding, Mapping) and grounding.get("imageSearchQueries") else []
-    found += ["google_maps"] if any(chunk.get("maps") for chunk in seen(grounding, "groundingChunks")) else []
+    found += ["google_maps"] if any(chunk.get("maps") for chunk in find_objects(grounding, "groundingChunks")) else []
     return list(dict.fromkeys(found))
 
 
-def _is_paid(item: Mapping[str, Any]) -> bool:
-    kind = word_at(item, "type")
-    if kind == "shell_call" and word_at(item, "environment", "type") == "local":
+def _is_unpriced_call(item: Mapping[str, Any]) -> bool:
+    kind = find_text(item, "type")
+    if kind == "shell_call" and find_text(item, "environment", "type") == "local":
         return False
     return kind.endswith("_call") and kind not in FREE_CALLS and kind not in PRICED_CALLS
 
 
-def _names_counted(told: object) -> list[str]:
+def _nonzero_names(told: object) -> list[str]:
     """Return the names of *told* whose count is not 0."""
-    return [name for name, count in told.items() if count_of(count)] if isinstance(told, Mapping) else []
+    return [name for name, count in told.items() if parse_token_count(count)] if isinstance(told, Mapping) else []
 
 
 def unlisted_kinds(extracted: object, prices: object) -> list[str]:

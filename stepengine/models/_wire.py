@@ -28,48 +28,8 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._json import utf8
+from stepengine.models._json import encode_utf8
 from stepengine.redaction import SECRET_HEADERS
-
-__all__ = (
-    "MADE",
-    "NUDGE",
-    "OFFICE",
-    "EncodedMessage",
-    "Kind",
-    "RolesInTurn",
-    "ToolsCache",
-    "all_headers",
-    "arguments_of",
-    "base64_of",
-    "call_text",
-    "cannot_take",
-    "check_holder",
-    "check_image",
-    "data_url",
-    "document_text",
-    "encoded",
-    "extra_headers",
-    "file_name",
-    "filled",
-    "goes_on",
-    "is_own",
-    "is_paused",
-    "join_members",
-    "joined",
-    "kind_of",
-    "made_by_model",
-    "made_id",
-    "media_label",
-    "members_of",
-    "plain_text",
-    "result_text",
-    "safe_name",
-    "schema_name",
-    "tool_choice_of",
-    "turns_of",
-    "wire_ids",
-)
 
 NUDGE = "Continue."
 """Said in the user's place where a wire wants a user message and the history has none; in no record (ecosystem:EC100)."""
@@ -103,19 +63,19 @@ MAX_NAME_CHARS = 64
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-def encoded(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Return *value* as compact JSON in UTF-8."""
-    return utf8(compact(value))
+    return encode_utf8(compact(value))
 
 
 def join_members(members: Mapping[str, bytes]) -> bytes:
     """Return the JSON object of already encoded *members*."""
-    return b"{" + b",".join([encoded(name) + b":" + value for name, value in members.items()]) + b"}"
+    return b"{" + b",".join([encode_json(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
 def joined(values: Iterable[object]) -> bytes:
     """Return *values* as the inside of a JSON array; those that are ``None`` are left out."""
-    return b",".join([encoded(value) for value in values if value is not None])
+    return b",".join([encode_json(value) for value in values if value is not None])
 
 
 def is_own(data: Mapping[str, object] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
@@ -128,14 +88,14 @@ def safe_name(name: str) -> str:
     return UNSAFE.sub("_", name)[:MAX_NAME_CHARS] or "unknown"
 
 
-def arguments_of(part: ToolCallPart) -> Mapping[str, object]:
+def call_arguments(part: ToolCallPart) -> Mapping[str, object]:
     """Return the arguments of a past call; those that could not be read are shown under one name, as an object."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
 
 def call_text(call: ToolCallPart) -> str:
     """Return a call as text, where a wire does not take it as a call; its result follows."""
-    return f"The tool {call.tool_name} was called with {compact(arguments_of(call))}. Its result:"
+    return f"The tool {call.tool_name} was called with {compact(call_arguments(call))}. Its result:"
 
 
 def extra_headers(settings: ModelSettings) -> dict[str, str]:
@@ -160,7 +120,7 @@ def extra_headers(settings: ModelSettings) -> dict[str, str]:
     return dict(headers)
 
 
-def all_headers(*layers: Mapping[str, str]) -> dict[str, str]:
+def merge_headers(*layers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of all *layers*, later ones on top; lists of betas are joined."""
     merged: dict[str, str] = {}
     for layer in layers:
@@ -170,7 +130,7 @@ def all_headers(*layers: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def members_of(
+def encode_members(
     request: ModelRequest, head: Mapping[str, object], tools: bytes, *, extra: bool = True
 ) -> dict[str, bytes]:
     """
@@ -185,26 +145,26 @@ def members_of(
         body = own.get("body")
         for more in ({name: value for name, value in own.items() if name not in RESERVED}, body):
             if isinstance(more, Mapping):
-                given = {**_merge(given, more), **_both_tools(given, more)}
-    members = {name: encoded(value) for name, value in given.items()}
+                given = {**_merge_objects(given, more), **_concatenate_tools(given, more)}
+    members = {name: encode_json(value) for name, value in given.items()}
     if request.tools:
         more = given.get("tools")
         if isinstance(more, list) and more:
-            tools = tools[:-1] + (b"," if len(tools) > len(b"[]") else b"") + encoded(more)[1:]
+            tools = tools[:-1] + (b"," if len(tools) > len(b"[]") else b"") + encode_json(more)[1:]
         members["tools"] = tools
     return members
 
 
-def _both_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+def _concatenate_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     lists = [tools for tools in (below.get("tools"), above.get("tools")) if isinstance(tools, list)]
     return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
 
 
-def _merge(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+def _merge_objects(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        merged[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        merged[name] = _merge_objects(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
@@ -219,7 +179,7 @@ def is_paused(request: ModelRequest) -> bool:
     return bool(request.tail) and isinstance(request.tail[-1], AssistantMessage)
 
 
-def wire_ids(
+def choose_wire_ids(
     calls: Sequence[ToolCallPart], provider: str, *, own: bool = True, make: Callable[[str], str] | None = None
 ) -> dict[str, str]:
     """
@@ -228,7 +188,7 @@ def wire_ids(
     The provider's own id when it made the call and the id is not used twice in this message, else one that is made from
     ours and stays the same for ever. *own* false makes all of them. *make* is for wires with ids of a certain form.
     """
-    make = make or made_id
+    make = make or make_wire_id
     ids: dict[str, str] = {}
     used: set[str] = set()
     for call in calls:
@@ -242,17 +202,17 @@ def wire_ids(
     return ids
 
 
-def made_id(call_id: str) -> str:
+def make_wire_id(call_id: str) -> str:
     """Return an id of letters, digits, ``_`` and ``-``, at most 64 long, that differs for different *call_id*."""
     # Made of ours and nothing else, so that it is the same in every request from now on: one that changes loses the
     # prompt cache from there.
     plain = f"call_{call_id}"
     if len(plain) <= MAX_ID_CHARS and not UNSAFE.search(plain):
         return plain
-    return f"call_{hashlib.sha256(utf8(call_id)).hexdigest()[:32]}"
+    return f"call_{hashlib.sha256(encode_utf8(call_id)).hexdigest()[:32]}"
 
 
-def base64_of(data: bytes) -> str:
+def encode_base64(data: bytes) -> str:
     """Return *data* as base64 text."""
     return base64.b64encode(data).decode("ascii")
 
@@ -260,7 +220,7 @@ def base64_of(data: bytes) -> str:
 Kind: TypeAlias = Literal["image", "audio", "video", "pdf", "text", "office", "other"]
 
 
-def kind_of(part: ImagePart | DocumentPart) -> Kind:
+def media_kind(part: ImagePart | DocumentPart) -> Kind:
     """Return what *part* is, by its type alone: a sound may be held by either class."""
     mime = part.mime_type.partition(";")[0].strip().lower()
     family = mime.partition("/")[0]
@@ -275,27 +235,27 @@ def kind_of(part: ImagePart | DocumentPart) -> Kind:
 
 def data_url(part: ImagePart | DocumentPart) -> str:
     """Return the part's own URL, or a data URL of its bytes."""
-    return part.url if part.data is None else f"data:{part.mime_type};base64,{base64_of(part.data)}"  # type: ignore[return-value]
+    return part.url if part.data is None else f"data:{part.mime_type};base64,{encode_base64(part.data)}"  # type: ignore[return-value]
 
 
-def cannot_take(provider: str, part: ImagePart | DocumentPart, why: str) -> ModelError:
+def make_unsupported_part_error(provider: str, part: ImagePart | DocumentPart, why: str) -> ModelError:
     """Return the error for a part that the provider's wire cannot hold."""
     name = getattr(part, "name", "") or part.url or part.file_id or ""
     msg = f"{provider} cannot take the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
     return ModelError(msg, kind="unsupported_part")
 
 
-def check_holder(provider: str, part: ImagePart | DocumentPart) -> None:
+def check_file_provider(provider: str, part: ImagePart | DocumentPart) -> None:
     """Raise ``ModelError`` for a file that another provider than *provider* holds, which would not find it."""
     if part.file_id is not None and HOLDERS.get(part.provider, part.provider) != HOLDERS.get(provider, provider):
         why = f"{part.provider} holds that file; give its bytes or its address, or upload it to {provider}"
-        raise cannot_take(provider, part, why)
+        raise make_unsupported_part_error(provider, part, why)
 
 
 def check_image(provider: str, part: ImagePart | DocumentPart) -> None:
     """Raise ``ModelError`` for an image whose bytes are of a kind that the provider does not take."""
     if part.data is not None and part.mime_type not in IMAGES:
-        raise cannot_take(provider, part, "it takes JPEG, PNG, GIF and WebP")
+        raise make_unsupported_part_error(provider, part, "it takes JPEG, PNG, GIF and WebP")
 
 
 def file_name(part: ImagePart | DocumentPart) -> str:
@@ -303,7 +263,7 @@ def file_name(part: ImagePart | DocumentPart) -> str:
     return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
 
 
-def made_by_model(message: AssistantMessage) -> list[ImagePart | DocumentPart]:
+def list_generated_media(message: AssistantMessage) -> list[ImagePart | DocumentPart]:
     """Return the images and files of a reply, but sound whose words stand beside it as text, which goes in its place."""
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     return [part for part in media if not (part.provider_data and part.provider_data.get("transcript"))]
@@ -319,26 +279,26 @@ def document_text(name: str, data: bytes) -> str:
     return f"{name}:\n{text}" if name else text
 
 
-def filled(parts: Sequence[ResultPart]) -> list[ResultPart]:
+def remove_empty_texts(parts: Sequence[ResultPart]) -> list[ResultPart]:
     """Return *parts* without empty texts."""
     return [part for part in parts if not isinstance(part, TextPart) or part.text]
 
 
-def spoken(parts: Sequence[UserPart]) -> list[UserPart]:
-    """Return *parts* of a user message without blank texts, which say nothing and which some servers refuse."""
+def remove_blank_texts(parts: Sequence[UserPart]) -> list[UserPart]:
+    """Return *parts* of a user message without blank texts, which some servers refuse."""
     return [part for part in parts if not isinstance(part, TextPart) or part.text.strip()]
 
 
-def goes_on(before: AssistantPart | None, part: AssistantPart) -> bool:
+def continues_text(before: AssistantPart | None, part: AssistantPart) -> bool:
     """
-    Return whether *part* is a text that goes on the one *before* it, and no paragraph of its own.
+    Return whether *part* continues the text *before* it and is no paragraph of its own.
 
     Providers cut a sentence where a source belongs to a piece of it; what they call items are paragraphs.
     """
-    return type(before) is type(part) and _item_of(before) == _item_of(part)
+    return type(before) is type(part) and _find_item_id(before) == _find_item_id(part)
 
 
-def _item_of(part: object) -> object:
+def _find_item_id(part: object) -> object:
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 
@@ -350,7 +310,7 @@ def plain_text(parts: Iterable[ResultPart]) -> str:
 
 def result_text(message: ToolMessage) -> str:
     """Return the text of a result; one of an error says so at its beginning, where a wire has no mark for it."""
-    text = plain_text(filled(message.content))
+    text = plain_text(remove_empty_texts(message.content))
     return f"Error: {text}" if message.is_error and not text.lower().startswith("error") else text
 
 
@@ -359,7 +319,7 @@ def media_label(message: ToolMessage) -> str:
     return f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
 
 
-def tool_choice_of(request: ModelRequest) -> ToolChoice | None:
+def resolve_tool_choice(request: ModelRequest) -> ToolChoice | None:
     """Return the tool choice in force; ``None`` without one and without tools of any kind."""
     has_tools = request.tools or request.settings.server_tools
     return (request.tool_choice or request.settings.tool_choice) if has_tools else None
@@ -399,7 +359,7 @@ class ToolsCache:
             definitions.append(self._search)
         if definitions and self._on_last:
             definitions[-1] = {**definitions[-1], **self._on_last}
-        data = encoded([*definitions, *hidden])
+        data = encode_json([*definitions, *hidden])
         self._last = (tools, data)
         return data
 
@@ -430,7 +390,7 @@ class EncodedMessage:
 T = TypeVar("T", bound=EncodedMessage)
 
 
-def turns_of(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -> list[T]:
+def encode_turns(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -> list[T]:
     """
     Return history and tail as turns. Each message is encoded once for the same *flags* (``Transcript.memo``).
 
@@ -452,7 +412,7 @@ def turns_of(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -
     return turns
 
 
-class RolesInTurn:
+class MessageJoiner:
     """
     Puts encoded messages in a row, from user to user, and makes one of neighbours that are the user's.
 
@@ -468,7 +428,7 @@ class RolesInTurn:
         self._role = ""
         self._after: list[bytes] = []
 
-    def later(self, body: bytes) -> None:
+    def defer_to_user_turn(self, body: bytes) -> None:
         """Keep *body* for the user's next turn: what a reply or a result holds and the wire does not take in its place."""
         if body:
             self._after.append(body)
@@ -480,7 +440,7 @@ class RolesInTurn:
             self.put("user", body)
 
     def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
-        """Add what *role* says."""
+        """Append encoded content of *role*, to the last message if both are the user's."""
         out = self._out
         if role == self._role == "user":
             out.append(b",")

@@ -35,19 +35,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.errors import ModelError
-from stepengine.models.keys import Secret, account_of, first_set
-
-__all__ = (
-    "BatchMember",
-    "ModelInfo",
-    "ModelRef",
-    "Provider",
-    "ProviderSettings",
-    "Timeouts",
-    "deltas_of",
-    "deltas_of_part",
-    "raw_of",
-)
+from stepengine.models.keys import Secret, find_set_variable, hash_account
 
 
 @frozen(kw_only=True)
@@ -143,7 +131,7 @@ class ProviderSettings:
     @property
     def key_from(self) -> str | None:
         """The variable that holds the key now; ``None`` when none does."""
-        return first_set(self.key_variables)
+        return find_set_variable(self.key_variables)
 
 
 class Provider(ABC):
@@ -198,7 +186,7 @@ class Provider(ABC):
         known = self.settings()
         variable = known.key_from
         key = None if variable is None else Secret(os.environ[variable].strip())
-        return account_of(key, known.given_url or known.base_url)
+        return hash_account(key, known.given_url or known.base_url)
 
     def check(self, model: str) -> None:
         """
@@ -226,7 +214,7 @@ class Provider(ABC):
         The default asks ``complete`` and takes its reply apart.
         """
         reply = await self.complete(request)
-        for delta in deltas_of(reply):
+        for delta in split_reply_into_deltas(reply):
             yield delta
         yield ReplyDone(reply)
 
@@ -235,7 +223,7 @@ class Provider(ABC):
         return self
 
     def answered(self, request: ModelRequest) -> None:  # noqa: B027 - most providers need not know
-        """Take note of a call that the record of a test answers in place of this provider; by default that means nothing."""
+        """Handle a call that a test's record answers instead of this provider; by default do nothing."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
@@ -330,20 +318,20 @@ class Provider(ABC):
         raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:
-        """Give back connections. The provider can be used again afterwards."""
+        """Close the connections. The provider can be used again afterwards."""
         return
 
 
-def deltas_of(reply: ModelReply) -> list[ModelDelta]:
+def split_reply_into_deltas(reply: ModelReply) -> list[ModelDelta]:
     """Return the stream items that a finished *reply* would have come in, without the final ``ReplyDone``."""
     calls, deltas = 0, list[ModelDelta]()
     for part in reply.content:
-        deltas += deltas_of_part(part, calls)
+        deltas += split_part_into_deltas(part, calls)
         calls += isinstance(part, ToolCallPart)
     return deltas
 
 
-def deltas_of_part(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
+def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
     """Return the stream items of one part of a reply; a call is the one with this *index* in it."""
     match part:
         case TextPart() | RefusalPart():
@@ -351,13 +339,17 @@ def deltas_of_part(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
         case ThinkingPart():
             return (ThinkingChunk(part.text),) if part.text else ()
         case ToolCallPart():
-            return (ToolCallStarted(index, part.tool_name), ToolCallChunk(index, raw_of(part)), ToolCallEnded(index))
+            return (
+                ToolCallStarted(index, part.tool_name),
+                ToolCallChunk(index, raw_arguments(part)),
+                ToolCallEnded(index),
+            )
         case ImagePart() | DocumentPart() | OpaquePart() | CitationPart():
             return ()
         case _ as never:
             assert_never(never)
 
 
-def raw_of(call: ToolCallPart) -> str:
+def raw_arguments(call: ToolCallPart) -> str:
     """Return the arguments of a call as its model wrote them, or would have."""
     return call.raw_input if call.raw_input is not None else compact(call.input)

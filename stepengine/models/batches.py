@@ -26,9 +26,7 @@ from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
-from stepengine.workspace.after_fork import leave, renewed
-
-__all__ = ("Batched",)
+from stepengine.workspace.after_fork import keep_referenced, register_renewable
 
 logger = logging.getLogger("stepengine.models")
 
@@ -48,9 +46,9 @@ NOT_LET_IN = frozenset({401, 403})
 
 
 @attrs.define(eq=False)
-class _Waiting:
+class _WaitingCall:
     """
-    A call that waits.
+    A call that waits for the reply from its batch.
 
     It is what is asked, how it stands in a batch until it is in one, what it is known again by, its size, where its reply goes,
     since when, and the batch that it is in.
@@ -109,18 +107,18 @@ class Batched(Provider):
         self._inner = provider
         self._file = Path(file)
         self._wait, self._most, self._poll = wait, most, poll
-        self._out: _Out | None = None
-        self._waiting: dict[str, _Waiting] = {}
+        self._out: _SentCalls | None = None
+        self._waiting: dict[str, _WaitingCall] = {}
         self._over = set[str]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
-        renewed(self)
+        register_renewable(self)
 
     def renew(self) -> None:
-        """Open the file anew, which tells whether the parent of this forked child has it; its calls are the parent's."""
-        leave(self._out, self._work, self._sending, self._waiting)
+        """Drop the calls and the file of the parent in a forked child, which opens the file itself."""
+        keep_referenced(self._out, self._work, self._sending, self._waiting)
         self._out = self._loop = self._work = self._sending = None
         self._waiting, self._over = {}, set()
 
@@ -174,22 +172,24 @@ class Batched(Provider):
             ModelError: when there is no reply.
         """
         member = self._inner.batch_member(request)
-        out, loop = self._open_output(), asyncio.get_running_loop()
+        out, loop = self._open_sent_calls(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
                 msg = "calls of another event loop wait in these batches; give each loop a Batched of its own"
                 raise ModelError(msg, kind="settings")
             # What the other loop still does has nothing to do with these calls.
-            self._forget()
+            self._delete_finished()
             self._loop, self._work, self._sending = loop, None, None
             self._waiting, self._came = {}, asyncio.Event()
         calls, text = self._waiting, canonical(bare(request)).encode()
         print_ = hashlib.sha256(text).hexdigest()
-        name, batch = out.adopted(print_, lambda known: known in self._over or _is_awaited(calls.get(known))) or (
+        name, batch = out.find_unclaimed_call(
+            print_, lambda known: known in self._over or _is_awaited(calls.get(known))
+        ) or (
             f"call-{secrets.token_hex(8)}",
             "",
         )
-        waiting = _Waiting(
+        waiting = _WaitingCall(
             request, None if batch else member, print_, len(text), loop.create_future(), loop.time(), batch
         )
         calls[name] = waiting
@@ -208,7 +208,7 @@ class Batched(Provider):
             if is_over:
                 if not self._over:
                     # Those whose replies came together are forgotten in one write.
-                    loop.call_soon(self._forget)
+                    loop.call_soon(self._delete_finished)
                 self._over.add(name)
             if calls.get(name) is waiting:
                 del calls[name]
@@ -216,7 +216,7 @@ class Batched(Provider):
 
     async def close(self) -> None:
         """
-        Wait for nothing any more but a batch that is being sent, and close the provider.
+        Fail the waiting calls, wait for a batch that is being sent, and close the provider.
 
         Batches that are out stay written down, and calls that wait for them fail.
         """
@@ -225,7 +225,7 @@ class Batched(Provider):
             await self._stop()
         elif there is not None and there.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stop(), there))
-        self._forget()
+        self._delete_finished()
         self._loop, self._waiting = None, {}
         if self._out is not None:
             self._out.close()
@@ -241,9 +241,9 @@ class Batched(Provider):
             # Cut off, it might be paid for and nowhere written down.
             await asyncio.wait([sending])
         closed = ModelError("the provider was closed while the call waited for its batch", kind="closed")
-        _fail(self._waiting, closed, stay=True)
+        _fail_calls(self._waiting, closed, stay=True)
 
-    def _forget(self) -> None:
+    def _delete_finished(self) -> None:
         over, self._over = self._over, set[str]()
         try:
             if self._out is not None and over:
@@ -251,31 +251,31 @@ class Batched(Provider):
         except DataError as error:
             logger.warning("%d calls that have their replies stay written down: %s", len(over), error)
 
-    def _open_output(self) -> _Out:
+    def _open_sent_calls(self) -> _SentCalls:
         if self._out is None:
-            self._out = _Out(self._file)
+            self._out = _SentCalls(self._file)
         return self._out
 
     # --- sending and asking -------------------------------------------------------------------------------------------
 
-    async def _run(self, waiting: Mapping[str, _Waiting], came: asyncio.Event) -> None:
+    async def _run(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
         """Send what is due and fetch what is done, while anybody waits."""
         try:
             await self._serve(waiting, came)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for ever
-            _fail(waiting, error, stay=True)
+            _fail_calls(waiting, error, stay=True)
 
-    async def _serve(self, waiting: Mapping[str, _Waiting], came: asyncio.Event) -> None:
+    async def _serve(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
         loop, asked, unread = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
         while waiting:
             came.clear()
-            for calls in self._due(waiting, loop.time()):
+            for calls in self._collect_due_batches(waiting, loop.time()):
                 await self._send(calls)
             now = loop.time()
             for batch in {each.batch for each in waiting.values() if each.batch}:
                 # One that this process did not send is asked for at once.
                 if now >= asked.get(batch, 0.0):
-                    await self._fetch(batch, waiting, unread)
+                    await self._fetch_results(batch, waiting, unread)
                     asked[batch] = loop.time() + self._poll
             open_ = [each for each in waiting.values() if not each.reply.done()]
             times = [each.since + self._wait for each in open_ if not each.batch]
@@ -286,15 +286,15 @@ class Batched(Provider):
                     # What comes now may wait for more; it is only looked at.
                     await asyncio.sleep(0)
 
-    def _due(self, waiting: Mapping[str, _Waiting], now: float) -> list[dict[str, _Waiting]]:
+    def _collect_due_batches(self, waiting: Mapping[str, _WaitingCall], now: float) -> list[dict[str, _WaitingCall]]:
         """Return the calls that go out now, a batch each."""
-        groups: dict[str, dict[str, _Waiting]] = {}
+        groups: dict[str, dict[str, _WaitingCall]] = {}
         for name, each in waiting.items():
             if each.member is not None and not each.reply.done():
                 groups.setdefault(each.member.group, {})[name] = each
-        due: list[dict[str, _Waiting]] = []
+        due: list[dict[str, _WaitingCall]] = []
         for calls in groups.values():
-            part, size = dict[str, _Waiting](), 0
+            part, size = dict[str, _WaitingCall](), 0
             for name, each in calls.items():
                 if len(part) == self._most or (part and size + each.size > MOST_BYTES):
                     due.append(part)
@@ -305,31 +305,31 @@ class Batched(Provider):
                 due.append(part)
         return due
 
-    async def _send(self, calls: Mapping[str, _Waiting]) -> None:
+    async def _send(self, calls: Mapping[str, _WaitingCall]) -> None:
         # While the batch before was sent, some may have been given up.
         calls = {name: each for name, each in calls.items() if not each.reply.done()}
         if calls:
-            self._sending = asyncio.get_running_loop().create_task(self._submit(calls), name="stepengine batch")
+            self._sending = asyncio.get_running_loop().create_task(self._submit_batch(calls), name="stepengine batch")
             await asyncio.shield(self._sending)
 
-    async def _submit(self, calls: Mapping[str, _Waiting]) -> None:
+    async def _submit_batch(self, calls: Mapping[str, _WaitingCall]) -> None:
         try:
             members = {name: each.member for name, each in calls.items() if each.member is not None}
             batch = await self._inner.submit_batch(members)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
-            _fail(calls, error)
+            _fail_calls(calls, error)
             return
         for each in calls.values():
             # What was sent would take its room for as long as the batch takes.
             each.batch, each.member = batch, None
         logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
         try:
-            self._open_output().note(batch, {name: each.print for name, each in calls.items()})
+            self._open_sent_calls().note(batch, {name: each.print for name, each in calls.items()})
         except DataError as error:
             # It is out and paid for; only another process would not know it again.
             logger.warning("the batch %s is not written down: %s", batch, error)
 
-    async def _fetch(self, batch: str, waiting: Mapping[str, _Waiting], unread: Counter[str]) -> None:
+    async def _fetch_results(self, batch: str, waiting: Mapping[str, _WaitingCall], unread: Counter[str]) -> None:
         calls = {name: each for name, each in waiting.items() if each.batch == batch}
         try:
             results = await self._inner.batch_results(batch)
@@ -342,10 +342,10 @@ class Batched(Provider):
             # A client that is refused, or cannot read what is there, learns nothing of the batch.
             shut_out = isinstance(error, MissingKey) or error.kind == "auth" or error.status in NOT_LET_IN
             not_known = shut_out or unread[batch] > 0
-            _fail(calls, error, stay=not_known)
+            _fail_calls(calls, error, stay=not_known)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
-            _fail(calls, error, stay=True)
+            _fail_calls(calls, error, stay=True)
             return
         unread[batch] = 0
         if results is None:
@@ -356,15 +356,15 @@ class Batched(Provider):
             try:
                 each.reply.set_result(self._inner.batch_reply(results.get(name, results.get("")), each.request))
             except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
-                _fail({name: each}, error)
+                _fail_calls({name: each}, error)
 
 
-def _is_awaited(call: _Waiting | None) -> bool:
+def _is_awaited(call: _WaitingCall | None) -> bool:
     """Return whether somebody waits for a call or is about to take its reply."""
     return call is not None and not call.reply.cancelled()
 
 
-def _fail(calls: Mapping[str, _Waiting], error: Exception, *, stay: bool = False) -> None:
+def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stay: bool = False) -> None:
     for each in calls.values():
         if not each.reply.done():
             each.stays = each.stays or stay
@@ -380,7 +380,7 @@ def _copy_error(error: Exception) -> Exception:
     return copied if type(copied) is type(error) else error
 
 
-class _Out:
+class _SentCalls:
     """
     The calls that are in batches, in a file that one process holds.
 
@@ -394,10 +394,10 @@ class _Out:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
-            raise self._unusable(error) from None
+            raise self._make_file_error(error) from None
         try:
             # Held until it is closed or the process dies.
-            with self._using():
+            with self._convert_errors():
                 self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             with self._writing():
                 for each in LAYOUT:
@@ -407,21 +407,21 @@ class _Out:
             self._db.close()
             raise
 
-    def _unusable(self, error: Exception) -> DataError:
+    def _make_file_error(self, error: Exception) -> DataError:
         held = "locked" in str(error)
         why = "another process uses it; give each process its own" if held else str(error)
         return DataError(f"the file of batches {str(self._file)!r} cannot be used: {why}")
 
     @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise self._unusable(error) from None
+            raise self._make_file_error(error) from None
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._using():
+        with self._convert_errors():
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
@@ -436,9 +436,9 @@ class _Out:
             rows = [(name, print_, batch) for name, print_ in calls.items()]
             self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
-    def adopted(self, print_: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
+    def find_unclaimed_call(self, print_: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
         """Return a call that asked the same and that nobody waits for, with its batch."""
-        with self._using():
+        with self._convert_errors():
             rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
@@ -448,5 +448,5 @@ class _Out:
             self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file, which releases its lock."""
         self._db.close()

@@ -29,39 +29,44 @@ from stepengine.models._access import (
     GoogleAccess,
     GooglePlatformAccess,
     TokenSource,
+    check_exclusive,
     check_host,
-    entra_source,
-    only_one_of,
-    unusable,
+    make_credentials_error,
+    make_entra_source,
 )
-from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, body_failure, transport_failure
+from stepengine.models._byte_reader import HttpExchange
+from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_body, error_from_transport
 from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
-from stepengine.models._reading import HttpExchange
-from stepengine.models._schemas import optional_in
-from stepengine.models._thinking import CANNOT, ThinkingRequest, effort_of
+from stepengine.models._schemas import count_optional_members
+from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic import VERSION, AnthropicProvider
-from stepengine.models.anthropic.families import family_of
+from stepengine.models.anthropic.families import find_family
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     MIN_BUDGET_TOKENS,
     Site,
-    promised,
-    thinking_of,
+    encode_thinking,
+    limit_strict_tools,
     thinks_anyway,
 )
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings, Timeouts
 from stepengine.models.bedrock_converse import request as converse
-from stepengine.models.bedrock_converse.families import family_of as family_of_converse
-from stepengine.models.bedrock_converse.families import maker_of
-from stepengine.models.bedrock_converse.sending import Refused, Signer
+from stepengine.models.bedrock_converse.families import find_family as family_of_converse
+from stepengine.models.bedrock_converse.families import parse_maker
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
-from stepengine.models.google import GoogleProvider, sending
-from stepengine.models.keys import Credentials, Secret, account_of, base_url_for, given_to, usable_variables
+from stepengine.models.bedrock_converse.transport import ConverseErrorReply, Signer
+from stepengine.models.google import GoogleProvider, transport
+from stepengine.models.keys import (
+    Credentials,
+    Secret,
+    hash_account,
+    register_secret,
+    resolve_base_url,
+    usable_variables,
+)
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
-
-__all__ = ("AnthropicAwsProvider", "AnthropicGoogleProvider", "BedrockProvider", "FoundryProvider", "VertexProvider")
 
 RUNTIME = Site(
     name="Amazon Bedrock",
@@ -90,7 +95,7 @@ FOUNDRY = Site(name="Foundry", is_fast=False, stands_in=False)
 MULTI_REGIONS = frozenset({"us", "eu"})
 
 
-class _WithoutFiles(HttpProvider):
+class _NoFilesProvider(HttpProvider):
     """A provider of a wire that elsewhere holds files and takes batches, and does not here."""
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
@@ -121,15 +126,15 @@ class _WithoutFiles(HttpProvider):
         await Provider.delete_file(self, file_id)
 
 
-class _Clouded(HttpProvider):
-    """A provider that a cloud lets in: no key of its own, and an address that hangs on a region."""
+class _CloudProvider(HttpProvider):
+    """A provider without a key of its own, whose address depends on a region; a cloud authenticates it."""
 
     base_url_variable: str
 
     @property
     @abstractmethod
     def _cloud(self) -> Access:
-        """How requests are let in."""
+        """The authentication of the cloud."""
 
     @abstractmethod
     def _home(self) -> str | None:
@@ -146,7 +151,7 @@ class _Clouded(HttpProvider):
 
     def _access(self) -> tuple[Credentials, str]:
         credentials, home = self._cloud.check(self.name), self._home()
-        url, _ = base_url_for(self._base_url, self.base_url_variable, home)
+        url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
             msg = f"there is no address for {self.name!r}: pass base_url= or set {self.base_url_variable}"
             raise ModelError(msg, kind="missing_base_url")
@@ -155,7 +160,7 @@ class _Clouded(HttpProvider):
 
     def account(self) -> str:
         """Return what tells its account in the cloud, or where that is not known its address, from others."""
-        return account_of(self._cloud.identity(), self._access()[1])
+        return hash_account(self._cloud.identity(), self._access()[1])
 
     def _errors(self) -> tuple[type[Exception], ...]:
         return (*super()._errors(), *self._cloud.errors())
@@ -165,11 +170,11 @@ class _Clouded(HttpProvider):
             # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
             if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
-            return unusable(self.name, call.model, error, call.credentials.origin)
+            return make_credentials_error(self.name, call.model, error, call.credentials.origin)
         return super()._failure(error, call)
 
 
-class _OnAws(_Clouded):
+class _AwsProvider(_CloudProvider):
     """What wires behind AWS's signatures share; *regional* is their address, with room for the region."""
 
     regional: str
@@ -183,7 +188,7 @@ class _OnAws(_Clouded):
         region = self._aws.region()
         return None if region is None else self.regional.format(region)
 
-    def _signing(self) -> dict[str, Any]:
+    def _make_signing_options(self) -> dict[str, Any]:
         """Return what Anthropic's clients for AWS sign with: a key, else what AWS's own packages found."""
         bearer = self._aws.bearer()
         if bearer is not None:
@@ -191,7 +196,7 @@ class _OnAws(_Clouded):
         return {f"aws_{name}": value for name, value in self._aws.keys().items()}
 
 
-class _OnGoogle(_Clouded):
+class _GoogleCloudProvider(_CloudProvider):
     """What wires behind Google's credentials share: a token that a request renewed is known for a secret after it."""
 
     _google: GoogleAccess
@@ -205,10 +210,10 @@ class _OnGoogle(_Clouded):
             return await super()._post(client, body, stream=stream)
         finally:
             token = getattr(self._google.credentials, "token", None)
-            given_to(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
+            register_secret(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
 
 
-class _CloudClaude(_WithoutFiles, _Clouded, AnthropicProvider):
+class _CloudClaudeProvider(_NoFilesProvider, _CloudProvider, AnthropicProvider):
     """Claude where its maker is not asked what a model takes."""
 
     async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
@@ -216,7 +221,7 @@ class _CloudClaude(_WithoutFiles, _Clouded, AnthropicProvider):
         return None
 
 
-class _Several(Provider):
+class _MultiProvider(Provider):
     """One prefix behind which several wires are, by the model's name."""
 
     def __init__(self, name: str) -> None:
@@ -227,7 +232,7 @@ class _Several(Provider):
     def _wire(self, model: str) -> HttpProvider:
         """Return the provider of *model*, which has no prefix."""
 
-    def _of(self, model: str) -> HttpProvider:
+    def _get_provider(self, model: str) -> HttpProvider:
         wire = self._wire(self.bare(model))
         for prefix in (self.name, *self._prefixes):
             wire.known_as(prefix)
@@ -235,11 +240,11 @@ class _Several(Provider):
 
     def settings(self) -> ProviderSettings:
         """Return where its credentials and its address come from."""
-        return self._of("").settings()
+        return self._get_provider("").settings()
 
     def account(self) -> str:
         """Return what tells its account in the cloud, or where that is not known its address, from others."""
-        return self._of("").account()
+        return self._get_provider("").account()
 
     def check(self, model: str) -> None:
         """
@@ -249,7 +254,7 @@ class _Several(Provider):
             MissingKey: when there is no sign of credentials.
             ModelError: when a package or a setting is missing.
         """
-        self._of(model).check(model)
+        self._get_provider(model).check(model)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
@@ -258,7 +263,7 @@ class _Several(Provider):
         Raises:
             ModelError: when there is none.
         """
-        return await self._of(request.model).complete(request)
+        return await self._get_provider(request.model).complete(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
@@ -267,7 +272,7 @@ class _Several(Provider):
         Raises:
             ModelError: when there is no reply.
         """
-        inner: Any = self._of(request.model).stream(request)
+        inner: Any = self._get_provider(request.model).stream(request)
         async with aclosing(inner) as deltas:
             async for delta in deltas:
                 yield delta
@@ -279,7 +284,7 @@ class _Several(Provider):
         Raises:
             ModelError: when the question fails.
         """
-        return await self._of(request.model).count_tokens(request)
+        return await self._get_provider(request.model).count_tokens(request)
 
     async def close(self) -> None:
         """Give back connections."""
@@ -290,7 +295,7 @@ class _Several(Provider):
 # --- Amazon Bedrock ---------------------------------------------------------------------------------------------------
 
 
-class BedrockProvider(_Several):
+class BedrockProvider(_MultiProvider):
     """
     Models on Amazon Bedrock: ``bedrock/us.anthropic.claude-...``, ``bedrock/openai.gpt-...``, ``bedrock/amazon.nova-...``.
 
@@ -359,26 +364,28 @@ class BedrockProvider(_Several):
         own: dict[str, object] = {"max_tokens": max_tokens, "prompt_cache": prompt_cache}
         self._is_converse = endpoint == "converse"
         if endpoint == "mantle":
-            self._wires["claude"] = _MantleClaude(self._aws, _below(base_url, "/anthropic"), name=name, **own, **shared)
+            self._wires["claude"] = _MantleClaude(
+                self._aws, _join_url(base_url, "/anthropic"), name=name, **own, **shared
+            )
         elif endpoint == "runtime":
             self._wires["claude"] = _RuntimeClaude(self._aws, base_url, name=name, **own, **shared)
-        openai = _BedrockOpenAI(self._aws, _below(base_url, "/openai/v1"), name=f"{name}_openai", **shared)
+        openai = _BedrockOpenAI(self._aws, _join_url(base_url, "/openai/v1"), name=f"{name}_openai", **shared)
         self._wires["openai"] = openai
         called = name if self._is_converse else f"{name}_converse"
         self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
 
     def _wire(self, model: str) -> HttpProvider:
-        maker = "" if self._is_converse else maker_of(model)
+        maker = "" if self._is_converse else parse_maker(model)
         if self._is_converse or maker not in {"", "anthropic", "openai"}:
             return self._wires["converse"]
         return self._wires["openai" if maker == "openai" else "claude"]
 
 
-def _below(url: str | None, path: str) -> str | None:
+def _join_url(url: str | None, path: str) -> str | None:
     return None if url is None else url.rstrip("/") + path
 
 
-class _AwsClaude(_OnAws, _CloudClaude):
+class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
     client_name: str
 
     def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
@@ -386,8 +393,8 @@ class _AwsClaude(_OnAws, _CloudClaude):
         self._aws = aws
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return getattr(self._sdk(), self.client_name)(
-            **self._signing(),
+        return getattr(self._load_sdk(), self.client_name)(
+            **self._make_signing_options(),
             aws_region=self._aws.region(),
             base_url=base_url,
             max_retries=0,
@@ -421,7 +428,7 @@ class _MantleClaude(_AwsClaude):
     regional = "https://bedrock-mantle.{}.api.aws/anthropic"
 
 
-class _BedrockOpenAI(_WithoutFiles, _OnAws, OpenAIProvider):
+class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
     """OpenAI's models by Responses, behind AWS's signatures."""
 
     base_url_variable = "AWS_BEDROCK_BASE_URL"
@@ -444,21 +451,21 @@ class _BedrockOpenAI(_WithoutFiles, _OnAws, OpenAIProvider):
             words = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
             access = {"api_key": None, **{words.get(name, name): value for name, value in keys.items()}}
         provider = bedrock(region=self._aws.region(), base_url=base_url, endpoint="mantle", **access)
-        return self._sdk().AsyncOpenAI(
+        return self._load_sdk().AsyncOpenAI(
             provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
         )
 
     def _errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._errors(), self._sdk().OpenAIError)
+        return (*super()._errors(), self._load_sdk().OpenAIError)
 
     def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
-        sdk = self._sdk()
+        sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
-            return unusable(self.name, call.model, error.__cause__ or error, call.credentials.origin)
+            return make_credentials_error(self.name, call.model, error.__cause__ or error, call.credentials.origin)
         return super()._failure(error, call)
 
 
-class _Converse(_WithoutFiles, _OnAws, HttpProvider):
+class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     """Models of any maker by Bedrock's own API, for which AWS has no asynchronous SDK."""
 
     accumulator = ConverseAccumulator
@@ -491,15 +498,15 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
         import httpx2
 
         http = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)
-        return (Refused, *http, *self._cloud.errors())
+        return (ConverseErrorReply, *http, *self._cloud.errors())
 
     def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, Refused):
+        if isinstance(error, ConverseErrorReply):
             response = error.response
-            return body_failure(response.content, response.status_code, response.headers, call)
+            return error_from_body(response.content, response.status_code, response.headers, call)
         if isinstance(error, self._cloud.errors()):
             return super()._failure(error, call)
-        return transport_failure(error, call)
+        return error_from_transport(error, call)
 
     async def _post(self, client: Signer, body: RequestBody, *, stream: bool) -> object:
         return await client.post(body.path, body.content, body.headers)
@@ -508,36 +515,36 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
         schema = request.settings.response_schema
         if not family_of_converse(self.bare(request.model)).promises:
             return "Bedrock does not promise that for the model"
-        if schema is not None and optional_in(schema, "anthropic") is None:
+        if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _is_strict(self, request: ModelRequest, after: str = "") -> bool:
+    def _can_be_strict(self, request: ModelRequest, after: str = "") -> bool:
         """Return whether the tools of *request* that shall be strict can be so, all together."""
         strict = [tool for tool in request.tools if tool.strict]
         if not strict or after == GRAMMAR or not family_of_converse(self.bare(request.model)).promises:
             return False
-        return promised(request.tools, request.settings.response_schema) == request.tools
+        return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
     def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
         family, settings = family_of_converse(model), request.settings
-        dropped = [*converse.said_by(request, model, family, self.name).dropped]
-        if any(tool.strict for tool in request.tools) and not self._is_strict(request):
+        dropped = [*converse.encode_settings(request, model, family, self.name).dropped]
+        if any(tool.strict for tool in request.tools) and not self._can_be_strict(request):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
-        if converse.undemanded(self._shaped(request), family):
+        if converse.demands_unsupported_call(self._prepare_request(request), family):
             dropped.append("tool_choice")
-        return (*dropped, *converse.unset(self._ways(request), settings))
+        return (*dropped, *converse.find_unsupported_limits(self._make_request_options(request), settings))
 
-    def _ways(self, request: ModelRequest, after: str = "") -> converse.Ways:
+    def _make_request_options(self, request: ModelRequest, after: str = "") -> converse.ConverseRequestOptions:
         model, cache = self.bare(request.model), request.settings.cache
         family = family_of_converse(model)
-        asked = self._asked_of_claude(request, model, after) if family.thinking == "claude" else None
-        asked = converse.asked_of(request.settings, model, family) if asked is None else asked
+        asked = self._thinking_for_claude(request, model, after) if family.thinking == "claude" else None
+        asked = converse.make_thinking_request(request.settings, model, family) if asked is None else asked
         warn_once(asked.note)
-        return converse.Ways(
+        return converse.ConverseRequestOptions(
             provider=self.name,
             model=model,
             family=family,
@@ -546,42 +553,44 @@ class _Converse(_WithoutFiles, _OnAws, HttpProvider):
             after=after,
         )
 
-    def _asked_of_claude(self, request: ModelRequest, model: str, after: str) -> ThinkingRequest:
+    def _thinking_for_claude(self, request: ModelRequest, model: str, after: str) -> ThinkingRequest:
         """Return what is said of thinking to Claude, in the words of its own wire."""
-        family, thinking, most = family_of(model), request.settings.thinking, request.settings.max_tokens
+        family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
         if thinks_anyway(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
-        asked = thinking_of(request, model, family, off=after == FORCED_THINKING)
+        asked = encode_thinking(request, model, family, off=after == FORCED_THINKING)
         if thinking is None or asked is None:
             return ThinkingRequest({} if asked is None else {"thinking": asked})
         if most is not None and asked.get("budget_tokens", 0) >= most:
             asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, most - 1)}
         members: dict[str, Any] = {"thinking": asked}
         if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
-            members["output_config"] = {"effort": family.effort(effort_of(thinking))}
+            members["output_config"] = {"effort": family.effort(effort_from_thinking(thinking))}
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        ways = self._ways(request, after)
-        tools = self._tools if self._is_strict(request, after) else self._loose
-        request = self._shaped(request, after)
+        ways = self._make_request_options(request, after)
+        tools = self._tools if self._can_be_strict(request, after) else self._loose
+        request = self._prepare_request(request, after)
         path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
         return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:
         """Encode the question how many tokens *request* has, which Bedrock answers for Claude, by its name without a geography."""
         model = self.bare(request.model)
-        if maker_of(model) != "anthropic":
+        if parse_maker(model) != "anthropic":
             return None
-        request = self._shaped(request, is_count=True)
-        content = converse.encode_count(request, self._ways(request), self._loose(request.tools))
+        request = self._prepare_request(request, is_count=True)
+        content = converse.encode_token_count_request(
+            request, self._make_request_options(request), self._loose(request.tools)
+        )
         return RequestBody(content, path=f"/model/{quote(model[model.index('anthropic.') :], safe=':;')}/count-tokens")
 
 
 # --- Vertex AI --------------------------------------------------------------------------------------------------------
 
 
-class VertexProvider(_Several):
+class VertexProvider(_MultiProvider):
     """
     Gemini and Claude on Google's Vertex AI: ``vertex/gemini-...``, ``vertex/claude-...``.
 
@@ -621,13 +630,13 @@ class VertexProvider(_Several):
         shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
         self._wires["gemini"] = _VertexGemini(access, base_url, name=name, **shared)
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
-        self._wires["claude"] = _VertexClaude(access, _below(base_url, "/v1"), **claude, **shared)
+        self._wires["claude"] = _VertexClaude(access, _join_url(base_url, "/v1"), **claude, **shared)
 
     def _wire(self, model: str) -> HttpProvider:
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
-class _OnVertex(_WithoutFiles, _OnGoogle):
+class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
     """What the two wires of Vertex AI share: credentials are looked for before the first request."""
 
     location_variables: tuple[str, ...]
@@ -659,7 +668,7 @@ class _OnVertex(_WithoutFiles, _OnGoogle):
         return await super().count_tokens(request)
 
 
-class _VertexClaude(_OnVertex, _CloudClaude):
+class _VertexClaude(_VertexBase, _CloudClaudeProvider):
     site = VERTEX
     base_url_variable = "ANTHROPIC_VERTEX_BASE_URL"
     location_variables = ("CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
@@ -672,7 +681,7 @@ class _VertexClaude(_OnVertex, _CloudClaude):
         return f"{super()._home()}/v1"
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._sdk().AsyncAnthropicVertex(
+        return self._load_sdk().AsyncAnthropicVertex(
             region=self._location,
             project_id=self._google.project,
             credentials=self._google.credentials,
@@ -697,7 +706,7 @@ class _VertexClaude(_OnVertex, _CloudClaude):
         return RequestBody(version + body.content[1:], path=f"{self._models}/count-tokens:rawPredict")
 
 
-class _VertexGemini(_OnVertex, GoogleProvider):
+class _VertexGemini(_VertexBase, GoogleProvider):
     is_vertex = True
     base_url_variable = "GOOGLE_VERTEX_BASE_URL"
     location_variables = ("GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION")
@@ -713,13 +722,13 @@ class _VertexGemini(_OnVertex, GoogleProvider):
             "location": self._location,
             "credentials": self._google.credentials,
         }
-        return sending.create_clients(self._sdk(), access, base_url, self._api_version, http_client)
+        return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
 
 # --- Foundry ----------------------------------------------------------------------------------------------------------
 
 
-class FoundryProvider(_WithoutFiles, AnthropicProvider):
+class FoundryProvider(_NoFilesProvider, AnthropicProvider):
     """
     Claude on Microsoft's Foundry: ``foundry/claude-...``.
 
@@ -751,7 +760,7 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
         name: str = "foundry",
         **options: Any,
     ) -> None:
-        only_one_of(name, api_key=api_key, token_provider=token_provider)
+        check_exclusive(name, api_key=api_key, token_provider=token_provider)
         super().__init__(api_key, base_url, transport, name=name, **options)
         self._resource = resource
         self._token_provider = token_provider
@@ -766,20 +775,20 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
             given_url=self._base_url,
         )
 
-    def _tokens(self) -> TokenSource | None:
+    def _make_token_source(self) -> TokenSource | None:
         settings = self.settings()
         if self._token_provider is None:
             has_key = self._api_key is not None or settings.key_from is not None
-            url, _ = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
+            url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
             # What the environment holds for Entra ID goes where a key of the environment would go, and nowhere else.
             if has_key or not usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
                 return None
-        return None if self._api_key is not None else entra_source(self.name, self._token_provider, ENTRA_SCOPE)
+        return None if self._api_key is not None else make_entra_source(self.name, self._token_provider, ENTRA_SCOPE)
 
     def _access(self) -> tuple[Credentials, str]:
         settings = self.settings()
-        url, _ = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
-        if self._tokens() is None or url is None:
+        url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
+        if self._make_token_source() is None or url is None:
             return super()._access()
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
 
@@ -788,11 +797,11 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
         return None
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        tokens = self._tokens()
+        tokens = self._make_token_source()
         access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
             access = {"api_key": NO_KEY if credentials.key is None else credentials.key.reveal()}
-        return self._sdk().AsyncAnthropicFoundry(
+        return self._load_sdk().AsyncAnthropicFoundry(
             **access,
             base_url=base_url,
             max_retries=0,
@@ -805,8 +814,8 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
 # --- run by Anthropic on a cloud ----------------------------------------------------------------------------------------
 
 
-class _Platform(_Clouded, AnthropicProvider):
-    """Anthropic's own API, files and batches included, with the doors and the bills of a cloud."""
+class _PlatformProvider(_CloudProvider, AnthropicProvider):
+    """Anthropic's own API, files and batches included, authenticated and billed by a cloud."""
 
     model_patterns = ()
     workspace_variable: str
@@ -829,7 +838,7 @@ class _Platform(_Clouded, AnthropicProvider):
         return found
 
 
-class AnthropicAwsProvider(_OnAws, _Platform):
+class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
     """
     Claude as Anthropic runs it on AWS: ``anthropic_aws/claude-...``.
 
@@ -885,8 +894,8 @@ class AnthropicAwsProvider(_OnAws, _Platform):
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._sdk().AsyncAnthropicAWS(
-            **self._signing(),
+        return self._load_sdk().AsyncAnthropicAWS(
+            **self._make_signing_options(),
             aws_region=self._aws.region(),
             workspace_id=self._workspace,
             base_url=base_url,
@@ -897,7 +906,7 @@ class AnthropicAwsProvider(_OnAws, _Platform):
         )
 
 
-class AnthropicGoogleProvider(_OnGoogle, _Platform):
+class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
     """
     Claude as Anthropic runs it on Google Cloud: ``anthropic_google/claude-...``.
 
@@ -956,7 +965,7 @@ class AnthropicGoogleProvider(_OnGoogle, _Platform):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]
             path = "/v1/projects/{}/locations/{}/workspaces/{}/invoke".format(*parts)
             base_url = f"{base_url.rstrip('/')}{path}"
-        return self._sdk().AsyncAnthropicGoogleCloud(
+        return self._load_sdk().AsyncAnthropicGoogleCloud(
             project=project,
             location=place,
             workspace_id=self._workspace,

@@ -14,8 +14,6 @@ from stepengine.errors import DataError, InputError
 from stepengine.models.base import Provider
 from stepengine.models.registry import Models
 
-__all__ = ("Files", "UploadedFile", "file_part")
-
 MOST = 512 * 1024 * 1024
 """Bytes of a file, which is read whole: what the strictest of the services takes."""
 
@@ -101,7 +99,7 @@ class Files:
             data = file
         else:
             name = name or Path(file).name
-            data = await asyncio.to_thread(_read, file)
+            data = await asyncio.to_thread(_read_file, file)
         kind = mime_type or mimetypes.guess_type(name, strict=False)[0]
         if kind is None:
             msg = (
@@ -131,7 +129,7 @@ class Files:
         return self._models().provider_for(to if "/" in to else f"{to}/files")
 
 
-def _read(file: str | os.PathLike[str]) -> bytes:
+def _read_file(file: str | os.PathLike[str]) -> bytes:
     try:
         with Path(file).open("rb") as stream:
             data = stream.read(MOST + 1)

@@ -18,22 +18,6 @@ from attrs import frozen
 from stepengine.errors import MissingKey
 from stepengine.redaction import ANY, GIVEN, is_secret_header
 
-__all__ = (
-    "KEY_HOSTS",
-    "WITHHELD",
-    "Credentials",
-    "Secret",
-    "account_of",
-    "base_url_for",
-    "find_key",
-    "first_set",
-    "given_to",
-    "headers_given_to",
-    "password_given_to",
-    "printable",
-    "usable_variables",
-)
-
 KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
@@ -102,7 +86,7 @@ class Credentials:
         return f"The key was read from the environment variable {self.source}."
 
 
-def account_of(key: Secret | None, url: str | None) -> str:
+def hash_account(key: Secret | None, url: str | None) -> str:
     """
     Return 24 hexadecimal digits that tell a key from others, or without one the address; they give neither away.
 
@@ -117,7 +101,7 @@ def account_of(key: Secret | None, url: str | None) -> str:
     return hashlib.sha256(f"stepengine account {told}".encode()).hexdigest()[:24]
 
 
-def first_set(variables: Sequence[str]) -> str | None:
+def find_set_variable(variables: Sequence[str]) -> str | None:
     """Return the first of the environment *variables* that is set; ``None`` when none is."""
     return next((name for name in variables if os.environ.get(name, "").strip()), None)
 
@@ -139,12 +123,12 @@ def find_key(
         MissingKey: naming the variables and the other ways.
     """
     if explicit is not None:
-        given_to(provider, explicit)
+        register_secret(provider, explicit)
         return Credentials(explicit, "api_key=")
-    variable = first_set(variables)
+    variable = find_set_variable(variables)
     if variable is not None:
         key = Secret(os.environ[variable].strip())
-        given_to(provider, key)
+        register_secret(provider, key)
         return Credentials(key, variable)
     if not required:
         return Credentials(None, "no key")
@@ -157,7 +141,7 @@ def find_key(
     raise MissingKey(msg, kind="missing_key")
 
 
-def base_url_for(explicit: str | None, variable: str | None, default: str | None) -> tuple[str | None, bool]:
+def resolve_base_url(explicit: str | None, variable: str | None, default: str | None) -> tuple[str | None, bool]:
     """Return the base URL (explicit, else from *variable*, else *default*) and whether it is not the default."""
     url = explicit or (os.environ.get(variable, "").strip() if variable else "")
     if not url:
@@ -176,7 +160,7 @@ def usable_variables(provider: str, variables: Sequence[str], url: str | None, d
     Raises:
         MissingKey: when a key would go to another host, which an address in a repository's settings could have chosen.
     """
-    if url is None or default is None or first_set(variables) is None:
+    if url is None or default is None or find_set_variable(variables) is None:
         return variables
     host, home = urlsplit(url).hostname or "", urlsplit(default).hostname or ""
     own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
@@ -196,24 +180,24 @@ def _is_local(host: str) -> bool:
     return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
 
-def given_to(provider: str, key: Secret | None, member: str = "api_key") -> None:
-    """Let nothing that is written hold *key*, which *provider* gets as its *member*: ``<redacted:openai_api_key>``."""
+def register_secret(provider: str, key: Secret | None, member: str = "api_key") -> None:
+    """Register *key* for redaction as a *member* of *provider*, such as ``<redacted:openai_api_key>``."""
     if key is not None:
         GIVEN.tell(key.reveal(), f"{provider}_{member}", os.environ)
 
 
-def headers_given_to(provider: str, headers: Mapping[str, str]) -> None:
-    """Let nothing that is written hold what of *headers* is secret by its name."""
+def register_secret_headers(provider: str, headers: Mapping[str, str]) -> None:
+    """Register those values of *headers* for redaction that are secret by their name."""
     for name, value in headers.items():
         if is_secret_header(name):
-            given_to(provider, Secret(value), name.lower())
-            given_to(provider, Secret(value.partition(" ")[2]), name.lower())
+            register_secret(provider, Secret(value), name.lower())
+            register_secret(provider, Secret(value.partition(" ")[2]), name.lower())
 
 
-def password_given_to(provider: str, url: str) -> None:
-    """Let nothing that is written hold the password in *url*."""
+def register_url_password(provider: str, url: str) -> None:
+    """Register the password in *url* for redaction."""
     if "@" in url and (password := urlsplit(url).password):
-        given_to(provider, Secret(unquote(password)), "password")
+        register_secret(provider, Secret(unquote(password)), "password")
 
 
 def printable(text: str, limit: int) -> str:

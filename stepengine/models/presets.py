@@ -15,9 +15,7 @@ from attrs import frozen
 from stepengine.models.base import Timeouts
 
 if TYPE_CHECKING:
-    from stepengine.models._thinking import Form
-
-__all__ = ("OPENAI", "PRESETS", "Preset", "preset_of")
+    from stepengine.models._thinking_levels import Form
 
 Tiers: TypeAlias = tuple[tuple[str, str], ...]
 OPENAI_TIERS: Tiers = (
@@ -139,7 +137,7 @@ class Preset:
     timeouts: Timeouts = Timeouts()
 
 
-def _service(name: str, base_url: str, *, key_required: bool = True) -> Preset:
+def _make_preset(name: str, base_url: str, *, key_required: bool = True) -> Preset:
     """Return a preset whose variables are named after it, such as ``GROQ_BASE_URL`` and ``GROQ_API_KEY``."""
     return Preset(
         name=name,
@@ -151,7 +149,7 @@ def _service(name: str, base_url: str, *, key_required: bool = True) -> Preset:
 
 
 OPENAI = attrs.evolve(
-    _service("openai", "https://api.openai.com/v1"),
+    _make_preset("openai", "https://api.openai.com/v1"),
     adapter="openai",
     model_patterns=(r"gpt-(?!oss:).+", r"chatgpt-.+", r"o\d.*", r"ft:gpt-.+"),
     limit_member="max_completion_tokens",
@@ -192,7 +190,7 @@ PRESETS = {
         OPENAI,
         attrs.evolve(OPENAI, name="openai_chat", adapter="openai_chat", model_patterns=(), stops=True),
         attrs.evolve(
-            _service("openrouter", "https://openrouter.ai/api/v1"),
+            _make_preset("openrouter", "https://openrouter.ai/api/v1"),
             thinking="openrouter",
             takes_files="all",
             takes_audio="bytes",
@@ -215,33 +213,33 @@ PRESETS = {
             thinking="ollama",
         ),
         attrs.evolve(
-            _service("vllm", "http://localhost:8000/v1", key_required=False),
+            _make_preset("vllm", "http://localhost:8000/v1", key_required=False),
             takes_audio="bytes",
             thinking="template",
             bridged=MISTRAL_ELSEWHERE,
         ),
         attrs.evolve(
-            _service("llamacpp", "http://localhost:8080/v1", key_required=False),
+            _make_preset("llamacpp", "http://localhost:8080/v1", key_required=False),
             takes_audio="bytes",
             thinking="template",
             named_choice=False,
             parallel=True,
         ),
         attrs.evolve(
-            _service("lmstudio", "http://localhost:1234/v1", key_required=False),
+            _make_preset("lmstudio", "http://localhost:1234/v1", key_required=False),
             no_key="lm-studio",
             named_choice=False,
         ),
         attrs.evolve(
-            _service("groq", "https://api.groq.com/openai/v1"),
+            _make_preset("groq", "https://api.groq.com/openai/v1"),
             thinking="groq",
             limit_member="max_completion_tokens",
             tiers=GROQ_TIERS,
             logprobs=False,
         ),
-        _service("together", "https://api.together.ai/v1"),
+        _make_preset("together", "https://api.together.ai/v1"),
         attrs.evolve(
-            _service("mistral", "https://api.mistral.ai/v1"),
+            _make_preset("mistral", "https://api.mistral.ai/v1"),
             model_patterns=(r"(?:mistral|ministral|magistral|devstral|codestral|pixtral|open-mi[sx]tral)-.+",),
             thinking="mistral",
             takes_files="link",
@@ -255,7 +253,7 @@ PRESETS = {
             quiet_none=True,
         ),
         attrs.evolve(
-            _service("deepseek", "https://api.deepseek.com"),
+            _make_preset("deepseek", "https://api.deepseek.com"),
             model_patterns=(r"deepseek-.+",),
             thinking="deepseek",
             reasoning_with_calls="reasoning_content",
@@ -265,7 +263,7 @@ PRESETS = {
             schemas=False,
         ),
         attrs.evolve(
-            _service("xai", "https://api.x.ai/v1"),
+            _make_preset("xai", "https://api.x.ai/v1"),
             adapter="openai",
             model_patterns=(r"grok-.+",),
             thinking="xai",
@@ -278,26 +276,26 @@ PRESETS = {
             timeouts=Timeouts(first_byte=900.0, idle=900.0, silence=900.0, total=3_600.0),
         ),
         attrs.evolve(
-            _service("cerebras", "https://api.cerebras.ai/v1"),
+            _make_preset("cerebras", "https://api.cerebras.ai/v1"),
             thinking="cerebras",
             tagged_thoughts=r"(?:zai-)?glm-.*|qwen.*",
             told_parallel=False,
         ),
-        _service("fireworks", "https://api.fireworks.ai/inference/v1"),
-        attrs.evolve(_service("huggingface", "https://router.huggingface.co/v1"), key_variable="HF_TOKEN"),
+        _make_preset("fireworks", "https://api.fireworks.ai/inference/v1"),
+        attrs.evolve(_make_preset("huggingface", "https://router.huggingface.co/v1"), key_variable="HF_TOKEN"),
         attrs.evolve(
-            _service("moonshot", "https://api.moonshot.ai/v1"),
+            _make_preset("moonshot", "https://api.moonshot.ai/v1"),
             model_patterns=(r"(?:kimi|moonshot)-.+",),
             thinking="moonshot",
             reasoning_with_calls="reasoning_content",
         ),
         attrs.evolve(
-            _service("zai", "https://api.z.ai/api/paas/v4"),
+            _make_preset("zai", "https://api.z.ai/api/paas/v4"),
             model_patterns=(r"glm-.+",),
             thinking="zai",
         ),
         attrs.evolve(
-            _service("qwen", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1"),
+            _make_preset("qwen", "https://dashscope-intl.aliyuncs.com/compatible-mode/v1"),
             model_patterns=(r"qwen(?:\d.*)?-.+", r"qwq-.+"),
             key_variable="DASHSCOPE_API_KEY",
             base_url_variable="DASHSCOPE_BASE_URL",
@@ -305,7 +303,7 @@ PRESETS = {
             takes_audio="data_url",
         ),
         attrs.evolve(
-            _service("perplexity", "https://api.perplexity.ai"),
+            _make_preset("perplexity", "https://api.perplexity.ai"),
             model_patterns=(r"sonar(?:-.+)?",),
             stream_usage=False,
             told_parallel=False,
@@ -334,7 +332,7 @@ ELSEWHERE = Preset(
 )
 
 
-def preset_of(name: str, base_url: str | None) -> Preset:
+def find_preset(name: str, base_url: str | None) -> Preset:
     """
     Return the preset of *name*, or the safest one for a server that is not known.
 

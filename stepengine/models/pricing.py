@@ -16,8 +16,6 @@ from stepengine.data.usage import Usage
 if TYPE_CHECKING:
     from stepengine.models.base import ModelInfo
 
-__all__ = ("ListPrices", "cost_of", "family_and_name", "info_of", "nearest_names")
-
 
 class ListPrices:
     """
@@ -32,9 +30,9 @@ class ListPrices:
         if usage is None:
             return None
         from stepengine.models._price_book import PriceBook
-        from stepengine.models.routing import route_of
+        from stepengine.models.routing import parse_route
 
-        route = route_of(model)
+        route = parse_route(model)
         if route is not None:
             # Before a call nobody knows which model will answer: the dearest is the bound. A reply names its own.
             costs = [self(name, usage, at) for name in route.models]
@@ -51,9 +49,9 @@ class ListPrices:
         """
         if reply.usage is None:
             return None
-        from stepengine.models._price_book import PriceBook, names_of
+        from stepengine.models._price_book import PriceBook, list_price_names
 
-        costs = (PriceBook.current().cost_of_reply(name, reply, at) for name in names_of(model, reply))
+        costs = (PriceBook.current().cost_of_reply(name, reply, at) for name in list_price_names(model, reply))
         return next((cost for cost in costs if cost is not None), None)
 
     def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
@@ -62,14 +60,14 @@ class ListPrices:
 
         That is a dearer tier, a kind of tokens, or a tool, by the provider's own name for it. Empty for most replies.
         """
-        from stepengine.models._json import object_in
+        from stepengine.models._json import find_object
 
-        if not object_in(reply.provider_data, "usage"):
+        if not find_object(reply.provider_data, "usage"):
             return ()
-        from stepengine.models._price_book import PriceBook, names_of
+        from stepengine.models._price_book import PriceBook, list_price_names
 
         book = PriceBook.current()
-        name = next((name for name in names_of(model, reply) if book.model(name) is not None), None)
+        name = next((name for name in list_price_names(model, reply) if book.model(name) is not None), None)
         return () if name is None else book.unpriced(name, reply, at)
 
 
@@ -77,14 +75,14 @@ cost_of = ListPrices()
 """The prices that an engine goes by when it is given no others."""
 
 
-def info_of(model: str) -> ModelInfo:
+def find_model_info(model: str) -> ModelInfo:
     """Return the context window and the largest output of *model*, as far as price data and our table know them."""
-    from stepengine.models._limits import completed
+    from stepengine.models._limits import fill_model_limits
     from stepengine.models._price_book import PriceBook
     from stepengine.models.base import ModelInfo
 
     known = PriceBook.current().model(model)
-    return completed(model, ModelInfo(context_window=None if known is None else known.context_window))
+    return fill_model_limits(model, ModelInfo(context_window=None if known is None else known.context_window))
 
 
 def nearest_names(model: str) -> tuple[str, ...]:
@@ -101,7 +99,7 @@ def nearest_names(model: str) -> tuple[str, ...]:
     return tuple([n for n in get_close_matches(name, known, n=4) if n != name][:3])
 
 
-def family_and_name(provider: str, model: str) -> tuple[str, str] | None:
+def find_listed_name(provider: str, model: str) -> tuple[str, str] | None:
     """
     Return under which family, and how, a provider that serves models of many lists *model*; ``None`` when it does not.
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from functools import lru_cache, partial
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
 from stepengine.data.alike import MAX_SUGGESTIONS, did_you_mean, list_names
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
-from stepengine.errors import UnknownModel
+from stepengine.errors import ModelError, UnknownModel
 from stepengine.models.base import ModelInfo, ModelRef, Provider
-from stepengine.models.routing import Fallback, Route, route_of
+from stepengine.models.routing import Fallback, Route, parse_route
 
-__all__ = ("ENTRY_POINTS", "Models", "ProviderSource")
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
 
 ENTRY_POINTS = "stepengine.models"
 """The entry-point group: the name of an entry is a prefix, what it loads makes a provider."""
@@ -28,7 +31,41 @@ ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 """A provider, or a function without arguments that makes one when it is first needed."""
 
 
-def _adapter(place: str, *arguments: str, **options: str) -> Callable[[], Provider]:
+@lru_cache(maxsize=4)
+def _installed_providers(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
+    """Return the entry points of providers installed on *path*, cached since reading them takes milliseconds."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=ENTRY_POINTS)
+
+
+def _create_installed_provider(entry: EntryPoint) -> Provider:
+    """
+    Return the provider of an installed package.
+
+    Raises:
+        ModelError: when the entry point does not return one.
+    """
+    try:
+        provider = entry.load()()
+    except ModelError:
+        raise
+    except Exception as error:
+        raise _entry_error(entry, f"{type(error).__name__}: {error}") from error
+    if not isinstance(provider, Provider):
+        raise _entry_error(entry, f"it returned {provider!r}")
+    return provider
+
+
+def _entry_error(entry: EntryPoint, why: str) -> ModelError:
+    msg = (
+        f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It is called without arguments; "
+        f"in the package that has it, replace {entry.value!r} by a class or function that needs none and creates a Provider"
+    )
+    return ModelError(msg, kind="settings")
+
+
+def _make_factory(place: str, *arguments: str, **options: str) -> Callable[[], Provider]:
     """Return what makes a provider of ours; its module is loaded when it is first asked for."""
 
     def make() -> Provider:
@@ -43,22 +80,25 @@ def _standard_sources() -> dict[str, ProviderSource]:
     """Return the package's own adapters; when a model is first asked for, since making all presets takes 2 ms."""
     from stepengine.models.presets import PRESETS
 
-    found = {"anthropic": _adapter("anthropic:AnthropicProvider"), "google": _adapter("google:GoogleProvider")}
+    found = {
+        "anthropic": _make_factory("anthropic:AnthropicProvider"),
+        "google": _make_factory("google:GoogleProvider"),
+    }
     for name, preset in PRESETS.items():
         if preset.adapter == "openai":
-            found[name] = _adapter("openai:OpenAIProvider", name=name)
+            found[name] = _make_factory("openai:OpenAIProvider", name=name)
         else:
-            found[name] = _adapter("openai_chat:OpenAIChatProvider", name)
+            found[name] = _make_factory("openai_chat:OpenAIChatProvider", name)
     return {
         **found,
-        "google_interactions": _adapter("google.interactions:GoogleInteractionsProvider"),
-        "bedrock": _adapter("clouds:BedrockProvider"),
-        "bedrock_mantle": _adapter("clouds:BedrockProvider", name="bedrock_mantle", endpoint="mantle"),
-        "bedrock_converse": _adapter("clouds:BedrockProvider", name="bedrock_converse", endpoint="converse"),
-        "vertex": _adapter("clouds:VertexProvider"),
-        "foundry": _adapter("clouds:FoundryProvider"),
-        "anthropic_aws": _adapter("clouds:AnthropicAwsProvider"),
-        "anthropic_google": _adapter("clouds:AnthropicGoogleProvider"),
+        "google_interactions": _make_factory("google.interactions:GoogleInteractionsProvider"),
+        "bedrock": _make_factory("clouds:BedrockProvider"),
+        "bedrock_mantle": _make_factory("clouds:BedrockProvider", name="bedrock_mantle", endpoint="mantle"),
+        "bedrock_converse": _make_factory("clouds:BedrockProvider", name="bedrock_converse", endpoint="converse"),
+        "vertex": _make_factory("clouds:VertexProvider"),
+        "foundry": _make_factory("clouds:FoundryProvider"),
+        "anthropic_aws": _make_factory("clouds:AnthropicAwsProvider"),
+        "anthropic_google": _make_factory("clouds:AnthropicGoogleProvider"),
     }
 
 
@@ -152,7 +192,7 @@ class Models:
         return models
 
     @classmethod
-    def of(cls, value: Models | Provider | Mapping[str, ProviderSource] | None) -> Models:
+    def from_value(cls, value: Models | Provider | Mapping[str, ProviderSource] | None) -> Models:
         """
         Return *value* as a registry: ``None`` is ``standard()``, a provider serves every model string.
 
@@ -177,7 +217,7 @@ class Models:
         own = None if self._only is None else self._only.for_run()
         if own is self._only:
             return self
-        made = Models.of(own)
+        made = Models.from_value(own)
         # What was asked of a provider in one run is known to the next.
         made.aliases, made._info, made.is_for_run = self.aliases, self._info, True  # noqa: SLF001 - one of this class
         return made
@@ -207,7 +247,7 @@ class Models:
         That is how a server elsewhere gets models under the names that it knows them by, such as ``"openai/gpt-oss-20b"``,
         while every other model string goes where it did.
         """
-        route = route_of(model.strip())
+        route = parse_route(model.strip())
         for name in (model,) if route is None else route.models:
             self._served[name.strip()] = provider
 
@@ -218,27 +258,27 @@ class Models:
         Raises:
             UnknownModel: when no or several providers fit, or there is no model at all.
         """
-        model = self._resolve(model)
+        model = self._resolve_alias(model)
         if not model:
             msg = f"there is no model: name one as 'provider/model', with one of the providers {self._names()}"
             raise UnknownModel(msg, kind="unknown_model")
-        route = route_of(model)
+        route = parse_route(model)
         if route is not None:
             return ModelRef("", str(self._canonical(route)))
-        prefix, separator, rest = _split(model)
+        prefix, separator, rest = _split_prefix(model)
         if model in self._served:
             return ModelRef(prefix, rest) if separator == "/" else ModelRef("", model)
         if self._only is not None:
             return ModelRef(prefix, rest) if separator and rest else ModelRef(self._only.name, model)
         if separator and rest:
-            found = self._longest(model, prefix, rest)
+            found = self._match_longest_prefix(model, prefix, rest)
             if found is not None:
                 return found
         if separator == "/":
-            raise self._unknown_provider(model, prefix)
-        return self._match(model)
+            raise self._unknown_provider_error(model, prefix)
+        return self._match_patterns(model)
 
-    def _longest(self, model: str, prefix: str, rest: str) -> ModelRef | None:
+    def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
         """Return the reference with the longest registered prefix."""
         if prefix not in self._sources:
             self._load_entry_points()
@@ -250,6 +290,7 @@ class Models:
         return ModelRef(known, plain[len(known) + 1 :])
 
     def _canonical(self, route: Route) -> Route:
+        """Return *route* with canonical model strings."""
         return attrs.evolve(route, models=tuple([str(self.parse(name)) for name in route.models]))
 
     def _load_entry_points(self) -> None:
@@ -257,11 +298,9 @@ class Models:
         if not self._discover:
             return
         self._discover = False
-        from importlib.metadata import entry_points
-
-        for entry in entry_points(group=ENTRY_POINTS):
+        for entry in _installed_providers(tuple(sys.path)):
             if entry.name not in self._sources:
-                self.register(entry.name, lambda entry=entry: entry.load()())  # type: ignore[misc]
+                self.register(entry.name, partial(_create_installed_provider, entry))
 
     def provider_for(self, model: str) -> Provider:
         """
@@ -270,17 +309,17 @@ class Models:
         Raises:
             UnknownModel: as ``parse`` does.
         """
-        return self._provider_of(model, self.parse(model))
+        return self._resolve_provider(model, self.parse(model))
 
-    def _provider_of(self, model: str, ref: ModelRef) -> Provider:
-        provider = self._serving(ref)
-        return _Renamed(provider, str(ref)) if model in self.aliases and ref.provider else provider
+    def _resolve_provider(self, model: str, ref: ModelRef) -> Provider:
+        provider = self._find_serving_provider(ref)
+        return _FixedModelProvider(provider, str(ref)) if model in self.aliases and ref.provider else provider
 
-    def _serving(self, ref: ModelRef) -> Provider:
+    def _find_serving_provider(self, ref: ModelRef) -> Provider:
         served = self._served.get(str(ref))
         if served is not None:
             return served
-        route = None if ref.provider else route_of(ref.model)
+        route = None if ref.provider else parse_route(ref.model)
         if route is not None:
             return Fallback(route, self.provider_for)
         return self._only if self._only is not None else self._provider(ref.provider)
@@ -295,7 +334,7 @@ class Models:
         """
         ref = self.parse(model)
         canonical = str(ref)
-        self._provider_of(model, ref).check(canonical)
+        self._resolve_provider(model, ref).check(canonical)
         return canonical
 
     def info(self, model: str) -> ModelInfo:
@@ -307,14 +346,14 @@ class Models:
         given = self._info.get(canonical)
         if given is not None:
             return given
-        route = route_of(canonical)
+        route = parse_route(canonical)
         if route is not None:
-            return _least([self.info(name) for name in route.models])
-        from stepengine.models.anthropic.families import family_of
-        from stepengine.models.pricing import info_of
+            return _smallest_info([self.info(name) for name in route.models])
+        from stepengine.models.anthropic.families import find_family
+        from stepengine.models.pricing import find_model_info
 
-        known, name = info_of(canonical), canonical.rpartition("/")[2]
-        return attrs.evolve(known, max_output=family_of(name).max_output) if "claude-" in name else known
+        known, name = find_model_info(canonical), canonical.rpartition("/")[2]
+        return attrs.evolve(known, max_output=find_family(name).max_output) if "claude-" in name else known
 
     async def ask(self, model: str) -> ModelInfo:
         """
@@ -327,7 +366,7 @@ class Models:
         ref = self.parse(model)
         known, stated = self.info(model), None
         if ref.provider or str(ref) in self._served:
-            stated = await self._provider_of(model, ref).describe(str(ref))
+            stated = await self._resolve_provider(model, ref).describe(str(ref))
         if stated is None:
             return known
         known = attrs.evolve(
@@ -352,7 +391,7 @@ class Models:
             self._providers[prefix] = provider
         return provider
 
-    def _resolve(self, model: str) -> str:
+    def _resolve_alias(self, model: str) -> str:
         seen: list[str] = []
         while model in self.aliases:
             if model in seen:
@@ -363,10 +402,11 @@ class Models:
         return model.strip()
 
     def _names(self) -> str:
+        """Return the registered providers as text for a message."""
         listed = list_names(self.providers, quoted=True, none="(none is registered)")
         return f"{listed} (`stepengine agents models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
-    def _match(self, model: str) -> ModelRef:
+    def _match_patterns(self, model: str) -> ModelRef:
         found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]
         if len(found) == 1:
             return ModelRef(found[0], model)
@@ -374,30 +414,30 @@ class Models:
             choices = list_names([f"{prefix}/{model}" for prefix in found], quoted=True)
             msg = f"the model {model!r} fits several providers; write one of {choices}"
             raise UnknownModel(msg, kind="unknown_model")
-        near = self._at_openrouter(model) or self._nearest(model)
+        near = self._suggest_openrouter(model) or self._suggest_names(model)
         msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._names()}{near}"
         raise UnknownModel(msg, kind="unknown_model")
 
-    def _unknown_provider(self, model: str, prefix: str) -> UnknownModel:
-        elsewhere = self._at_openrouter(model)
-        near = self._nearest(prefix, ALIKE) if elsewhere else self._nearest(prefix)
+    def _unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
+        elsewhere = self._suggest_openrouter(model)
+        near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
         msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._names()}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
-    def _nearest(self, word: str, alike: float = 0.6) -> str:
+    def _suggest_names(self, word: str, alike: float = 0.6) -> str:
         return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
 
-    def _at_openrouter(self, model: str) -> str:
+    def _suggest_openrouter(self, model: str) -> str:
         """Return a clause that says how a model is written that lives at OpenRouter; ``""`` for one that does not."""
         if OPENROUTER not in self.providers:
             return ""
-        from stepengine.models.pricing import family_and_name
+        from stepengine.models.pricing import find_listed_name
 
-        found = family_and_name(OPENROUTER, model)
+        found = find_listed_name(OPENROUTER, model)
         return f"; models of {found[0]!r} are at OpenRouter: write '{OPENROUTER}/{'/'.join(found)}'" if found else ""
 
 
-def _least(infos: list[ModelInfo]) -> ModelInfo:
+def _smallest_info(infos: list[ModelInfo]) -> ModelInfo:
     """Return what holds for all models of a fallback; unknown when it is unknown of one."""
     windows, outputs = [i.context_window for i in infos], [i.max_output for i in infos]
     return ModelInfo(
@@ -406,8 +446,8 @@ def _least(infos: list[ModelInfo]) -> ModelInfo:
     )
 
 
-class _Renamed(Provider):
-    """A provider that is asked for one model whatever the request says."""
+class _FixedModelProvider(Provider):
+    """A provider wrapper that replaces the model of every request with one fixed model."""
 
     def __init__(self, provider: Provider, model: str) -> None:
         self.name = provider.name
@@ -442,7 +482,7 @@ class _Renamed(Provider):
         return reply if reply.model is not None else attrs.evolve(reply, model=self._model)
 
 
-def _split(model: str) -> tuple[str, str, str]:
+def _split_prefix(model: str) -> tuple[str, str, str]:
     """Split at the first slash or colon, whichever comes first."""
     slash, colon = model.find("/"), model.find(":")
     at = max(slash, colon) if slash < 0 or colon < 0 else min(slash, colon)

@@ -20,8 +20,6 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
 from stepengine.models.base import Provider
 
-__all__ = ("CAUSES", "Fallback", "Route", "fallback", "route_of")
-
 BAR, ON = " | ", " on "
 DEFAULT = ("unavailable", "rate_limit", "no_credit", "auth")
 TOO_MANY, FORBIDDEN, NOT_FOUND = 429, frozenset({401, 403}), 404
@@ -58,7 +56,7 @@ class Route:
     def __str__(self) -> str:
         return BAR.join(self.models) + ("" if self.causes == DEFAULT else ON + ",".join(self.causes))
 
-    def moves_on(self, error: ModelError) -> bool:
+    def is_fallback_cause(self, error: ModelError) -> bool:
         """Return whether *error* is one of the failures after which the next model is asked."""
         return any(CAUSES[cause](error) for cause in self.causes)
 
@@ -85,9 +83,9 @@ def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
     return str(_check_route(Route(tuple(models), causes)))
 
 
-def route_of(model: str) -> Route | None:
+def parse_route(model: str) -> Route | None:
     """
-    Return what a fallback string says; ``None`` when *model* is an ordinary one.
+    Return the parsed fallback string; ``None`` when *model* is an ordinary model string.
 
     Raises:
         UnknownModel: when it is a broken fallback string.
@@ -140,12 +138,12 @@ class Fallback(Provider):
             try:
                 reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
             except ModelError as error:
-                spent = _sum(spent, error.usage)
+                spent = _add_usage(spent, error.usage)
                 error.usage = spent
-                if number + 1 == len(models) or not self._route.moves_on(error):
+                if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
             else:
-                return _name_model(reply, model, spent)
+                return _add_model_and_usage(reply, model, spent)
         raise AssertionError  # the last model returns or raises
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
@@ -161,32 +159,34 @@ class Fallback(Provider):
                     async for delta in deltas:
                         shown = True
                         yield (
-                            ReplyDone(_name_model(delta.reply, model, spent)) if isinstance(delta, ReplyDone) else delta
+                            ReplyDone(_add_model_and_usage(delta.reply, model, spent))
+                            if isinstance(delta, ReplyDone)
+                            else delta
                         )
                 return
             except ModelError as error:
-                spent = _sum(spent, error.usage)
+                spent = _add_usage(spent, error.usage)
                 error.usage = spent
-                if number + 1 == len(models) or not self._route.moves_on(error):
+                if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
                 if shown:
-                    self._remember(request, number + 1)
+                    self._store_next_model(request, number + 1)
                     error.retryable = True
                     raise
 
-    def _remember(self, request: ModelRequest, number: int) -> None:
+    def _store_next_model(self, request: ModelRequest, number: int) -> None:
         self._left_off[id(request)] = (request, number)
         while len(self._left_off) > KEPT_REQUESTS:
             self._left_off.popitem(last=False)
 
 
-def _sum(spent: Usage | None, more: object) -> Usage | None:
+def _add_usage(spent: Usage | None, more: object) -> Usage | None:
     if not isinstance(more, Usage):
         return spent
     return more if spent is None else spent + more
 
 
-def _name_model(reply: ModelReply, model: str, spent: Usage | None) -> ModelReply:
+def _add_model_and_usage(reply: ModelReply, model: str, spent: Usage | None) -> ModelReply:
     """Return *reply* with the model that answered and with what the failed ones used."""
     named = reply if reply.model is not None else attrs.evolve(reply, model=model)
     if spent is None:

@@ -40,11 +40,10 @@ from stepengine.data.models import (
 from stepengine.data.tools import ToolLike
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
-from stepengine.models._json import call_part
-from stepengine.models.base import Provider, deltas_of
+from stepengine.models._json import make_call_part
+from stepengine.models.base import Provider, split_reply_into_deltas
 from stepengine.workspace.after_fork import Lock
 
-__all__ = ("Failing", "RunScript", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, ImagePart, DocumentPart, OpaquePart, CitationPart)
@@ -82,7 +81,7 @@ def text(
     content: str, *, usage: Usage | None = None, cost: Cost = None, stop_reason: StopReason | str | None = None
 ) -> ModelReply:
     """Return a reply that says *content* and reports *usage* and *cost*; it ends the turn unless *stop_reason* says otherwise."""
-    return _reply((TextPart(content),), usage, cost, stop_reason)
+    return _make_reply((TextPart(content),), usage, cost, stop_reason)
 
 
 def tool_call(
@@ -108,10 +107,10 @@ def tool_call(
     """
     name = tool if isinstance(tool, str) else tool.spec.name
     if isinstance(input, str):
-        call = attrs.evolve(call_part(name, input, {}), provider_data=None)
+        call = attrs.evolve(make_call_part(name, input, {}), provider_data=None)
     else:
         call = ToolCallPart("", name, freeze_object(input or {}))
-    return _reply((TextPart(text), call) if text else (call,), usage, cost, stop_reason)
+    return _make_reply((TextPart(text), call) if text else (call,), usage, cost, stop_reason)
 
 
 def tool_calls(
@@ -146,7 +145,7 @@ def tool_calls(
         else:
             msg = f"tool_calls joins tool_call(...), other replies and texts into one reply, not {part!r}"
             raise DataError(msg)
-    return _reply(tuple(content), usage, cost, stop_reason)
+    return _make_reply(tuple(content), usage, cost, stop_reason)
 
 
 def thinking(thought: str, reply: ModelReply | str = "") -> ModelReply:
@@ -160,17 +159,17 @@ def failure(error: BaseException, *, after: str = "") -> Failing:
     return Failing(error, after)
 
 
-def _reply(
+def _make_reply(
     content: tuple[AssistantPart, ...], usage: Usage | None, cost: Cost, stop_reason: StopReason | str | None
 ) -> ModelReply:
-    dollars = None if cost is None else _dollars(cost)
+    dollars = None if cost is None else _parse_cost(cost)
     if stop_reason is None:
         reason = TOOL_USE if ToolCallPart in map(type, content) else END_TURN
         return ModelReply(content, usage=usage, cost=dollars, stop_reason=reason)
     return ModelReply(content, usage=usage, cost=dollars, stop_reason=StopReason(stop_reason))
 
 
-def _dollars(cost: Decimal | float | str) -> Decimal:
+def _parse_cost(cost: Decimal | float | str) -> Decimal:
     try:
         dollars = Decimal(str(cost))
     except InvalidOperation:
@@ -209,24 +208,24 @@ class ScriptedModel(Provider):
     def __init__(self, replies: Iterable[Script] | Callable[[ModelRequest], Play] = (), *, chunk: int = 4) -> None:
         self._always = replies if callable(replies) else None
         if self._always is not None:
-            _item(self._always, 0)
+            _check_item(self._always, 0)
             self._script: tuple[Any, ...] = ()
         elif isinstance(replies, str | Mapping) or not isinstance(replies, Iterable):
             msg = f"a script is a list of replies, or one function that answers every request, not {replies!r}"
             raise DataError(msg)
         else:
-            self._script = tuple([_item(item, index) for index, item in enumerate(replies)])
+            self._script = tuple([_check_item(item, index) for index, item in enumerate(replies)])
         self._chunk = max(1, chunk)
         self._lock = Lock()
         self.calls: list[ModelRequest] = []
 
     def __repr__(self) -> str:
-        script = f"{len(self._script)} replies" if self._always is None else _name_of(self._always)
+        script = f"{len(self._script)} replies" if self._always is None else _function_name(self._always)
         return f"ScriptedModel({script}, {len(self.calls)} calls)"
 
     @property
     def unused(self) -> tuple[Script, ...]:
-        """The items that nobody has asked for yet."""
+        """The items that no request has used yet."""
         return self._script[len(self.calls) :]
 
     def supports_model(self, model: str) -> bool:
@@ -239,7 +238,7 @@ class ScriptedModel(Provider):
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise what the script says."""
         item = self._next(request)
-        return item if isinstance(item, ModelReply) else _played(item, request)
+        return item if isinstance(item, ModelReply) else _play_item(item, request)
 
     def answered(self, request: ModelRequest) -> None:
         """Pass over the next reply: the record of the test holds it, and what comes live is what follows in the script."""
@@ -251,12 +250,12 @@ class ScriptedModel(Provider):
         """Give the next reply in deltas of a few characters, then the reply itself."""
         item = self._next(request)
         if callable(item):
-            item = _item(item(request), asked=item)
+            item = _check_item(item(request), asked=item)
         if isinstance(item, Failing):
-            for piece in _pieces(item.after, self._chunk):
+            for piece in _split_text(item.after, self._chunk):
                 yield TextChunk(piece)
             raise item.error
-        for delta in _deltas(item, self._chunk):
+        for delta in _split_deltas(item, self._chunk):
             yield delta
         yield ReplyDone(item)
 
@@ -275,7 +274,9 @@ class ScriptedModel(Provider):
             msg = f"{written - asked} of {written} scripted replies were not asked for:{rest}"
             raise AssertionError(msg)
         if asked > written:
-            rest = "".join(f"\n  request {i}: {_last_words(r)}" for i, r in enumerate(self.calls[written:], written))
+            rest = "".join(
+                f"\n  request {i}: {_last_message_text(r)}" for i, r in enumerate(self.calls[written:], written)
+            )
             msg = f"{asked - written} requests came after the last of {written} scripted replies:{rest}"
             raise AssertionError(msg)
 
@@ -287,7 +288,7 @@ class ScriptedModel(Provider):
             return self._always
         if index < len(self._script):
             return self._script[index]
-        raise _exhausted(request, len(self._script), index, self.source)
+        raise _make_exhausted_error(request, len(self._script), index, self.source)
 
 
 class RunScript(ScriptedModel):
@@ -322,31 +323,31 @@ class RunScript(ScriptedModel):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise what the script says."""
-        return self._signed(await super().complete(request))
+        return self._add_script_origin(await super().complete(request))
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Give the next reply in deltas of a few characters, then the reply itself."""
         inner: Any = super().stream(request)
         async with aclosing(inner) as deltas:
             async for delta in deltas:
-                yield ReplyDone(self._signed(delta.reply)) if isinstance(delta, ReplyDone) else delta
+                yield ReplyDone(self._add_script_origin(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
-    def _signed(self, reply: ModelReply) -> ModelReply:
+    def _add_script_origin(self, reply: ModelReply) -> ModelReply:
         if reply.cost is None and reply.usage is None:
             reply = attrs.evolve(reply, cost=Decimal(0))
         return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")
 
 
-def _played(item: Any, request: ModelRequest) -> ModelReply:
+def _play_item(item: Any, request: ModelRequest) -> ModelReply:
     if callable(item):
-        item = _item(item(request), asked=item)
+        item = _check_item(item(request), asked=item)
     if isinstance(item, Failing):
         raise item.error
     reply: ModelReply = item
     return reply
 
 
-def _item(item: object, index: int | None = None, *, asked: object = None) -> Any:
+def _check_item(item: object, index: int | None = None, *, asked: object = None) -> Any:
     """Return an item of a script, or what the function *asked* returned, as it is played."""
     if isinstance(item, str):
         return ModelReply(item)
@@ -358,7 +359,9 @@ def _item(item: object, index: int | None = None, *, asked: object = None) -> An
     if iscoroutine(item):
         item.close()
     where = (
-        f"item {index} of the script is" if asked is None else f"a function of the script, {_name_of(asked)}, returned"
+        f"item {index} of the script is"
+        if asked is None
+        else f"a function of the script, {_function_name(asked)}, returned"
     )
     msg = (
         f"{where} {item!r}; a script holds replies, strings, failure(exc) and functions from a request to one of these"
@@ -368,7 +371,7 @@ def _item(item: object, index: int | None = None, *, asked: object = None) -> An
 
 
 def _hint_for(item: object) -> str:
-    """Return what is meant, most likely, by what no script can play."""
+    """Return a hint at the likely intention behind an item that no script can play."""
     if isinstance(item, BaseException) or (isinstance(item, type) and issubclass(item, BaseException)):
         return "; wrap an exception in failure(...)"
     if iscoroutinefunction(item) or isgeneratorfunction(item) or iscoroutine(item) or isgenerator(item):
@@ -380,11 +383,11 @@ def _hint_for(item: object) -> str:
     return "; calls of tools are written tool_call(name, input)" if isinstance(item, Mapping) else ""
 
 
-def _name_of(function: object) -> str:
+def _function_name(function: object) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _exhausted(request: ModelRequest, written: int, index: int, source: str) -> ModelError:
+def _make_exhausted_error(request: ModelRequest, written: int, index: int, source: str) -> ModelError:
     messages = request.all_messages
     first = max(0, len(messages) - SHOWN_MESSAGES)
     shown = "".join(f"\n  message {i}, {m.role}: {_message_text(m)}" for i, m in enumerate(messages[first:], first))
@@ -396,14 +399,14 @@ def _exhausted(request: ModelRequest, written: int, index: int, source: str) -> 
     return ModelError(msg, kind="script")
 
 
-def _last_words(request: ModelRequest) -> str:
+def _last_message_text(request: ModelRequest) -> str:
     messages = request.all_messages
     return f"{messages[-1].role}: {_message_text(messages[-1])}" if messages else "no messages"
 
 
 def _message_text(message: Any) -> str:
     calls = "".join(f" <calls {c.tool_name} {compact(c.input)}>" for c in getattr(message, "tool_calls", ()))
-    return _cut(message.text + calls)
+    return _shorten(message.text + calls)
 
 
 def _describe_item(item: object) -> str:
@@ -412,18 +415,18 @@ def _describe_item(item: object) -> str:
     return _message_text(item) if isinstance(item, ModelReply) else repr(item)
 
 
-def _cut(said: str) -> str:
+def _shorten(said: str) -> str:
     said = said.replace("\n", "\\n")
     return said if len(said) <= SHOWN_CHARS else f"{said[:SHOWN_CHARS]}... ({len(said)} characters)"
 
 
-def _deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:
-    for delta in deltas_of(reply):
+def _split_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:
+    for delta in split_reply_into_deltas(reply):
         if isinstance(delta, TextChunk | ThinkingChunk | ToolCallChunk):
-            yield from (attrs.evolve(delta, text=piece) for piece in _pieces(delta.text, size))
+            yield from (attrs.evolve(delta, text=piece) for piece in _split_text(delta.text, size))
         else:
             yield delta
 
 
-def _pieces(whole: str, size: int) -> Iterator[str]:
+def _split_text(whole: str, size: int) -> Iterator[str]:
     return (whole[start : start + size] for start in range(0, len(whole), size))

@@ -21,11 +21,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
-    from stepengine.permissions.policy import Mode, Policy, PolicyFile, Verdict, read_only_commands
+    from stepengine.data.provenance import Provenance, Source, Trust
+    from stepengine.permissions.policy import (
+        Mode,
+        Policy,
+        PolicyDecision,
+        PolicyFile,
+        injection_rules,
+        read_only_commands,
+    )
     from stepengine.permissions.rules import (
+        AfterUntrusted,
         Call,
         Category,
         Command,
@@ -38,20 +47,25 @@ if TYPE_CHECKING:
         Rule,
         Scope,
         ToolNamed,
+        Untrusted,
+        Values,
         When,
     )
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
+            "stepengine.data.provenance": ("Provenance", "Source", "Trust"),
             "stepengine.permissions.policy": (
                 "Mode",
                 "Policy",
                 "PolicyFile",
-                "Verdict",
+                "PolicyDecision",
+                "injection_rules",
                 "read_only_commands",
             ),
             "stepengine.permissions.rules": (
+                "AfterUntrusted",
                 "Call",
                 "Category",
                 "Command",
@@ -64,12 +78,15 @@ else:
                 "Rule",
                 "Scope",
                 "ToolNamed",
+                "Untrusted",
+                "Values",
                 "When",
             ),
         },
     )
 
 __all__ = (
+    "AfterUntrusted",
     "Call",
     "Category",
     "Command",
@@ -79,13 +96,19 @@ __all__ = (
     "Mode",
     "Path",
     "Policy",
+    "PolicyDecision",
     "PolicyFile",
+    "Provenance",
     "Regex",
     "Request",
     "Rule",
     "Scope",
+    "Source",
     "ToolNamed",
-    "Verdict",
+    "Trust",
+    "Untrusted",
+    "Values",
     "When",
+    "injection_rules",
     "read_only_commands",
 )

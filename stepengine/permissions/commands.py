@@ -17,19 +17,17 @@ from typing import Literal
 import attrs
 from attrs import frozen
 
-from stepengine.data.messages import strings
+from stepengine.data.messages import to_string_tuple
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script
 from stepengine.workspace.path_rules import SECRETS, PathRules
-from stepengine.workspace.patterns import expanded
-from stepengine.workspace.root import Missing, OpenedFolder, Root
-
-__all__ = ("CONFINED", "READ_ONLY", "CommandForm", "confined", "denies", "permits")
+from stepengine.workspace.patterns import expand_braces
+from stepengine.workspace.root import Missing, OpenedEntry, Root
 
 Operands = Literal["any", "none", "paths", "pattern"]
 CONFINED: tuple[Operands, ...] = ("paths", "pattern")
-"""Forms that allow a command because of what its operands name; such commands are ``confined`` when they run."""
+"""Forms that allow a command because of what its operands name; such commands are ``confine_command`` when they run."""
 
 LAUNCHERS = frozenset((
     "ash", "bash", "builtin", "busybox", "bwrap", "catchsegv", "chroot", "chrt", "command", "coproc", "csh", "dash",
@@ -115,8 +113,8 @@ NO_RANGE = ("^!", "^@", "^-")
 """How words for git end that stand for a commit and its parents; it takes nothing but commits before these."""
 
 
-def _flags(value: Iterable[str] | None) -> frozenset[str] | None:
-    return None if value is None else frozenset(strings(value))
+def _convert_flags(value: Iterable[str] | None) -> frozenset[str] | None:
+    return None if value is None else frozenset(to_string_tuple(value))
 
 
 @frozen
@@ -133,9 +131,9 @@ class CommandForm:
             name no secret file, or ``"pattern"``, one word of any kind and then such paths.
     """
 
-    prefix: tuple[str, ...] = attrs.field(converter=strings)
+    prefix: tuple[str, ...] = attrs.field(converter=to_string_tuple)
     exact: bool = False
-    flags: frozenset[str] | None = attrs.field(default=None, converter=_flags)
+    flags: frozenset[str] | None = attrs.field(default=None, converter=_convert_flags)
     operands: Operands = "any"
 
     def __attrs_post_init__(self) -> None:
@@ -159,13 +157,13 @@ def permits(form: CommandForm, command: Argv | Script) -> bool:
     rest = command[len(form.prefix) :]
     if form.exact:
         return not rest
-    return (form.flags is None and form.operands == "any") or _fits(form, rest)
+    return (form.flags is None and form.operands == "any") or _has_allowed_arguments(form, rest)
 
 
 @frozen
-class _Words:
+class _CommandTail:
     """
-    What stands behind the prefix of a command.
+    The words after the prefix of a command: those before ``--``, and those after it.
 
     Attributes:
         before: What stands before ``--``, options among it.
@@ -176,7 +174,7 @@ class _Words:
     behind: tuple[str, ...]
 
     @classmethod
-    def of(cls, rest: Argv) -> _Words:
+    def from_argv(cls, rest: Argv) -> _CommandTail:
         end = rest.index("--") if "--" in rest else len(rest)
         return cls(rest[:end], rest[end + 1 :])
 
@@ -195,9 +193,9 @@ def _is_option(word: str) -> bool:
     return len(word) > 1 and word.startswith("-")
 
 
-def _fits(form: CommandForm, rest: Argv) -> bool:
-    words = _Words.of(rest)
-    if form.flags is not None and not all(_is_listed(word, form.flags) for word in words.options):
+def _has_allowed_arguments(form: CommandForm, rest: Argv) -> bool:
+    words = _CommandTail.from_argv(rest)
+    if form.flags is not None and not all(_is_allowed_option(word, form.flags) for word in words.options):
         return False
     if form.operands == "none":
         return not words.operands
@@ -206,7 +204,7 @@ def _fits(form: CommandForm, rest: Argv) -> bool:
     return all(_is_harmless_path(word) for word in words.operands[form.operands == "pattern" :])
 
 
-def _is_listed(word: str, flags: frozenset[str]) -> bool:
+def _is_allowed_option(word: str, flags: frozenset[str]) -> bool:
     """Return whether an option is one of the list, spelled out: what a program takes for an abbreviation is not."""
     if word in flags:
         return True
@@ -230,9 +228,9 @@ def _is_harmless_path(word: str) -> bool:
 # --- what a command that only looks may look at ----------------------------------------------------------------------------
 
 
-def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
+def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return a command as it is run that a rule allows because it only looks.
+    Return the restricted form in which a command runs that a rule allows as read-only.
 
     What its words name is known only here: a path may be a link to anywhere, and ``git`` and ``rg`` show files that no word
     names. So paths are opened as file tools open them, and secret and denied files are taken out of what is searched.
@@ -248,46 +246,50 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
         ToolError: when it names what it must not show, or names it in a way that only the program understands.
     """
     if command[0] == "git":
-        return _confined_git(form, denied, root, cwd, command)
-    searched = _Words.of(command[len(form.prefix) :]).operands[form.operands == "pattern" :]
+        return _confine_git(form, denied, root, cwd, command)
+    searched = _CommandTail.from_argv(command[len(form.prefix) :]).operands[form.operands == "pattern" :]
     for path in searched:
-        if _check_path(root, cwd, path) and command[0] == "rg":
-            _check_spelling(path)
+        if _path_exists(root, cwd, path) and command[0] == "rg":
+            _check_path_form(path)
     if command[0] == "ls":
-        return _confined_ls(root, cwd, command, searched or ["."])
+        return _confine_ls(root, cwd, command, searched or ["."])
     if command[0] == "find":
-        return _confined_find(root, cwd, command)
+        return _confine_find(root, cwd, command)
     if command[0] != "rg":
         return command
-    secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *_other_names(root, cwd))]
+    secret = [f"--iglob=!{glob}" for glob in (*_secret_globs(root, denied), *_linked_secret_globs(root, cwd))]
     if cwd:
         # Its globs begin in the working folder, those of rules at the root. Which word is a value, only rg knows.
-        hidden = dict.fromkeys([path.removeprefix("./") for path in _withheld(root, cwd, [".", *searched])])
-        secret += [f"--glob=!/{_literally(path)}" for path in hidden]
+        hidden = dict.fromkeys([path.removeprefix("./") for path in _list_withheld_paths(root, cwd, [".", *searched])])
+        secret += [f"--glob=!/{_escape_glob(path)}" for path in hidden]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
 
 
-def _confined_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
+def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
     """
-    Return a listing that names nothing of what is withheld.
+    Return the ``ls`` command with options so that its output names nothing that is withheld.
 
     Raises:
         ToolError: when it would leave out files that are not withheld: ``ls`` leaves out names, wherever they stand.
     """
     options = [word for word in command[1:] if _is_option(word)]
     deep = any("R" in word if word[1] != "-" else "--recursive".startswith(word) for word in options)
-    names = dict.fromkeys([place[-1] for path in paths for place, _ in _withheld_below(root, cwd, path, deep=deep)])
-    _check_count(names)
-    if names and (deep or len(paths) > 1) and any(_shows_one_of(root, cwd, path, names, deep=deep) for path in paths):
+    names = dict.fromkeys([place[-1] for path in paths for place, _ in _list_withheld_in(root, cwd, path, deep=deep)])
+    _check_left_out_count(names)
+    if (
+        names
+        and (deep or len(paths) > 1)
+        and any(_has_visible_name(root, cwd, path, names, deep=deep) for path in paths)
+    ):
         msg = "it would leave out files with the same name as one that is kept from tools; list one folder at a time without -R, or use find"
         raise ToolError(msg)
-    return (command[0], *[f"--ignore={_literally(name)}" for name in names], *command[1:])
+    return (command[0], *[f"--ignore={_escape_glob(name)}" for name in names], *command[1:])
 
 
-def _confined_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
+def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return a search for files that names nothing of what is withheld.
+    Return the ``find`` command with tests so that its output names nothing that is withheld.
 
     Raises:
         ToolError: for what joins two expressions: the second would not be bound by what stands before the first.
@@ -297,48 +299,48 @@ def _confined_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
         msg = f"{odd!r} is not taken for find; give folders, then options, in one row"
         raise ToolError(msg)
     end = next((at for at, word in enumerate(words) if _is_option(word) or word in {"(", "!"}), len(words))
-    starts, rest = [_plain(word) for word in words[:end] or (".",)], words[end:]
+    starts, rest = [_normalize_search_path(word) for word in words[:end] or (".",)], words[end:]
     depths = [at for at, word in enumerate(rest[:-1]) if word in {"-maxdepth", "-mindepth"}]
     limits = {rest[at + 1] for at in depths if rest[at] == "-maxdepth"}
-    hidden = _withheld(root, cwd, starts, deep=not limits or not limits <= {"0", "1"})
+    hidden = _list_withheld_paths(root, cwd, starts, deep=not limits or not limits <= {"0", "1"})
     leaves_out = [
-        word for path in map(_literally, hidden) for word in ("-not", "-path", path, "-not", "-path", f"{path}/*")
+        word for path in map(_escape_glob, hidden) for word in ("-not", "-path", path, "-not", "-path", f"{path}/*")
     ]
     moved = [word for at in depths for word in rest[at : at + 2]]
     tests = [word for at, word in enumerate(rest) if at not in depths and at - 1 not in depths]
     return (command[0], *starts, *moved, *leaves_out, *tests)
 
 
-def _plain(path: str) -> str:
+def _normalize_search_path(path: str) -> str:
     """Return a path as a program repeats it in front of what it finds: no ``//`` and no ``/./``, the end kept that follows a link."""
     parts = [part for part in path.split("/") if part not in {"", "."}]
     head = "./" if parts and path.startswith("./") else ""
     return head + ("/".join(parts) or ".") + ("/" if path.endswith(("/", "/.")) else "")
 
 
-def _check_spelling(path: str) -> None:
+def _check_path_form(path: str) -> None:
     """Refuse a path that a search would repeat in a form that no glob for it fits."""
-    if path.removesuffix("/") != _plain(path).removesuffix("/"):
-        msg = f"{path!r} is written in a roundabout way, which what is left out of the search does not follow; write {_plain(path)!r}"
+    if path.removesuffix("/") != _normalize_search_path(path).removesuffix("/"):
+        msg = f"{path!r} is written in a roundabout way, which what is left out of the search does not follow; write {_normalize_search_path(path)!r}"
         raise ToolError(msg)
 
 
-def _withheld(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
+def _list_withheld_paths(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
     """Return what is withheld below folders, each as a program names it that was given that folder."""
     found, files = dict[str, None](), set[tuple[str, ...]]()
     for folder in dict.fromkeys([folder.rstrip("/") for folder in folders]):
-        for place, real in _withheld_below(root, cwd, folder, deep=deep):
+        for place, real in _list_withheld_in(root, cwd, folder, deep=deep):
             found[f"{folder}/{'/'.join(place)}"] = None
             files.add(real)
-    _check_count(files)
+    _check_left_out_count(files)
     return list(found)
 
 
 @contextmanager
-def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedFolder | None]:
+def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedEntry | None]:
     """Open a folder; ``None`` for anything else."""
     try:
-        opened = root.open_folder(_place(cwd, path))
+        opened = root.open_folder(_join_below_root(cwd, path))
     except ToolError:
         yield None
         return
@@ -348,46 +350,47 @@ def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedFo
         calls.close(opened.fd)
 
 
-def _withheld_below(
+def _list_withheld_in(
     root: Root, cwd: Sequence[str], path: str, *, deep: bool
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return what is withheld in a folder, by its places below that and below the root; nothing for what is not a folder."""
     with _open_folder(root, cwd, path) as folder:
         if folder is None:
             return []
-        return [(place, (*folder.parts, *place)) for place in root.withheld_in(folder, deep=deep)]
+        return [(place, (*folder.parts, *place)) for place in root.list_withheld(folder, deep=deep)]
 
 
-def _shows_one_of(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
+def _has_visible_name(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
     with _open_folder(root, cwd, path) as folder:
-        return folder is not None and root.shows_one_of(folder, names, deep=deep)
+        return folder is not None and root.has_visible_entry(folder, names, deep=deep)
 
 
-def _check_count(names: Collection[object]) -> None:
+def _check_left_out_count(names: Collection[object]) -> None:
+    """Raise ``ToolError`` if a command would have to leave out too many names."""
     if len(names) > MAX_LEFT_OUT_NAMES:
         msg = f"it would have to leave out {len(names):,} files that are kept from tools, and {MAX_LEFT_OUT_NAMES} are the most; name a folder with fewer"
         raise ToolError(msg)
 
 
-def _literally(name: str) -> str:
+def _escape_glob(name: str) -> str:
     """Return the glob that means exactly this name."""
     return "".join([f"[{c}]" if c in "*?[{" else "\\\\" if c == "\\" else c for c in name])
 
 
-def _other_names(root: Root, cwd: Sequence[str] = ()) -> list[str]:
+def _linked_secret_globs(root: Root, cwd: Sequence[str] = ()) -> list[str]:
     """Return globs, matched at any depth below a folder, of other names of files that are withheld."""
-    found = [place for place in root.other_names() if place[: len(cwd)] == tuple(cwd)]
-    return ["**/" + _literally("/".join(place[len(cwd) :])) for place in found]
+    found = [place for place in root.find_linked_secrets() if place[: len(cwd)] == tuple(cwd)]
+    return ["**/" + _escape_glob("/".join(place[len(cwd) :])) for place in found]
 
 
-def _place(cwd: Sequence[str], path: str) -> str:
+def _join_below_root(cwd: Sequence[str], path: str) -> str:
     """Return the place below the root of a path that is relative to a folder below it."""
     return "/".join([*cwd, *[part for part in path.split("/") if part not in {"", "."}]]) or "."
 
 
-def _check_path(root: Root, cwd: Sequence[str], path: str) -> bool:
-    """Return whether something stands under a path that may be looked at; what stands nowhere is no harm."""
-    place = _place(cwd, path)
+def _path_exists(root: Root, cwd: Sequence[str], path: str) -> bool:
+    """Return whether something exists at a path; raise ``ToolError`` if it is kept from tools."""
+    place = _join_below_root(cwd, path)
     try:
         calls.close(root.open_folder(place).fd)
     except Missing:
@@ -400,15 +403,15 @@ def _check_path(root: Root, cwd: Sequence[str], path: str) -> bool:
     return True
 
 
-def _globs(root: Root, denied: Sequence[str]) -> list[str]:
+def _secret_globs(root: Root, denied: Sequence[str]) -> list[str]:
     """Return globs, matched at any depth, of what is secret below a root or denied."""
     secret = [f"{pattern}**" if pattern.endswith("/") else pattern for pattern in root.secrets.patterns]
-    found = [glob for pattern in (*secret, *denied) for glob in expanded(pattern.removeprefix("./"))]
+    found = [glob for pattern in (*secret, *denied) for glob in expand_braces(pattern.removeprefix("./"))]
     # Git and rg take what ends so for what is in a folder, and not for a file of that name.
     return [f"**/{glob}" for each in found for glob in dict.fromkeys((each, each.removesuffix("/**")))]
 
 
-def _confined_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
+def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
     Return a git command with its paths named as paths, and with what is secret or outside of the root left out.
 
@@ -421,25 +424,25 @@ def _confined_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Seq
         msg = f"the option {deed!r} stands before what git is to do, and may change where it looks; leave it out"
         raise ToolError(msg)
     head = max(len(form.prefix), 2)
-    words = _GitWords.of(command[head:], has_pattern=form.operands == "pattern")
+    words = _GitArguments.from_argv(command[head:], has_pattern=form.operands == "pattern")
     for word in (*words.operands, *words.behind):
         if word.startswith(":") or (":" in word and word in words.operands):
             msg = f"{word!r} names files in a way that only git understands; name commits, then '--', then paths"
             raise ToolError(msg)
-    paths = [word for word in words.operands if _check_path(root, cwd, word) or deed == "status"]
+    paths = [word for word in words.operands if _path_exists(root, cwd, word) or deed == "status"]
     for word in words.behind:
-        _check_path(root, cwd, word)
-    if deed not in SHOWING or (deed == "log" and not paths and not words.behind and not _shows(words.kept)):
+        _path_exists(root, cwd, word)
+    if deed not in SHOWING or (deed == "log" and not paths and not words.behind and not _log_shows_files(words.kept)):
         return command
-    commits = [_as_commit(word) for word in words.operands if word not in paths]
+    commits = [_limit_to_commits(word) for word in words.operands if word not in paths]
     inside = "/".join([".."] * len(cwd)) or "."
-    left = [f":(top,exclude,icase,glob){glob}" for glob in _globs(root, denied)]
-    left += [f":(top,exclude,glob){glob}" for glob in _other_names(root)]
+    left = [f":(top,exclude,icase,glob){glob}" for glob in _secret_globs(root, denied)]
+    left += [f":(top,exclude,glob){glob}" for glob in _linked_secret_globs(root)]
     return (*command[:head], *words.kept, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
 
 
 @frozen
-class _GitWords:
+class _GitArguments:
     """
     The words behind the prefix of a git command.
 
@@ -454,8 +457,8 @@ class _GitWords:
     behind: tuple[str, ...]
 
     @classmethod
-    def of(cls, rest: Argv, *, has_pattern: bool) -> _GitWords:
-        words, kept, operands = _Words.of(rest), list[str](), list[str]()
+    def from_argv(cls, rest: Argv, *, has_pattern: bool) -> _GitArguments:
+        words, kept, operands = _CommandTail.from_argv(rest), list[str](), list[str]()
         behind = words.behind
         for at, word in enumerate(words.before):
             is_value = at > 0 and words.before[at - 1] == "-n" and word.isdecimal() and not has_pattern
@@ -472,12 +475,12 @@ class _GitWords:
         return cls(tuple(kept), tuple(operands), behind)
 
 
-def _shows(words: Sequence[str]) -> bool:
+def _log_shows_files(words: Sequence[str]) -> bool:
     """Return whether ``git log`` shows more than the messages of commits."""
     return any(word.startswith(("-p", "-U", "--patch", "--stat", "--shortstat", "--name-")) for word in words)
 
 
-def _as_commit(word: str) -> str:
+def _limit_to_commits(word: str) -> str:
     """
     Return a word that git takes for any object, or a range of them, as one that it takes for commits alone.
 
@@ -494,14 +497,16 @@ def denies(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether *command* may run what a deny rule about *form* means."""
     first = form.prefix[0].casefold()
     if isinstance(command, Script):
-        return any(_name(word) == first for word in WORD.findall(command.text))
-    launches = _name(command[0]) in LAUNCHERS
-    if permits(form, command) or (_stands_in(form.prefix, command, anywhere=launches) and (launches or not form.exact)):
+        return any(_program_name(word) == first for word in WORD.findall(command.text))
+    launches = _program_name(command[0]) in LAUNCHERS
+    if permits(form, command) or (
+        _contains_prefix(form.prefix, command, anywhere=launches) and (launches or not form.exact)
+    ):
         return True
-    return launches and any(_name(w) == first for word in command[1:] for w in WORD.findall(word) if w != word)
+    return launches and any(_program_name(w) == first for word in command[1:] for w in WORD.findall(word) if w != word)
 
 
-def says_what_runs(prefix: Sequence[str]) -> bool:
+def determines_executed_code(prefix: Sequence[str]) -> bool:
     """
     Return whether the first words of a command say which code runs, whatever follows them.
 
@@ -509,12 +514,12 @@ def says_what_runs(prefix: Sequence[str]) -> bool:
     ``python -c`` and ``python -m pdb`` do not. With a program that does many things it is one that runs nothing: ``git log``
     does, ``git``, ``git -C x`` and ``npm exec`` do not, ``uv run pytest`` as ``pytest`` does.
     """
-    program = _name(prefix[0]).removesuffix(".exe")
+    program = _program_name(prefix[0]).removesuffix(".exe")
     stem = program.rstrip("0123456789.-") or program
     if not {program, stem}.isdisjoint(LAUNCHERS | RUNNERS):
         return False
     if program in DEEDS:
-        return _says_its_deed(program, prefix[1:])
+        return _names_safe_subcommand(program, prefix[1:])
     if stem not in INTERPRETERS:
         return True
     is_module = stem in {"python", "pypy"} and tuple(prefix[1:2]) == ("-m",)
@@ -522,12 +527,12 @@ def says_what_runs(prefix: Sequence[str]) -> bool:
     return _is_name(code) and not (is_module and code.partition(".")[0].casefold() in RUNNING_MODULES)
 
 
-def _says_its_deed(program: str, words: Sequence[str]) -> bool:
-    """Return whether words behind a program that does many things say a deed that runs nothing else, or what it runs."""
+def _names_safe_subcommand(program: str, words: Sequence[str]) -> bool:
+    """Return whether a subcommand runs no code of others, or names the code that it runs."""
     if not words or not _is_name(words[0]):
         return False
     if (program, words[0]) in WRAPPERS:
-        return len(words) > 1 and _is_name(words[1]) and says_what_runs(words[1:])
+        return len(words) > 1 and _is_name(words[1]) and determines_executed_code(words[1:])
     return words[0].casefold() not in DEEDS[program]
 
 
@@ -536,20 +541,20 @@ def _is_name(word: str) -> bool:
     return word not in {"", "-"} and not _is_option(word)
 
 
-def _name(word: str) -> str:
+def _program_name(word: str) -> str:
     return word.rpartition("/")[2].casefold()
 
 
-def _stands_in(prefix: Sequence[str], words: Sequence[str], *, anywhere: bool) -> bool:
+def _contains_prefix(prefix: Sequence[str], words: Sequence[str], *, anywhere: bool) -> bool:
     """Return whether the words of a prefix stand in front, or *anywhere*, options and their values between them aside."""
-    program = _name(prefix[0])
-    places = {at + 1 for at, word in enumerate(words if anywhere else words[:1]) if _name(word) == program}
+    program = _program_name(prefix[0])
+    places = {at + 1 for at, word in enumerate(words if anywhere else words[:1]) if _program_name(word) == program}
     for wanted in prefix[1:]:
-        places = {at + 1 for at in _after_options(words, places) if words[at] == wanted}
+        places = {at + 1 for at in _option_ends(words, places) if words[at] == wanted}
     return bool(places)
 
 
-def _after_options(words: Sequence[str], starts: set[int]) -> set[int]:
+def _option_ends(words: Sequence[str], starts: set[int]) -> set[int]:
     """Return where options that begin at *starts* may end: nobody knows which of them takes the next word as its value."""
     ends, reached = set[int](), set(starts)
     if starts:
@@ -561,7 +566,7 @@ def _after_options(words: Sequence[str], starts: set[int]) -> set[int]:
     return ends
 
 
-def _form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:
+def _make_form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:
     return CommandForm(prefix.split(), flags=flags.split(), operands=operands)
 
 
@@ -569,21 +574,21 @@ REVISIONS = "--oneline --stat --shortstat --name-only --name-status --no-color -
 LOG = "-n -p --patch --graph --decorate --all --reverse --merges --no-merges --date= --format= --pretty= --since= --until= --author= --grep= --max-count="
 
 READ_ONLY: tuple[CommandForm, ...] = (
-    _form("pwd"),
-    _form("echo", "-n", "any"),
-    _form("ls", "-a -A -l -h -1 -r -R -t -S -d -F -i -s -p --all --color=never --human-readable --recursive", "paths"),
-    _form("cat", "-n -b -s -A --number", "paths"),
-    _form("head", "-n -c -q -v --lines= --bytes=", "paths"),
-    _form("tail", "-n -c -q -v --lines= --bytes=", "paths"),
-    _form("wc", "-l -w -c -m -L --lines --words --bytes --chars", "paths"),
-    _form("sort", "-n -r -u -f -b -h -V -k -t --numeric-sort --reverse --unique --key=", "paths"),
-    _form("find", "-name -iname -path -ipath -type -maxdepth -mindepth -size -mtime -newer -empty -print -not", "paths"),
-    _form("rg", "-n -i -s -S -w -F -x -v -c -l -t -T -g -A -B -C -m -U --line-number --count", "pattern"),
-    _form("git status", "-s -b -u --short --branch --porcelain --ignored --untracked-files=", "paths"),
-    _form("git diff", f"-U -w --cached --staged --unified= --word-diff {REVISIONS}", "paths"),
-    _form("git log", f"{LOG} {REVISIONS}", "paths"),
-    _form("git show", f"-U -p --patch --format= --pretty= {REVISIONS}", "paths"),
-    _form("git grep", "-n -i -w -F -E -l -c --line-number --cached", "pattern"),
-    _form("git branch", "-a -r -v --all --remotes --list --show-current", "none"),
+    _make_form("pwd"),
+    _make_form("echo", "-n", "any"),
+    _make_form("ls", "-a -A -l -h -1 -r -R -t -S -d -F -i -s -p --all --color=never --human-readable --recursive", "paths"),
+    _make_form("cat", "-n -b -s -A --number", "paths"),
+    _make_form("head", "-n -c -q -v --lines= --bytes=", "paths"),
+    _make_form("tail", "-n -c -q -v --lines= --bytes=", "paths"),
+    _make_form("wc", "-l -w -c -m -L --lines --words --bytes --chars", "paths"),
+    _make_form("sort", "-n -r -u -f -b -h -V -k -t --numeric-sort --reverse --unique --key=", "paths"),
+    _make_form("find", "-name -iname -path -ipath -type -maxdepth -mindepth -size -mtime -newer -empty -print -not", "paths"),
+    _make_form("rg", "-n -i -s -S -w -F -x -v -c -l -t -T -g -A -B -C -m -U --line-number --count", "pattern"),
+    _make_form("git status", "-s -b -u --short --branch --porcelain --ignored --untracked-files=", "paths"),
+    _make_form("git diff", f"-U -w --cached --staged --unified= --word-diff {REVISIONS}", "paths"),
+    _make_form("git log", f"{LOG} {REVISIONS}", "paths"),
+    _make_form("git show", f"-U -p --patch --format= --pretty= {REVISIONS}", "paths"),
+    _make_form("git grep", "-n -i -w -F -E -l -c --line-number --cached", "pattern"),
+    _make_form("git branch", "-a -r -v --all --remotes --list --show-current", "none"),
 )  # fmt: skip
 """Programs that only look, each with the options and operands with which it does."""

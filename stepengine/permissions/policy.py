@@ -23,12 +23,16 @@ from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
+from stepengine.data.origins import ASKED as ASKED_ABOUT_DATA
+from stepengine.data.origins import ORIGIN_HOOK, find_origins, untrusted_reasons
 from stepengine.data.questions import Decision
-from stepengine.data.tools import ToolLike, ToolSpec
+from stepengine.data.tools import ToolLike, ToolSpec, find_values
 from stepengine.errors import DefinitionError
-from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confined
+from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command
 from stepengine.permissions.rules import (
+    FOLLOWING,
     ORDER,
+    AfterUntrusted,
     Call,
     Category,
     Command,
@@ -42,16 +46,20 @@ from stepengine.permissions.rules import (
     Rule,
     Scope,
     ToolNamed,
+    Untrusted,
+    Values,
     When,
-    lowered,
+    names_instruction_file,
+    normalize_for_deny,
 )
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.command_guard import CommandGuard
 from stepengine.workspace.guard import CallGuard, FileGuard
-from stepengine.workspace.path_rules import INSTRUCTING, PathRules, possible_paths
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""
+
+Hook: TypeAlias = Callable[[HookContext, ToolCallPart], Decision]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 FORMAT_VERSION = 1
@@ -62,11 +70,14 @@ MAX_FILE_BYTES = 1024 * 1024
 """Ten thousand rules have less; the file is read at each start, and may belong to a project that is not trusted."""
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
+UNTRUSTED = "Denied: an argument of this call is not from the user."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
-INSTRUCTS = PathRules(INSTRUCTING, ())
-"""Whoever accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description", "source")
+
+
+NO_ARGUMENT = freeze_object({"parameter": "", "value": None, "trusted": False, "sources": []})
+"""The origin that is shown where a call has no argument to show."""
 
 
 def read_only_commands() -> tuple[Rule, ...]:
@@ -79,25 +90,39 @@ def read_only_commands() -> tuple[Rule, ...]:
     return tuple([Rule("allow", Command(form)) for form in READ_ONLY])
 
 
-@frozen
-class Verdict:
+def injection_rules() -> tuple[Rule, ...]:
     """
-    What a policy says about a call.
+    Return the rules against prompt injection: a person is asked where an effect would reach what the user has not named.
+
+    That are destinations of tools (recipients, addresses to fetch, ids to delete); once something untrusted was received also commands
+    that do more than look, files that instruct later runs, and calls of tools that do not say their destinations.
+    """
+    return (Rule.ask_untrusted("*", id="untrusted destinations"),)
+
+
+@frozen
+class PolicyDecision:
+    """
+    The decision of a policy about a call.
 
     Attributes:
         decision: ``"allow"``, ``"deny"`` or ``"ask"``.
         rule: The rule that decided; ``None`` when the mode did.
         why: One sentence for people.
         message: For a deny, what the model is told; for an ask, the question when the rule has one.
+        origins: For a rule that follows data, where each argument comes from that it judges; see ``Question.provenance``.
+        is_only_reason: Whether the call would be allowed without that rule.
     """
 
     decision: Effect
     rule: Rule | None
     why: str
     message: str = ""
+    origins: tuple[JsonDict, ...] = attrs.field(default=(), kw_only=True)
+    is_only_reason: bool = attrs.field(default=False, kw_only=True)
 
 
-def _rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
+def _convert_rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
     rules = tuple(value)
     for rule in rules:
         if not isinstance(rule, Rule):
@@ -106,7 +131,7 @@ def _rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
     seen: set[str] = set()
     for rule in rules:
         if rule.id in seen:
-            msg = f"two rules of one policy have the id {rule.id!r}; give one of them another id="
+            msg = f"two rules of one policy have the id {rule.id!r}; pass one of them another id="
             raise DefinitionError(msg)
         seen.add(rule.id)
     return rules
@@ -133,24 +158,68 @@ class Policy:
         DefinitionError: for an unknown mode, and for two rules with one id.
     """
 
-    rules: tuple[Rule, ...] = attrs.field(default=(), converter=_rules)
+    rules: tuple[Rule, ...] = attrs.field(default=(), converter=_convert_rules)
     mode: Mode = "default"
-    remembered: tuple[Rule, ...] = attrs.field(default=(), converter=_rules, kw_only=True)
+    remembered: tuple[Rule, ...] = attrs.field(default=(), converter=_convert_rules, kw_only=True)
     _ordered: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
+    _following: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in MODES:
-            msg = f"{self.mode!r} is not a mode of a policy{_near(str(self.mode), MODES)}; {', '.join(MODES)} are"
+            msg = f"{self.mode!r} is not a mode of a policy{_format_suggestion(str(self.mode), MODES)}; {', '.join(MODES)} are"
             raise DefinitionError(msg)
         # Sorted once, since every call of every run goes through all of them. `sorted` is stable: rules of one scope
         # and priority keep the order in which they were added.
         ordered = sorted(self.rules, key=lambda rule: (ORDER[rule.scope.kind], -rule.priority))
-        object.__setattr__(self, "_ordered", tuple(ordered))
+        # Apart from the others: they are asked last and win (provenance:PV7).
+        following = [rule for rule in ordered if isinstance(rule.matcher, FOLLOWING)]
+        object.__setattr__(self, "_ordered", tuple([rule for rule in ordered if rule not in following]))
+        object.__setattr__(self, "_following", tuple(sorted(following, key=lambda rule: rule.decision != "deny")))
+
+    @classmethod
+    def against_injection(cls, *rules: Rule) -> Policy:
+        """
+        Return a policy that asks only where an effect would reach what the user has not named; see ``injection_rules``.
+
+        Everything else is allowed, but for what *rules* say. Add the same rules to a policy of your own with
+        ``policy.with_rules(*injection_rules())``.
+        """
+        return cls((*rules, *injection_rules()), "bypass")
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
-    def check(self, request: Request) -> Verdict:
+    def check(self, request: Request) -> PolicyDecision:
         """Return what the policy says about a call. Deny is absolute; a predicate that fails denies."""
+        verdict = self._check_call(request)
+        if verdict.decision == "deny" or not self._following or self._allows_values(request):
+            return verdict
+        for rule in self._following:
+            if rule.holds(request) and rule.matcher.matches(request, rule.decision):
+                return self._decide_by_origin(rule, request, is_only_reason=verdict.decision == "allow")
+        return verdict
+
+    def _allows_values(self, request: Request) -> bool:
+        """Return whether a person allowed exactly these arguments for good."""
+        rules = [rule for rule in self.rules if isinstance(rule.matcher, Values) and rule.decision == "allow"]
+        return any(rule.holds(request) and rule.matcher.matches(request, "allow") for rule in rules)
+
+    def _decide_by_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
+        """Return the verdict of a rule that follows data, which holds in every mode."""
+        assert isinstance(rule.matcher, FOLLOWING)  # noqa: S101
+        known = request.provenance
+        values = rule.matcher.judged_values(request)
+        is_id = isinstance(rule.matcher, Untrusted) and rule.matcher.judges_ids(request)
+        origins = (() if known is None else find_origins(known, values, is_id=is_id)) or (NO_ARGUMENT,)
+        why = f"the rule {rule.id!r} {'denies it' if rule.decision == 'deny' else 'asks'}"
+        if rule.decision == "ask" and self.mode != "dont_ask":
+            return PolicyDecision("ask", rule, why, rule.message, origins=origins, is_only_reason=is_only_reason)
+        told = untrusted_reasons(origins)
+        return PolicyDecision(
+            "deny", rule, why, rule.message or f"{ASKED if rule.decision == 'ask' else UNTRUSTED} {told}".rstrip()
+        )
+
+    def _check_call(self, request: Request) -> PolicyDecision:
+        """Return what the rules and the mode say about a call, wherever its arguments come from."""
         first: Rule | None = None
         for rule in self._ordered:
             # As ``rule.holds``, without a call more for each rule of each call.
@@ -170,74 +239,79 @@ class Policy:
             # denied (reliability:PM33).
             except Exception as error:  # noqa: BLE001  (a predicate is the author's code, and this fails closed)
                 why = f"the rule {rule.id!r} could not be asked: {type(error).__name__}: {error}"
-                return Verdict("deny", rule, why, f"Denied: {why}")
+                return PolicyDecision("deny", rule, why, f"Denied: {why}")
             if matches and rule.decision == "deny":
                 message = rule.message or f"Denied by the rule {rule.id!r}."
-                return Verdict(
+                return PolicyDecision(
                     "deny", rule, f"the rule {rule.id!r} denies it, and a deny wins over everything", message
                 )
             if matches:
                 first = rule
-        return self._by_mode(request) if first is None else self._by_rule(first, request)
+        return self._decide_by_mode(request) if first is None else self._decide_by_rule(first, request)
 
-    def _by_rule(self, rule: Rule, request: Request) -> Verdict:
+    def _decide_by_rule(self, rule: Rule, request: Request) -> PolicyDecision:
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
         if rule.decision == "allow":
-            return Verdict("allow", rule, why)
-        return self._verdict_when_asking(request, rule, why, rule.message)
+            return PolicyDecision("allow", rule, why)
+        return self._decide_question(request, rule, why, rule.message)
 
-    def _verdict_when_asking(self, request: Request, rule: Rule | None, why: str, message: str = "") -> Verdict:
+    def _decide_question(self, request: Request, rule: Rule | None, why: str, message: str = "") -> PolicyDecision:
         """Return the verdict where a person would be asked."""
         if not request.tool.requires_permission:
-            return Verdict("allow", rule, f"{why}, but {request.tool.name} needs no permission")
+            return PolicyDecision("allow", rule, f"{why}, but {request.tool.name} needs no permission")
         if self.mode == "bypass":
-            return Verdict("allow", rule, f"{why}, and the mode 'bypass' allows where it would have to ask")
+            return PolicyDecision("allow", rule, f"{why}, and the mode 'bypass' allows where it would have to ask")
         if self.mode == "dont_ask":
-            return Verdict("deny", rule, f"{why}, and the mode 'dont_ask' denies where it would have to ask", ASKED)
-        return Verdict("ask", rule, why, message)
+            return PolicyDecision(
+                "deny", rule, f"{why}, and the mode 'dont_ask' denies where it would have to ask", ASKED
+            )
+        return PolicyDecision("ask", rule, why, message)
 
-    def _by_mode(self, request: Request) -> Verdict:
+    def _decide_by_mode(self, request: Request) -> PolicyDecision:
         tool = request.tool
         # A tool that says nothing about itself may change something: only what says that it changes nothing is let
         # through (reliability:PM35).
         if self.mode == "plan":
             if tool.annotations.read_only or not tool.requires_permission:
-                return Verdict(
+                return PolicyDecision(
                     "allow", None, f"no rule matches; the mode 'plan' allows {tool.name}, which changes nothing"
                 )
-            return Verdict(
+            return PolicyDecision(
                 "deny", None, f"no rule matches; the mode 'plan' denies {tool.name}, which may change something", PLAN
             )
-        if self.mode == "accept_edits" and tool.category == "write" and not _instructs(request):
-            return Verdict(
+        if self.mode == "accept_edits" and tool.category == "write" and not names_instruction_file(request):
+            return PolicyDecision(
                 "allow", None, "no rule matches; the mode 'accept_edits' allows tools of the category 'write'"
             )
-        return self._verdict_when_asking(
+        return self._decide_question(
             request, None, f"no rule matches, so the mode {self.mode!r} decides, which is to ask"
         )
 
     def explain(self, request: Request) -> str:
         """Return which rule decided about a call, why, and what every other rule that holds there said."""
         verdict = self.check(request)
-        others = [rule for rule in self._ordered if rule is not verdict.rule and rule.holds(request)]
-        return "\n".join([f"{verdict.decision}: {verdict.why}", *[f"  {r.id}: {_opinion(r, request)}" for r in others]])
+        others = [
+            rule for rule in (*self._ordered, *self._following) if rule is not verdict.rule and rule.holds(request)
+        ]
+        return "\n".join(
+            [f"{verdict.decision}: {verdict.why}", *[f"  {r.id}: {_describe_match(r, request)}" for r in others]]
+        )
 
-    def hook(
-        self, spec_of: Callable[[str], ToolSpec | None] | None = None
-    ) -> Callable[[HookContext, ToolCallPart], Decision]:
+    def hook(self, spec_of: Callable[[HookContext, str], ToolSpec | None] | None = None) -> Hook:
         """
         Return the ``pre_tool`` hook that applies the policy: ``Hooks(pre_tool=policy.hook())``.
 
         ``Engine(permissions=policy)`` installs it for all agents, behind every other hook, so that it judges the final input.
 
         Args:
-            spec_of: Gives what is known of a tool by its name; an unknown tool is asked about like one that does anything.
-                By default that is what the agent's own ``Tool`` objects and the tool definitions of its state say.
+            spec_of: Returns what is known of a tool, by the context of the hook and the tool's name; an unknown tool is asked about
+                like one that does anything. By default that is what the agent's own ``Tool`` objects and the tool definitions of its
+                state say.
         """
         said = lru_cache(KEPT_DECISIONS)(Decision)  # nearly every call of a run is told the same
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
-            spec = _own_spec(ctx, call.tool_name) if spec_of is None else spec_of(call.tool_name)
+            spec = (spec_of or _find_own_spec)(ctx, call.tool_name)
             request = Request(
                 tool=spec or ToolSpec(call.tool_name),
                 input=call.input,
@@ -251,13 +325,21 @@ class Policy:
             rule_id = verdict.rule.id if verdict.rule else None
             if verdict.decision != "ask":
                 return said(verdict.decision, verdict.message, rule_id)
-            offered = self._always(request)
+            if verdict.origins:
+                if not verdict.is_only_reason:
+                    return Decision("ask", verdict.message, rule_id, provenance=verdict.origins)
+                text, kept = ASKED_ABOUT_DATA.format(call.tool_name), _make_values_rule(verdict, request)
+                return Decision("ask", verdict.message or text, rule_id, remember=kept, provenance=verdict.origins)
+            offered = self._rules_to_offer(request)
             remember = offered[0] if offered else None
             return Decision("ask", verdict.message, rule_id, remember=remember, wider=offered[1:])
 
+        if self._following:
+            permission.__qualname__ = permission.__name__ = ORIGIN_HOOK
+            permission.keeps_provenance = True  # type: ignore[attr-defined]
         return permission
 
-    def _always(self, request: Request) -> list[JsonDict]:
+    def _rules_to_offer(self, request: Request) -> list[JsonDict]:
         """
         Return the rules that "always allow this" may add, as policy files have them, the narrowest first.
 
@@ -265,20 +347,20 @@ class Policy:
         other call, since no other question offers it. None are offered when another rule would still ask.
         """
         scope = Scope("user", request.user_id)
-        rules = [Rule("allow", call, scope=scope) for call in (Call.of(request), *Call.wider_than(request))]
+        rules = [Rule("allow", call, scope=scope) for call in (Call.from_request(request), *Call.wider_than(request))]
         # An "always" that does not help, because another rule asks all the same, would teach people that it means
         # nothing.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
         if attrs.evolve(self, mode="accept_edits").check(request).decision == "allow":
             rules.insert(-1, Rule("allow", Category("write"), scope=scope, id=f"allow all edits of files in {scope}"))
-        return [freeze_object(_store_rule(rule)) for rule in rules] if is_enough else []
+        return [freeze_object(_rule_to_json(rule)) for rule in rules] if is_enough else []
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     @property
     def binds_files(self) -> bool:
         """Whether any call has a ``guard``."""
-        return any(isinstance(rule.matcher, Path) or _only_looks(rule) for rule in self.rules)
+        return any(isinstance(rule.matcher, Path) or _is_read_only_rule(rule) for rule in self.rules)
 
     def guard(self, request: Request) -> CallGuard | None:
         """
@@ -291,43 +373,45 @@ class Policy:
         # Rules about files judge a call by the paths that it names; what it leads to (a link, a folder that is
         # searched) is known only when it is opened. So the same rules are asked there again, by this (reliability:FP4).
         rules = [rule for rule in self._ordered if rule.holds(request)]
-        first = self._first(rules, request)
-        looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
+        first = self._first_matching_rule(rules, request)
+        looks = first is not None and _is_read_only_rule(first) and isinstance(first.matcher, Command)
         about_files = [rule.matcher for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
         denied = [glob for path in about_files for glob in path.denied]
-        file = self._file_guard(rules, request)
+        file = self._make_file_guard(rules, request)
         named = () if request.tool.about is None else tuple(request.paths)
         if looks:
-            return CommandGuard(file=file, named=named, confine=partial(confined, first.matcher.form, denied))  # type: ignore[union-attr]
+            return CommandGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, denied))  # type: ignore[union-attr]
         return None if file is None else CallGuard(file=file, named=named)
 
-    def _first(self, rules: Iterable[Rule], request: Request) -> Rule | None:
+    def _first_matching_rule(self, rules: Iterable[Rule], request: Request) -> Rule | None:
         """Return the first rule that allows a call or asks about it, predicates aside."""
         found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, When))
         return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
 
-    def _file_guard(self, rules: list[Rule], request: Request) -> FileGuard | None:
+    def _make_file_guard(self, rules: list[Rule], request: Request) -> FileGuard | None:
         about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
-        if not any(path.is_of(request) for path in about_files.values()):
+        if not any(path.covers_tool(request) for path in about_files.values()):
             return None
         others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | When)]
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
         has_when = any(isinstance(rule.matcher, When) for rule in rules)
         # A person who was asked about the call has seen what it names; a file that it merely leads to is then covered
         # by that yes.
-        nobody_asked = not request.is_call or (not has_when and self.check(request).decision == "allow")
+        nobody_asked = not request.is_call or (not has_when and self._check_call(request).decision == "allow")
         # A search asks about every file that it meets: what is the same for all of them is found out before.
-        fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.is_of(request)]
+        fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
         always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
         order = {rule.id: at for at, rule in enumerate(rules)}
 
         @cache
-        def said(first: int) -> str:
-            verdict = self._by_rule(rules[first], request) if first < len(rules) else self._by_mode(request)
+        def explain_refusal(first: int) -> str:
+            verdict = (
+                self._decide_by_rule(rules[first], request) if first < len(rules) else self._decide_by_mode(request)
+            )
             return "" if verdict.decision == "allow" or not nobody_asked else UNASKED
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
-            first, low = always, lowered(parts)
+            first, low = always, normalize_for_deny(parts)
             for rule, path in fitting:
                 if not path.fits(parts, low, rule.decision):
                     continue
@@ -336,7 +420,7 @@ class Policy:
                 first = min(first, order[rule.id])
             # Other rules and the mode decide about calls. Whoever reads files for a prompt makes none.
             is_about_files = first < len(rules) and rules[first].id in about_files
-            return said(first) if request.is_call or is_about_files else ""
+            return explain_refusal(first) if request.is_call or is_about_files else ""
 
         return judge
 
@@ -348,7 +432,7 @@ class Policy:
         kept = [new.pop(rule.id, rule) for rule in self.rules]
         return attrs.evolve(self, rules=(*kept, *new.values()))
 
-    def without(self, *ids: str) -> Policy:
+    def without_rules(self, *ids: str) -> Policy:
         """
         Return the policy without the rules of these ids.
 
@@ -358,7 +442,7 @@ class Policy:
         known = {rule.id for rule in self.rules}
         for identity in ids:
             if identity not in known:
-                msg = f"the policy has no rule {identity!r}{_near(identity, known)}; it has {list_names(sorted(known), identity)}"
+                msg = f"the policy has no rule {identity!r}{_format_suggestion(identity, known)}; it has {list_names(sorted(known), identity)}"
                 raise DefinitionError(msg)
         return attrs.evolve(self, rules=[rule for rule in self.rules if rule.id not in ids])
 
@@ -381,8 +465,8 @@ class Policy:
         Raises:
             DefinitionError: for a rule with a function.
         """
-        stored = {"version": FORMAT_VERSION, "mode": self.mode, "rules": [_store_rule(rule) for rule in self.rules]}
-        return stored | ({"remembered": [_store_rule(rule) for rule in self.remembered]} if self.remembered else {})
+        stored = {"version": FORMAT_VERSION, "mode": self.mode, "rules": [_rule_to_json(rule) for rule in self.rules]}
+        return stored | ({"remembered": [_rule_to_json(rule) for rule in self.remembered]} if self.remembered else {})
 
     @classmethod
     def from_json(cls, data: object, *, where: str = "the policy") -> Policy:
@@ -393,7 +477,7 @@ class Policy:
             DefinitionError: naming *where*, the rule and the member that cannot be used; also for the mode ``bypass``, which
                 only code may set.
         """
-        found = _members(data, ("version", "mode", "rules", "remembered"), where)
+        found = _check_members(data, ("version", "mode", "rules", "remembered"), where)
         if found.get("version", FORMAT_VERSION) != FORMAT_VERSION:
             msg = f"{where} has the version {found['version']!r}; this stepengine reads version {FORMAT_VERSION}"
             raise DefinitionError(msg)
@@ -406,8 +490,12 @@ class Policy:
                 msg = f"{where} has {name} that are no list"
                 raise DefinitionError(msg)
         try:
-            rules = [_load_rule(rule, f"rule {number}") for number, rule in enumerate(found.get("rules", []), start=1)]
-            kept = [_load_rule(rule, f"remembered {n}") for n, rule in enumerate(found.get("remembered", []), start=1)]
+            rules = [
+                _rule_from_json(rule, f"rule {number}") for number, rule in enumerate(found.get("rules", []), start=1)
+            ]
+            kept = [
+                _rule_from_json(rule, f"remembered {n}") for n, rule in enumerate(found.get("remembered", []), start=1)
+            ]
             return cls(rules, found.get("mode", "default"), remembered=kept)
         except DefinitionError as error:
             msg = f"{where}: {error.message}"
@@ -525,7 +613,7 @@ class PolicyFile:
         # Read again only when the file has changed: every question of every run asks.
         state = status and (status.st_ino, status.st_size, status.st_mtime_ns)
         if state is None or state != self._known[0]:
-            self._known = (state, frozenset([canonical(_store_rule(kept)) for kept in self.remembered]))
+            self._known = (state, frozenset([canonical(_rule_to_json(kept)) for kept in self.remembered]))
         return canonical(rule) in self._known[1]
 
     def remember(self, rule: JsonDict) -> None:
@@ -536,8 +624,8 @@ class PolicyFile:
             DefinitionError: when it is no rule, or the file is not a policy any more.
             OSError: when the file cannot be written.
         """
-        made = _load_rule(thaw(rule), "the rule")
-        self._change(lambda kept: {**kept, made.id: made})
+        made = _rule_from_json(thaw(rule), "the rule")
+        self._update_remembered(lambda kept: {**kept, made.id: made})
 
     def forget(self, *ids: str) -> None:
         """
@@ -547,9 +635,9 @@ class PolicyFile:
             DefinitionError: when the file is not a policy any more.
             OSError: when the file cannot be written.
         """
-        self._change(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
+        self._update_remembered(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
 
-    def _change(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
+    def _update_remembered(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
         with _lock_file(self.path):
             policy = Policy.load(self.path)
             kept = {rule.id: rule for rule in policy.remembered}
@@ -558,15 +646,23 @@ class PolicyFile:
                 replace_path(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def _only_looks(rule: Rule) -> bool:
-    """Return whether a rule allows commands because of what their operands name."""
+def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
+    """Return the rule that allows the judged arguments of a call, as policy files have it: the values, and never the tool."""
+    matcher, tool = None if verdict.rule is None else verdict.rule.matcher, request.tool
+    paths: Sequence[str] = ()
+    # A file that instructs later runs is allowed with what is written into it.
+    if isinstance(matcher, Untrusted):
+        paths = matcher.parameters or (() if names_instruction_file(request) else tool.destinations or ())
+    # The whole input where all of it is judged: a name of a member may itself have a dot.
+    names = (*paths, *tool.texts) if paths else ("",)
+    values = {path: [value for _, value in find_values(request.input, path)] for path in names}
+    rule = Rule("allow", Values(tool.name, values), scope=Scope("user", request.user_id))
+    return freeze_object(_rule_to_json(rule))
+
+
+def _is_read_only_rule(rule: Rule) -> bool:
+    """Return whether a rule allows read-only commands, judged by the files that their operands name."""
     return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
-
-
-def _instructs(request: Request) -> bool:
-    """Return whether a call names a file that instructs later runs."""
-    readings = [possible_paths(path) for path in (*request.paths, *request.possible_places)]
-    return not all(readings) or any(INSTRUCTS.match(path.split("/")) for found in readings for path in found)
 
 
 @contextmanager
@@ -584,38 +680,36 @@ def _lock_file(path: str | os.PathLike[str]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _own_spec(ctx: HookContext, name: str) -> ToolSpec | None:
-    """Return what is known of a tool where nobody but the run can be asked."""
+def _find_own_spec(ctx: HookContext, name: str) -> ToolSpec | None:
+    """Return the spec of a tool by the run's agent, else by its state; ``None`` if neither has it."""
     own = [tool.spec for tool in ctx.agent.tools if isinstance(tool, ToolLike) and tool.spec.name == name]
     return own[0] if own else ctx.state.tool_definitions.get(name)
 
 
-def _opinion(rule: Rule, request: Request) -> str:
+def _describe_match(rule: Rule, request: Request) -> str:
     try:
         return f"matches, {rule.decision}" if rule.matcher.matches(request, rule.decision) else "does not match"
     except Exception as error:  # noqa: BLE001  (a predicate is the author's code)
         return f"failed with {type(error).__name__}: {error}"
 
 
-def _near(word: str, known: Iterable[str]) -> str:
+def _format_suggestion(word: str, known: Iterable[str]) -> str:
     near = find_nearest(word, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
+def _check_members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         msg = f"{where} is a {type(data).__name__}, not an object with {list_names(known)}"
         raise DefinitionError(msg)
     for name in data:
         if name not in known:
-            msg = (
-                f"{where} has the unknown member {name!r}{_near(str(name), known)}; known are {list_names(known, name)}"
-            )
+            msg = f"{where} has the unknown member {name!r}{_format_suggestion(str(name), known)}; known are {list_names(known, name)}"
             raise DefinitionError(msg)
     return data
 
 
-def _store_rule(rule: Rule) -> dict[str, Any]:
+def _rule_to_json(rule: Rule) -> dict[str, Any]:
     given = {
         "scope": str(rule.scope) if rule.scope.kind != "global" else None,
         "priority": rule.priority or None,
@@ -623,7 +717,7 @@ def _store_rule(rule: Rule) -> dict[str, Any]:
         "description": rule.description or None,
         "source": rule.source,
     }
-    match = {rule.matcher.kind: _stored_matcher(rule)}
+    match = {rule.matcher.kind: _matcher_to_json(rule)}
     return {
         "id": rule.id,
         "decision": rule.decision,
@@ -632,12 +726,12 @@ def _store_rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _stored_matcher(rule: Rule) -> object:
+def _matcher_to_json(rule: Rule) -> object:
     match rule.matcher:
         case Every():
             return True
         case Call():
-            return _stored_call(rule.matcher)
+            return _call_to_json(rule.matcher)
         case ToolNamed(name) | Category(name):
             return name
         case Command(form):
@@ -649,12 +743,24 @@ def _stored_matcher(rule: Rule) -> object:
             return {"prefix": list(form.prefix), **{k: v for k, v in given.items() if v is not None}}
         case Path(text, tool) | Domain(text, tool) | Regex(text, tool):
             return text if tool is None else {"is": text, "tool": tool}
+        case Untrusted() | AfterUntrusted() | Values():
+            return _origin_matcher_to_json(rule.matcher)
         case When():
             msg = f"the rule {rule.id!r} cannot be stored: it holds a function; use a matcher that is data, or add it in code"
             raise DefinitionError(msg)
 
 
-def _stored_call(call: Call) -> object:
+def _origin_matcher_to_json(matcher: Untrusted | AfterUntrusted | Values) -> object:
+    match matcher:
+        case Untrusted(tool, parameters) if parameters:
+            return {"is": tool, "parameters": list(parameters)}
+        case Values(tool, values):
+            return {"is": tool, "values": thaw(values)}
+        case _:
+            return matcher.tool
+
+
+def _call_to_json(call: Call) -> object:
     narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
     given = {
         name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None and v is not False
@@ -662,8 +768,8 @@ def _stored_call(call: Call) -> object:
     return {"is": call.tool, **given} if given else call.tool
 
 
-def _load_rule(data: Any, where: str) -> Rule:
-    found = _members(data, RULE_KEYS, where)
+def _rule_from_json(data: Any, where: str) -> Rule:
+    found = _check_members(data, RULE_KEYS, where)
     where = f"rule {found['id']!r}" if isinstance(found.get("id"), str) else where
     options: dict[str, Any] = {}
     for name, kind in (
@@ -680,7 +786,7 @@ def _load_rule(data: Any, where: str) -> Rule:
         msg = f"{where}: the decision is {found.get('decision')!r}; 'allow', 'deny' and 'ask' are fine"
         raise DefinitionError(msg)
     try:
-        return Rule(found["decision"], _loaded_matcher(found.get("match"), where), **options)
+        return Rule(found["decision"], _matcher_from_json(found.get("match"), where), **options)
     except DefinitionError as error:
         prefix = "" if error.message.startswith(where) else f"{where}: "
         msg = f"{prefix}{error.message}"
@@ -694,13 +800,17 @@ def _check_type(value: object, kind: type, where: str, what: str = "text") -> An
     return value
 
 
-PLAIN: Mapping[str, Callable[[str], Matcher]] = {"tool": ToolNamed, "category": Category}
+PLAIN: Mapping[str, Callable[[str], Matcher]] = {
+    "tool": ToolNamed,
+    "category": Category,
+    "after_untrusted": AfterUntrusted,
+}
 NARROWED: Mapping[str, Callable[[str, str | None], Matcher]] = {"path": Path, "domain": Domain, "regex": Regex}
-KINDS = ("all", *PLAIN, "call", "command", *NARROWED)
+KINDS = ("all", *PLAIN, "call", "command", *NARROWED, "untrusted", "values")
 
 
-def _loaded_matcher(data: object, where: str) -> Matcher:
-    found = _members(data, KINDS, f"{where}: match")
+def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one line for each matcher
+    found = _check_members(data, KINDS, f"{where}: match")
     if len(found) != 1:
         msg = f"{where}: match has {len(found)} members; exactly one of {list_names(KINDS)} is fine"
         raise DefinitionError(msg)
@@ -714,12 +824,14 @@ def _loaded_matcher(data: object, where: str) -> Matcher:
     if kind in PLAIN:
         return PLAIN[kind](_check_type(value, str, what))
     if kind == "call":
-        return _loaded_call(value, what)
+        return _call_from_json(value, what)
     if kind == "command":
-        return Command(_loaded_form(value, what))
+        return Command(_form_from_json(value, what))
+    if kind in ("untrusted", "values"):
+        return _origin_matcher_from_json(kind, value, what)
     if isinstance(value, str):
         return NARROWED[kind](value, None)
-    narrow = _members(value, ("is", "tool"), what)
+    narrow = _check_members(value, ("is", "tool"), what)
     tool = narrow.get("tool")
     return NARROWED[kind](
         _check_type(narrow.get("is"), str, f"{what}.is"),
@@ -727,10 +839,19 @@ def _loaded_matcher(data: object, where: str) -> Matcher:
     )
 
 
-def _loaded_call(value: object, where: str) -> Call:
+def _origin_matcher_from_json(kind: str, value: object, where: str) -> Matcher:
+    more = "parameters" if kind == "untrusted" else "values"
+    found = _check_members({"is": value} if isinstance(value, str) else value, ("is", more), where)
+    tool = _check_type(found.get("is"), str, f"{where}.is")
+    if kind == "values":
+        return Values(tool, _check_type(found.get("values"), dict, f"{where}.values", "an object"))
+    return Untrusted(tool, _check_word_list(found.get("parameters", []), f"{where}.parameters", '["to"]'))
+
+
+def _call_from_json(value: object, where: str) -> Call:
     if isinstance(value, str):
         return Call(value)
-    found = _members(value, CALL_KEYS, where)
+    found = _check_members(value, CALL_KEYS, where)
     given: dict[str, Any] = {
         name: _check_type(found[name], kind, f"{where}.{name}", what)
         for name, kind, what in (
@@ -741,23 +862,25 @@ def _loaded_call(value: object, where: str) -> Call:
         if name in found
     }
     given |= {
-        name: _words(found[name], f"{where}.{name}", '["src/app.py"]') for name in CALL_KEYS[3:-1] if name in found
+        name: _check_word_list(found[name], f"{where}.{name}", '["src/app.py"]')
+        for name in CALL_KEYS[3:-1]
+        if name in found
     }
     return Call(_check_type(found.get("is"), str, f"{where}.is"), **given)
 
 
-def _words(value: object, where: str, example: str) -> list[str]:
+def _check_word_list(value: object, where: str, example: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         msg = f"{where} is {value!r}, not a list of words such as {example}"
         raise DefinitionError(msg)
     return value
 
 
-def _loaded_form(value: object, where: str) -> CommandForm:
+def _form_from_json(value: object, where: str) -> CommandForm:
     data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
-    found = _members(data, ("prefix", "exact", "flags", "operands"), where)
+    found = _check_members(data, ("prefix", "exact", "flags", "operands"), where)
     for name in ("prefix", "flags"):
-        _words(found.get(name, []), f"{where}.{name}", '["git", "status"]')
+        _check_word_list(found.get(name, []), f"{where}.{name}", '["git", "status"]')
     operands = found.get("operands", "any")
     if operands not in ("any", "none", "paths", "pattern"):
         msg = f"{where}.operands is {operands!r}; 'any', 'none', 'paths' and 'pattern' are fine"

@@ -18,14 +18,16 @@ import attrs
 from attrs import frozen
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
 
+from stepengine.data.call_text import shell_text
 from stepengine.data.definition import HookContext
-from stepengine.data.json import JsonDict, canonical, freeze_object
-from stepengine.data.messages import strings
-from stepengine.data.tools import ToolSpec
+from stepengine.data.json import JsonDict, JsonValue, canonical, freeze_object
+from stepengine.data.messages import to_string_tuple
+from stepengine.data.provenance import Provenance, find_addresses
+from stepengine.data.tools import ToolSpec, find_values
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.permissions.commands import CommandForm, denies, permits, says_what_runs
+from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, determines_executed_code, permits
 from stepengine.workspace.argv import Argv, Script, parse_command
-from stepengine.workspace.path_rules import folded, is_file_address, possible_paths
+from stepengine.workspace.path_rules import INSTRUCTING, PathRules, is_file_address, normalize_path, possible_paths
 from stepengine.workspace.patterns import GlobPattern, escape_brackets, find_pattern_problem
 from stepengine.workspace.urls import parse_url
 
@@ -47,6 +49,10 @@ DECLARED = frozenset({"read", "write", "network"})
 """Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
 WITHOUT_FILES = frozenset({"agent", "ask", "control", "memory"})
 """Categories whose tools name no files: prompts, questions and results may be the text of a path and are none."""
+WITHOUT_DESTINATIONS = frozenset({"agent", "ask", "control"})
+"""Categories of the engine's own tools, which reach nobody outside of the run."""
+INSTRUCTS = PathRules(INSTRUCTING, ())
+"""Whoever accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
 MAX_PATH_CHARS = 4_096
 """Characters of the longest path that a system opens."""
 MAX_DECODINGS = 3
@@ -91,17 +97,22 @@ class Request:
     is_call: bool = True
 
     @property
+    def provenance(self) -> Provenance | None:
+        """What the run has received; ``None`` outside of one."""
+        return None if self.context is None else self.context.provenance
+
+    @property
     def commands(self) -> tuple[Argv | Script, ...]:
         """The commands in the input, each read as the shell tool reads it; one that is refused there counts as a script."""
         if self.tool.category != "execute":
             return ()
         return tuple(
-            [_command_of(given) for name in COMMANDS for given in (self.input.get(name),) if given is not None]
+            [_parse_input_command(given) for name in COMMANDS for given in (self.input.get(name),) if given is not None]
         )
 
     def texts(self, names: Sequence[str]) -> Iterator[str]:
         """Give the texts that stand in the input under one of *names*, in lists and objects of it too."""
-        yield from [text for _, text in named_texts(self.input, frozenset(names))]
+        yield from [text for _, text in find_named_texts(self.input, frozenset(names))]
 
     @property
     def paths(self) -> list[str]:
@@ -112,8 +123,8 @@ class Request:
         a ``file:`` address is a path in whatever member it stands.
         """
         if self.tool.about is not None:
-            return [place for place in self._declared if not _is_only_address(place)]
-        return [*self.texts(PATHS), *filter(is_file_address, _texts_outside(self.input, PATHS))]
+            return [place for place in self._declared_places if not _is_only_address(place)]
+        return [*self.texts(PATHS), *filter(is_file_address, _find_texts_except(self.input, PATHS))]
 
     @property
     def possible_places(self) -> list[str]:
@@ -126,55 +137,55 @@ class Request:
         if self.tool.about is not None or self.tool.category in WITHOUT_FILES:
             return []
         judged = (*PATHS, *COMMANDS) if self.tool.category == "execute" else PATHS
-        texts = [*_texts_outside(self.input, judged), *self._undeclared_names]
-        return [text for text in map(_shortened, texts) if 0 < len(text) <= MAX_PATH_CHARS]
+        texts = [*_find_texts_except(self.input, judged), *self._undeclared_names]
+        return [text for text in map(_shorten_path, texts) if 0 < len(text) <= MAX_PATH_CHARS]
 
     @property
     def _undeclared_names(self) -> list[str]:
-        found = [name for member in self.input.values() for name in _names_inside(member)]
-        declared = frozenset(_members(self.tool.input_schema)) if found else frozenset()
+        found = [name for member in self.input.values() for name in _find_member_names(member)]
+        declared = frozenset(_schema_member_names(self.tool.input_schema)) if found else frozenset()
         return [name for name in found if name not in declared]
 
     @property
     def urls(self) -> list[str]:
         """The web addresses that the call names, as ``paths``."""
         if self.tool.about is not None:
-            return [place for place in self._declared if _may_be_address(place)]
+            return [place for place in self._declared_places if _may_be_address(place)]
         return list(self.texts(URLS))
 
     @property
-    def _declared(self) -> tuple[str, ...]:
+    def _declared_places(self) -> tuple[str, ...]:
         return self.tool.places(self.input)
 
 
-def _texts_outside(value: object, names: Sequence[str]) -> Iterator[str]:
+def _find_texts_except(value: object, names: Sequence[str]) -> Iterator[str]:
     """Give the texts in a value that are not under one of *names*."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, member in value.items():
             if name not in names:
-                yield from _texts_outside(member, names)
+                yield from _find_texts_except(member, names)
     elif isinstance(value, list):
         for member in value:
-            yield from _texts_outside(member, names)
+            yield from _find_texts_except(member, names)
 
 
-def _names_inside(value: object) -> Iterator[str]:
+def _find_member_names(value: object) -> Iterator[str]:
     """Give the names in the objects in a value."""
     if isinstance(value, Mapping):
         yield from value
     for member in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from _names_inside(member)
+        yield from _find_member_names(member)
 
 
-def _shortened(text: str) -> str:
+def _shorten_path(text: str) -> str:
     """Return a text as it is, and a long one without steps such as ``./``, which programs take out before they open a path."""
     if len(text) <= MAX_PATH_CHARS:
         return text
     for _ in range(MAX_DECODINGS if "%" in text else 0):
         text = unquote(text)
-    parts = _without_climbs(_parts(text.replace("\\", "/")))
+    parts = _resolve_parents(_split_path(text.replace("\\", "/")))
     return text if parts is None else ("/" if text.startswith(("/", "\\")) else "") + "/".join(parts)
 
 
@@ -196,22 +207,22 @@ def _is_only_address(place: str) -> bool:
 
 def names_files(spec: ToolSpec) -> bool:
     """Return whether rules about files can judge calls of a tool: it says what they are about, or has members for paths."""
-    return spec.about is not None or any(name in PATHS for name in _members(spec.input_schema))
+    return spec.about is not None or any(name in PATHS for name in _schema_member_names(spec.input_schema))
 
 
-def _members(schema: object) -> Iterator[str]:
+def _schema_member_names(schema: object) -> Iterator[str]:
     """Give the names of the members that a schema speaks of, at any depth."""
     if isinstance(schema, Mapping):
         found = schema.get("properties")
         yield from found if isinstance(found, Mapping) else ()
         for part in schema.values():
-            yield from _members(part)
+            yield from _schema_member_names(part)
     elif isinstance(schema, list):
         for part in schema:
-            yield from _members(part)
+            yield from _schema_member_names(part)
 
 
-def _command_of(given: object) -> Argv | Script:
+def _parse_input_command(given: object) -> Argv | Script:
     words = (
         given if isinstance(given, str) else [str(word) for word in given] if isinstance(given, list) else str(given)
     )
@@ -221,24 +232,24 @@ def _command_of(given: object) -> Argv | Script:
         return Script(words if isinstance(words, str) else "\n".join(words), error.message)
 
 
-def named_texts(value: object, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
+def find_named_texts(value: object, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
     """Give the texts that stand under one of *names*, in lists and objects of it too, each with the nearest of these names."""
     if isinstance(value, str):
         if under is not None:
             yield under, value
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            yield from named_texts(member, names, name if name in names else under)
+            yield from find_named_texts(member, names, name if name in names else under)
     elif isinstance(value, list):
         for member in value:
-            yield from named_texts(member, names, under)
+            yield from find_named_texts(member, names, under)
 
 
-def _same(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _starred(pattern: str, text: str) -> bool:
+def _matches_wildcard(pattern: str, text: str) -> bool:
     """Return whether *text* is *pattern*, in which ``*`` stands for anything."""
     first, *rest = pattern.split("*")
     if not rest:
@@ -277,12 +288,12 @@ class ToolNamed:
     name: str
 
     def __attrs_post_init__(self) -> None:
-        _not_empty(self.name, 'the name of a tool, such as "read_files" or "mcp__github__*"')
+        _check_not_empty(self.name, 'the name of a tool, such as "read_files" or "mcp__github__*"')
         _check_tool_name(self.name)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the rule is about a call."""
-        return _starred(_same(self.name), _same(request.tool.name))
+        return _matches_wildcard(_normalize_name(self.name), _normalize_name(request.tool.name))
 
     def __str__(self) -> str:
         return f"tool {self.name}"
@@ -296,7 +307,7 @@ class Category:
     name: str
 
     def __attrs_post_init__(self) -> None:
-        _not_empty(self.name, 'a category, such as "write"')
+        _check_not_empty(self.name, 'a category, such as "write"')
         if self.name != self.name.strip():
             msg = f"no category is {self.name!r}; write {self.name.strip()!r}"
             raise DefinitionError(msg)
@@ -362,14 +373,14 @@ class Path:
         if self.tool is not None:
             _check_tool_name(self.tool)
         try:
-            object.__setattr__(self, "_exact", tuple([GlobPattern(glob) for glob in _both_meanings(self.glob)]))
-            object.__setattr__(self, "_folded", tuple([GlobPattern(folded([glob])) for glob in self.denied]))
+            object.__setattr__(self, "_exact", tuple([GlobPattern(glob) for glob in _glob_readings(self.glob)]))
+            object.__setattr__(self, "_folded", tuple([GlobPattern(normalize_path([glob])) for glob in self.denied]))
         except ToolError as error:
             raise DefinitionError(error.message) from None
 
     def matches(self, request: Request, decision: Effect) -> bool:
         """Return whether the rule is about a call, by the paths in its input."""
-        if not self.is_of(request):
+        if not self.covers_tool(request):
             return False
         paths = request.paths
         readings = [possible_paths(path) for path in paths]
@@ -381,33 +392,33 @@ class Path:
         if self.glob.strip("*/"):  # a glob that names nothing does not say which texts are paths
             readings += [found for _, found in others]
         # What has too many readings may be any path.
-        return not all(readings) or any(self._may_be(path) for found in readings for path in found)
+        return not all(readings) or any(self._may_match(path) for found in readings for path in found)
 
     @property
     def denied(self) -> tuple[str, ...]:
         """The globs by which a deny or a question means files: those of the rule, plainly written, and what is below a folder."""
-        names = _parts(self.glob)
-        return _both_meanings("/".join(names if names and not names[-1].strip("*") else (*names, "**")))
+        names = _split_path(self.glob)
+        return _glob_readings("/".join(names if names and not names[-1].strip("*") else (*names, "**")))
 
-    def is_of(self, request: Request) -> bool:
+    def covers_tool(self, request: Request) -> bool:
         """Return whether the rule is about calls of this tool at all."""
-        return _is_tool(self.tool, request)
+        return _matches_tool(self.tool, request)
 
     def fits(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
-        """Return whether the rule is about a file, by its place below the root of a tool, links resolved; *low*: see ``lowered``."""
+        """Return whether the rule is about a file, by its place below the root of a tool, links resolved; *low*: see ``normalize_for_deny``."""
         if decision == "allow":
             return any(glob.match(parts) for glob in self._exact)
         return any(glob.match(low) for glob in self._folded)
 
     def _is_within(self, path: str) -> bool:
-        if is_file_address(path) or not _stays(path):
+        if is_file_address(path) or not _is_contained_path(path):
             return False
         # What is behind `file:` is another reading, which is judged by itself.
-        parts = _parts(path.removeprefix("file:"))
+        parts = _split_path(path.removeprefix("file:"))
         return any(glob.match(parts) for glob in self._exact)
 
-    def _may_be(self, path: str) -> bool:
-        parts = _without_climbs(_parts(folded([path])))
+    def _may_match(self, path: str) -> bool:
+        parts = _resolve_parents(_split_path(normalize_path([path])))
         if parts is None:
             return True  # it leads out, so nobody can say what it names
         starts = range(len(parts)) if path.startswith("/") else (0,)
@@ -417,22 +428,22 @@ class Path:
         return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
 
 
-def _both_meanings(glob: str) -> tuple[str, ...]:
+def _glob_readings(glob: str) -> tuple[str, ...]:
     """Return a glob, and where it has brackets or braces also the one in which these are characters of names."""
     plain = escape_brackets(glob)
     return (glob,) if plain == glob else (glob, plain)
 
 
-def lowered(parts: Sequence[str]) -> tuple[str, ...]:
+def normalize_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
     """Return a path as denies and questions compare it, in whatever case its letters are."""
-    return _parts(folded(parts))
+    return _split_path(normalize_path(parts))
 
 
-def _stays(path: str) -> bool:
+def _is_contained_path(path: str) -> bool:
     return not path.startswith("/") and ".." not in path.split("/")
 
 
-def _without_climbs(parts: Sequence[str]) -> tuple[str, ...] | None:
+def _resolve_parents(parts: Sequence[str]) -> tuple[str, ...] | None:
     """Return a path without its ``..``; ``None`` for one that climbs above where it starts."""
     made: list[str] = []
     for part in parts:
@@ -445,7 +456,7 @@ def _without_climbs(parts: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(made)
 
 
-def _parts(path: str) -> tuple[str, ...]:
+def _split_path(path: str) -> tuple[str, ...]:
     return tuple([part for part in path.split("/") if part not in {"", "."}])
 
 
@@ -463,13 +474,15 @@ class Domain:
     tool: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        _not_empty(self.host, 'a host, such as "docs.example.org" or "*.example.org"')
+        _check_not_empty(self.host, 'a host, such as "docs.example.org" or "*.example.org"')
         if self.tool is not None:
             _check_tool_name(self.tool)
         wild, name = ("*.", self.host[2:]) if self.host.startswith("*.") else ("", self.host)
         is_address = name.count(":") > 1 and not name.startswith("[")  # of IPv6
         origin = (
-            None if set("/@?#* ") & set(name) else _origin_of(f"http://[{name}]/" if is_address else f"http://{name}/")
+            None
+            if set("/@?#* ") & set(name)
+            else _parse_origin(f"http://[{name}]/" if is_address else f"http://{name}/")
         )
         if origin is None:
             msg = f"{self.host!r} is no host; 'docs.example.org' or '*.example.org' would be fine"
@@ -482,13 +495,13 @@ class Domain:
 
     def matches(self, request: Request, decision: Effect) -> bool:
         """Return whether the rule is about a call."""
-        if not _is_tool(self.tool, request):
+        if not _matches_tool(self.tool, request):
             return False
-        found = [self._is_host(url, decision) for url in request.urls]
+        found = [self._matches_host(url, decision) for url in request.urls]
         return all(found) and bool(found) if decision == "allow" else any(found)
 
-    def _is_host(self, url: str, decision: Effect) -> bool:
-        host = _host_of(url)
+    def _matches_host(self, url: str, decision: Effect) -> bool:
+        host = _parse_host(url)
         if host is None:  # different programs may read different hosts in it
             return decision != "allow"
         return host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host
@@ -497,28 +510,28 @@ class Domain:
         return f"domain {self.host}" + (f" for {self.tool}" if self.tool else "")
 
 
-class _Origin(NamedTuple):
-    """Where an address leads."""
+class _UrlOrigin(NamedTuple):
+    """The scheme, host and port of an address."""
 
     scheme: str
     host: str
     port: int | None
 
 
-def _origin_of(url: str) -> _Origin | None:
+def _parse_origin(url: str) -> _UrlOrigin | None:
     """Return where every program reads that an address leads, as the web tools do; ``None`` for one that is not plain."""
     try:
         found = parse_url(url)
-        return _Origin(found.scheme, found.host.lower(), found.port)
+        return _UrlOrigin(found.scheme, found.host.lower(), found.port)
     except ToolError:
         # The web tools refuse more than what is unclear, such as this machine and other schemes.
         plain = PLAIN_URL.fullmatch(url)
-        return None if plain is None else _Origin(plain[1], plain[2].lower(), int(plain[3]) if plain[3] else None)
+        return None if plain is None else _UrlOrigin(plain[1], plain[2].lower(), int(plain[3]) if plain[3] else None)
 
 
-def _host_of(url: str) -> str | None:
-    """Return the host of an address; ``None`` as ``_origin_of``."""
-    origin = _origin_of(url)
+def _parse_host(url: str) -> str | None:
+    """Return the host of an address; ``None`` as ``_parse_origin``."""
+    origin = _parse_origin(url)
     return None if origin is None else origin.host
 
 
@@ -536,7 +549,7 @@ class Regex:
     _search: SchemaValidator = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        _not_empty(self.pattern, "an expression")
+        _check_not_empty(self.pattern, "an expression")
         try:
             search = SchemaValidator(core_schema.str_schema(pattern=self.pattern, regex_engine="rust-regex"))
         except SchemaError as error:
@@ -547,7 +560,7 @@ class Regex:
 
     def matches(self, request: Request, decision: Effect) -> bool:
         """Return whether the rule is about a call."""
-        if not _is_tool(self.tool, request) or (decision == "allow" and request.tool.category == "execute"):
+        if not _matches_tool(self.tool, request) or (decision == "allow" and request.tool.category == "execute"):
             return False
         try:
             self._search.validate_python(canonical(request.input))
@@ -588,13 +601,15 @@ class When:
         return f"calls for which {getattr(self.test, '__qualname__', 'a function')} is true"
 
 
-def _plain_path(path: str) -> str:
+def _remove_dot_steps(path: str) -> str:
     """Return a path without what says nothing, such as ``./``; one with ``..`` stays as it is."""
-    return path if not _stays(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_parts(path))
+    return (
+        path if not _is_contained_path(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_split_path(path))
+    )
 
 
-def _texts_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
-    return None if value is None else strings(value)
+def _strings_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else to_string_tuple(value)
 
 
 @frozen
@@ -623,31 +638,31 @@ class Call:
     tool: str
     input: JsonDict | None = attrs.field(default=None, converter=attrs.converters.optional(freeze_object))
     agent: str | None = attrs.field(default=None, kw_only=True)
-    paths: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
-    hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
-    prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
-    origins: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
+    paths: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
+    hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
+    prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
+    origins: tuple[str, ...] | None = attrs.field(default=None, converter=_strings_or_none, kw_only=True)
     any_input: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _not_empty(self.tool, 'the name of a tool, such as "read_files"')
+        _check_not_empty(self.tool, 'the name of a tool, such as "read_files"')
         if self.prefix is not None and not all(self.prefix or [""]):
             msg = 'the prefix of a call is the first words of a command, such as ["git", "log"]'
             raise DefinitionError(msg)
 
     @classmethod
-    def of(cls, request: Request) -> Call:
+    def from_request(cls, request: Request) -> Call:
         """
-        Return what a person who allows a call for good has seen of it: the agent, the tool, and what it is about.
+        Return the matcher for a call that a person allows permanently: the agent, the tool, and its subject.
 
         Of a tool of the category ``read``, ``write`` or ``network`` that is the files and addresses that the call names, if
         they are plain, and no ``method`` says what is done with files; of every other call its whole input.
         """
         agent = request.agent_id or None
-        paths, origins = _paths_in(request), _origins_in(request)
-        is_clear = None not in origins and (bool(origins) or not _methods_in(request))
-        if request.tool.category not in DECLARED or not is_clear or not _names_a_place(request):
-            return cls(request.tool.name, _as_words(request), agent=agent)
+        paths, origins = _named_paths(request), _named_origins(request)
+        is_clear = None not in origins and (bool(origins) or not _input_http_methods(request))
+        if request.tool.category not in DECLARED or not is_clear or not _has_named_place(request):
+            return cls(request.tool.name, _input_with_parsed_commands(request), agent=agent)
         named = sorted([origin for origin in origins if origin is not None])
         return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, origins=named or None)
 
@@ -659,24 +674,28 @@ class Call:
         Of a command that is each of its beginnings, of at most three words and not of a program that is known to run what
         follows; at last any input of the tool.
         """
-        agent, found, words = request.agent_id or None, list[Call](), _only_command(request)
+        agent, found, words = request.agent_id or None, list[Call](), _single_command(request)
         if words:
-            rest = _beside_command(request)
+            rest = _input_without_command(request)
             prefixes = [words[:length] for length in range(min(MAX_PREFIX_WORDS, len(words)), 0, -1)]
-            found += [cls(request.tool.name, rest, agent=agent, prefix=p) for p in prefixes if says_what_runs(p)]
+            found += [
+                cls(request.tool.name, rest, agent=agent, prefix=p) for p in prefixes if determines_executed_code(p)
+            ]
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the rule is about a call."""
-        if request.tool.name != self.tool or (self.agent is not None and _same(self.agent) != _same(request.agent_id)):
+        if request.tool.name != self.tool or (
+            self.agent is not None and _normalize_name(self.agent) != _normalize_name(request.agent_id)
+        ):
             return False
-        if self.prefix is not None and _only_command(request)[: len(self.prefix)] != self.prefix:
+        if self.prefix is not None and _single_command(request)[: len(self.prefix)] != self.prefix:
             return False
         if self.input is not None:
-            found = (_as_words if self.prefix is None else _beside_command)(request)
+            found = (_input_with_parsed_commands if self.prefix is None else _input_without_command)(request)
             if canonical(self.input) != canonical(found):  # as JSON: 1 is neither true nor 1.0
                 return False
-        return _names_only(self, request)
+        return _names_only_allowed(self, request)
 
     def __str__(self) -> str:
         by = "" if self.agent is None else f" by {self.agent}"
@@ -692,22 +711,25 @@ class Call:
         )
 
 
-def _paths_in(request: Request) -> set[str]:
+def _named_paths(request: Request) -> set[str]:
     """Return the files that a call names, each behind its role where the call may name others in other roles."""
-    named = [(role, place) for role, place in _places_of(request) if not _is_only_address(place)]
-    return {f"{role}: {_plain_path(path)}" if role else _alone(_plain_path(path)) for role, path in named}
+    named = [(role, place) for role, place in _named_places(request) if not _is_only_address(place)]
+    return {
+        f"{role}: {_remove_dot_steps(path)}" if role else _escape_role_separator(_remove_dot_steps(path))
+        for role, path in named
+    }
 
 
-def _alone(path: str) -> str:
+def _escape_role_separator(path: str) -> str:
     """Return a path in a form that cannot be taken for one behind a role."""
     return f"./{path}" if ": " in path else path
 
 
-def _urls_in(request: Request) -> list[tuple[str, str]]:
-    return [(role, place) for role, place in _places_of(request) if _may_be_address(place)]
+def _named_urls(request: Request) -> list[tuple[str, str]]:
+    return [(role, place) for role, place in _named_places(request) if _may_be_address(place)]
 
 
-def _places_of(request: Request) -> list[tuple[str, str]]:
+def _named_places(request: Request) -> list[tuple[str, str]]:
     """
     Return the role and the text of each place that a call names.
 
@@ -721,34 +743,35 @@ def _places_of(request: Request) -> list[tuple[str, str]]:
             for place in about
             for text in attrs.evolve(request.tool, about=(place,)).places(request.input)
         ]
-    found = named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
+    found = find_named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
     return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]
 
 
-def _names_a_place(request: Request) -> bool:
+def _has_named_place(request: Request) -> bool:
     """Return whether a call names a file or an address, and not only what may as well be a database or a person."""
     if request.tool.about is not None:
-        return bool(_places_of(request))
-    found = named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
+        return bool(_named_places(request))
+    found = find_named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
     return any(name not in PLACES or ADDRESS.match(text) for name, text in found)
 
 
-def _methods_in(request: Request) -> list[Any]:
+def _input_http_methods(request: Request) -> list[Any]:
+    """Return the HTTP methods that the input of a call names."""
     return [request.input[name] for name in METHODS if request.input.get(name) not in {None, ""}]
 
 
-def _hosts_in(request: Request) -> set[str | None]:
-    return {_host_of(url) for _, url in _urls_in(request)}
+def _named_hosts(request: Request) -> set[str | None]:
+    return {_parse_host(url) for _, url in _named_urls(request)}
 
 
-def _origins_in(request: Request) -> set[str | None]:
+def _named_origins(request: Request) -> set[str | None]:
     """Return where a call reaches and how: each address by method, scheme, host and port; ``None`` for one that is not plain."""
-    how = "".join([f"{str(method).upper()} " for method in _methods_in(request)])
-    origins = [(f"{role}: " if role else "", _origin_of(url)) for role, url in _urls_in(request)]
-    return {None if origin is None else how + role + _shown_origin(origin) for role, origin in origins}
+    how = "".join([f"{str(method).upper()} " for method in _input_http_methods(request)])
+    origins = [(f"{role}: " if role else "", _parse_origin(url)) for role, url in _named_urls(request)]
+    return {None if origin is None else how + role + _format_origin(origin) for role, origin in origins}
 
 
-def _shown_origin(origin: _Origin) -> str:
+def _format_origin(origin: _UrlOrigin) -> str:
     """Return an origin without the port that its scheme has anyway."""
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
     is_usual = origin.port is None or origin.port == USUAL_PORTS.get(origin.scheme)
@@ -759,43 +782,183 @@ def _is_within(allowed: Sequence[str] | None, found: set[Any]) -> bool:
     return allowed is None or (bool(found) and found <= set(allowed))
 
 
-def _names_only(call: Call, request: Request) -> bool:
-    """Return whether a call names the files and addresses of a rule, and nothing where the rule has none."""
+def _names_only_allowed(call: Call, request: Request) -> bool:
+    """Return whether a call names only files and addresses of its rule, and none of a kind that it lacks."""
     if call.paths is None and call.origins is None and call.hosts is None:
         return True
-    if not _names_a_place(request) or (call.paths is None and _paths_in(request)):
+    if not _has_named_place(request) or (call.paths is None and _named_paths(request)):
         return False
-    if call.origins is None and call.hosts is None and (_urls_in(request) or _methods_in(request)):
+    if call.origins is None and call.hosts is None and (_named_urls(request) or _input_http_methods(request)):
         return False
-    is_there = _is_within(call.paths, _paths_in(request)) and _is_within(call.origins, _origins_in(request))
-    return is_there and _is_within(call.hosts, _hosts_in(request))
+    is_there = _is_within(call.paths, _named_paths(request)) and _is_within(call.origins, _named_origins(request))
+    return is_there and _is_within(call.hosts, _named_hosts(request))
 
 
-def _as_words(request: Request) -> JsonDict:
+def _input_with_parsed_commands(request: Request) -> JsonDict:
     """Return the input with its commands as lists of words; a script, which only a shell can read, stays as it is."""
-    read = {name: _command_of(request.input[name]) for name in COMMANDS if request.input.get(name) is not None}
+    read = {name: _parse_input_command(request.input[name]) for name in COMMANDS if request.input.get(name) is not None}
     return freeze_object({**request.input, **{n: list(c) for n, c in read.items() if not isinstance(c, Script)}})
 
 
-def _only_command(request: Request) -> Argv:
+def _single_command(request: Request) -> Argv:
     """Return the words of the one command that a call runs; nothing for a script, and where there are several."""
     commands = request.commands
     return commands[0] if len(commands) == 1 and not isinstance(commands[0], Script) else ()
 
 
-def _beside_command(request: Request) -> JsonDict:
+def _input_without_command(request: Request) -> JsonDict:
     """Return what an input says beside its command and how long that may take."""
     left_out = {*COMMANDS, *DURATIONS}
     given = {name: value for name, value in request.input.items() if name not in left_out and value is not None}
     return freeze_object(given)
 
 
-Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When
+@frozen
+class Untrusted:
+    """
+    Calls with an argument that does not occur in the user's request, or in another trusted source of the run.
+
+    Judged are the parameters that are named, else the destinations of the tool, and the addresses in texts that leave with the call. Of a tool that does not say its destinations every
+    text and number is judged once the run has received something untrusted, unless it is read-only or one of the engine's own. Of one
+    that runs commands these are its commands, but for those that only look; of one that writes files, the files that instruct later
+    runs.
+    """
+
+    kind: ClassVar[str] = "untrusted"
+    tool: str
+    parameters: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
+
+    def __attrs_post_init__(self) -> None:
+        _check_tool_name(self.tool)
+        for parameter in self.parameters:
+            _check_not_empty(parameter, 'the name of a parameter, such as "to" or "event.attendees"')
+
+    def matches(self, request: Request, _decision: Effect) -> bool:
+        """Return whether the rule is about a call; where nothing is known of the run, it is."""
+        known = request.provenance
+        is_id = self.judges_ids(request)
+        return any(
+            known is None or not known.is_trusted(value, is_id=is_id) for _, value in self.judged_values(request)
+        )
+
+    def judges_ids(self, request: Request) -> bool:
+        """Return whether a number among the judged arguments is an id: a destination, and no amount."""
+        return not self.parameters and request.tool.destinations is not None
+
+    def judged_values(self, request: Request) -> list[tuple[str, JsonValue]]:
+        """Return the arguments that are judged, each with its place."""
+        if not _matches_tool(self.tool, request):
+            return []
+        paths = self.parameters or request.tool.destinations
+        if paths is not None:
+            found = [one for path in paths for one in find_values(request.input, path)]
+            return (
+                found
+                if self.parameters
+                else [*found, *_addresses_in_texts(request), *_written_instruction_files(request)]
+            )
+        if request.provenance is not None and not request.provenance.saw_untrusted:
+            return []
+        if request.commands:
+            return _find_acting_commands(request)
+        return [] if _is_harmless_tool(request.tool) else list(request.input.items())
+
+    def __str__(self) -> str:
+        return f"untrusted {', '.join(self.parameters) or 'destinations'} of {self.tool}"
+
+
+def _addresses_in_texts(request: Request) -> list[tuple[str, JsonValue]]:
+    """Return the addresses and URLs in the texts that leave with a call."""
+    texts = [one for path in request.tool.texts for one in find_values(request.input, path)]
+    return [(place, address) for place, value in texts for _, address in find_addresses(value)]
+
+
+def _is_harmless_tool(tool: ToolSpec) -> bool:
+    """Return whether a tool changes nothing and reaches nobody outside of the run, by what it says of itself."""
+    notes = tool.annotations
+    only_reads = notes.read_only and not notes.open_world and tool.category != "network"
+    return only_reads or tool.category in WITHOUT_DESTINATIONS
+
+
+def _find_acting_commands(request: Request) -> list[tuple[str, JsonValue]]:
+    """Return the commands of a call that may do more than look, as they are typed in a shell."""
+    given = [name for name in COMMANDS if request.input.get(name) is not None]
+    return [
+        (name, shell_text({name: request.input[name]}) or str(request.input[name]))
+        for name, command in zip(given, request.commands, strict=True)
+        if not any(permits(form, command) for form in READ_ONLY)
+    ]
+
+
+def _written_instruction_files(request: Request) -> list[tuple[str, JsonValue]]:
+    """Return all paths of a writing call if one instructs later runs and untrusted data was received."""
+    known = request.provenance
+    if (
+        request.tool.category != "write"
+        or (known is not None and not known.saw_untrusted)
+        or not names_instruction_file(request)
+    ):
+        return []
+    return [("path", path) for path in request.paths]
+
+
+def names_instruction_file(request: Request) -> bool:
+    """Return whether a call names a file that instructs later runs."""
+    readings = [possible_paths(path) for path in (*request.paths, *request.possible_places)]
+    return not all(readings) or any(INSTRUCTS.match(path.split("/")) for found in readings for path in found)
+
+
+@frozen
+class AfterUntrusted:
+    """Calls of a tool once the run has received anything that may hold text of third parties."""
+
+    kind: ClassVar[str] = "after_untrusted"
+    tool: str
+
+    def __attrs_post_init__(self) -> None:
+        _check_tool_name(self.tool)
+
+    def matches(self, request: Request, _decision: Effect) -> bool:
+        """Return whether the rule is about a call; where nothing is known of the run, it is."""
+        return _matches_tool(self.tool, request) and (request.provenance is None or request.provenance.saw_untrusted)
+
+    def judged_values(self, request: Request) -> list[tuple[str, JsonValue]]:
+        """Return all arguments: none of them is the reason, and all of them are shown."""
+        return list(request.input.items())
+
+    def __str__(self) -> str:
+        return f"{self.tool} after anything untrusted"
+
+
+@frozen
+class Values:
+    """Calls of a tool with exactly these arguments, whatever the others are: what a person allowed who was shown where they come from."""
+
+    kind: ClassVar[str] = "values"
+    tool: str
+    values: JsonDict = attrs.field(converter=freeze_object)
+
+    def matches(self, request: Request, _decision: Effect) -> bool:
+        """Return whether the rule is about a call."""
+        return request.tool.name == self.tool and all(
+            canonical([value for _, value in find_values(request.input, path)]) == canonical(wanted)
+            for path, wanted in self.values.items()
+        )
+
+    def __str__(self) -> str:
+        return f"{self.tool} with {canonical(self.values)}"
+
+
+Following: TypeAlias = Untrusted | AfterUntrusted
+"""Matchers of rules that follow data: they win over rules that allow, and over what a person allowed for good."""
+FOLLOWING = (Untrusted, AfterUntrusted)
+
+Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When | Following | Values
 """What a ``Rule`` may be about."""
 
 
-def _is_tool(name: str | None, request: Request) -> bool:
-    return name is None or _starred(_same(name), _same(request.tool.name))
+def _matches_tool(name: str | None, request: Request) -> bool:
+    return name is None or _matches_wildcard(_normalize_name(name), _normalize_name(request.tool.name))
 
 
 def _check_tool_name(pattern: str) -> None:
@@ -812,7 +975,7 @@ def _check_tool_name(pattern: str) -> None:
     raise DefinitionError(msg)
 
 
-def _not_empty(text: object, what: str) -> None:
+def _check_not_empty(text: object, what: str) -> None:
     if not isinstance(text, str) or not text.strip():
         msg = f"a rule needs {what}, not {text!r}"
         raise DefinitionError(msg)
@@ -845,7 +1008,7 @@ class Scope:
     def holds(self, request: Request) -> bool:
         """Return whether rules of this scope are about a call at all."""
         if self.kind == "agent":
-            return self.id is not None and _same(self.id) == _same(request.agent_id)
+            return self.id is not None and _normalize_name(self.id) == _normalize_name(request.agent_id)
         if self.kind == "session":
             return self.id == request.session_id
         return self.kind == "global" or self.id is None or self.id == request.user_id
@@ -859,7 +1022,7 @@ ORDER = {"user": 0, "session": 1, "agent": 2, "global": 3}
 """Which scope is asked first."""
 
 
-def _scope(value: str | Scope) -> Scope:
+def _parse_scope(value: str | Scope) -> Scope:
     """Return the scope that a string such as ``"agent:reviewer"`` stands for."""
     if isinstance(value, Scope):
         return value
@@ -867,13 +1030,13 @@ def _scope(value: str | Scope) -> Scope:
     return Scope(kind, identity if colon else None)  # type: ignore[arg-type]  # checked by the class
 
 
-def _made_id(rule: Rule) -> str:
+def _make_rule_id(rule: Rule) -> str:
     where = "" if rule.scope.kind == "global" else f" in {rule.scope}"
     asked = "" if rule.source is None else f" asked for by a {rule.source}"
     return f"{rule.decision} {rule.matcher}{asked}{where}"
 
 
-def _a_source(_: Any, __: Any, value: str | None) -> None:
+def _check_source(_: Any, __: Any, value: str | None) -> None:
     if value is not None and value not in SOURCES:
         msg = f"the source of a rule is one of {', '.join(SOURCES)}, or None for all of them, not {value!r}"
         raise DefinitionError(msg)
@@ -898,10 +1061,10 @@ class Rule:
 
     decision: Effect = attrs.field(validator=attrs.validators.in_(("allow", "deny", "ask")))
     matcher: Matcher
-    scope: Scope = attrs.field(default=Scope(), converter=_scope, kw_only=True)
+    scope: Scope = attrs.field(default=Scope(), converter=_parse_scope, kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
-    source: str | None = attrs.field(default=None, kw_only=True, validator=_a_source)
-    id: str = attrs.field(default=attrs.Factory(_made_id, takes_self=True), kw_only=True)
+    source: str | None = attrs.field(default=None, kw_only=True, validator=_check_source)
+    id: str = attrs.field(default=attrs.Factory(_make_rule_id, takes_self=True), kw_only=True)
     message: str = attrs.field(default="", kw_only=True)
     description: str = attrs.field(default="", kw_only=True)
 
@@ -927,6 +1090,26 @@ class Rule:
         return cls("ask", ToolNamed(name), message=message, **options)
 
     @classmethod
+    def ask_untrusted(cls, tool: str, *parameters: str, message: str = "", **options: Any) -> Rule:
+        """
+        Ask a person about calls whose arguments are not from the user: the named parameters, else the destinations of the tool.
+
+        It wins over rules that allow, over remembered answers and over ``requires_permission=False``, and asks in the mode ``bypass``,
+        too. A person who allows such a call for good allows these values.
+        """
+        return cls("ask", Untrusted(tool, parameters), message=message, **options)
+
+    @classmethod
+    def deny_untrusted(cls, tool: str, *parameters: str, message: str = "", **options: Any) -> Rule:
+        """Deny calls whose arguments are not from the user; see ``ask_untrusted``."""
+        return cls("deny", Untrusted(tool, parameters), message=message, **options)
+
+    @classmethod
+    def ask_after_untrusted(cls, tool: str, *, message: str = "", **options: Any) -> Rule:
+        """Ask a person about each call of a tool once the run has received anything untrusted; see ``ask_untrusted``."""
+        return cls("ask", AfterUntrusted(tool), message=message, **options)
+
+    @classmethod
     def allow_category(cls, name: str, **options: Any) -> Rule:
         """Allow the tools of a category, such as ``"read"``."""
         return cls("allow", Category(name), **options)
@@ -948,17 +1131,17 @@ class Rule:
 
         That allows whatever the options after the prefix can do; *exact* allows nothing after it.
         """
-        return cls("allow", Command(CommandForm(strings(prefix), exact)), **options)
+        return cls("allow", Command(CommandForm(to_string_tuple(prefix), exact)), **options)
 
     @classmethod
     def deny_command(cls, prefix: str | Sequence[str], message: str = "", **options: Any) -> Rule:
         """Deny commands that begin with the words of *prefix*, also behind programs that start others. No boundary."""
-        return cls("deny", Command(CommandForm(strings(prefix))), message=message, **options)
+        return cls("deny", Command(CommandForm(to_string_tuple(prefix))), message=message, **options)
 
     @classmethod
     def ask_for_command(cls, prefix: str | Sequence[str], message: str = "", **options: Any) -> Rule:
         """Ask a person before a command that begins with the words of *prefix* runs."""
-        return cls("ask", Command(CommandForm(strings(prefix))), message=message, **options)
+        return cls("ask", Command(CommandForm(to_string_tuple(prefix))), message=message, **options)
 
     @classmethod
     def allow_path(cls, glob: str, *, tool: str | None = None, **options: Any) -> Rule:

@@ -24,31 +24,31 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepengine.pytest_plugin.environment import with_placeholders
-from stepengine.pytest_plugin.orphans import Orphans
-from stepengine.pytest_plugin.places import ROOT, extra_of, file_of
+from stepengine.pytest_plugin.environment import set_placeholder_keys
+from stepengine.pytest_plugin.messages import (
+    RecordingReport,
+    add_advice_note,
+    add_to_report,
+    hidden_errors_section,
+    print_recordings_summary,
+    trim_traceback,
+    was_raised_by_test,
+)
+from stepengine.pytest_plugin.orphans import OrphanFinder
+from stepengine.pytest_plugin.places import ROOT, find_extra_cassette, recording_file
 from stepengine.pytest_plugin.settings import (
     MODES,
-    command_of,
+    check_modes,
+    choose_mode,
     is_live,
-    marked,
-    mode_of,
+    make_redaction_rules,
     node_id,
-    refuse_unusable,
+    read_mark_arguments,
     requests_cassette,
-    rules_of,
-    uses,
+    rerun_command,
+    uses_plugin,
 )
 from stepengine.pytest_plugin.snapshots import events_snapshot, request_snapshot, run_snapshot
-from stepengine.pytest_plugin.telling import (
-    RecordingReport,
-    explain,
-    headline,
-    is_of_test,
-    section_of,
-    shorten,
-    summarize,
-)
 
 if TYPE_CHECKING:
     from stepengine.testing.engines import EngineFactory
@@ -60,7 +60,7 @@ __all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
 RECORDINGS = pytest.StashKey[list[Any]]()
 TOLD = pytest.StashKey[RecordingReport]()
 REFUSED = pytest.StashKey["list[NetworkBlocked]"]()
-ORPHANS = pytest.StashKey[Orphans]()
+ORPHANS = pytest.StashKey[OrphanFinder]()
 FOUND = pytest.StashKey[list[Path]]()
 WORKER = "stepengine_orphans"
 
@@ -110,14 +110,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the mark and refuse modes that cannot be meant."""
+    """Register the mark, and raise an error for unusable modes."""
     config.addinivalue_line(
         "markers",
         "stepengine(record=, ignore=, match_headers=, allow_unused=, extra=, chunks=, redact=, live=, patch=, "
         "record_errors=): how the fixtures `cassette`, `journal` and `stepengine_engine` behave",
     )
-    refuse_unusable(config)
-    config.stash[ORPHANS] = Orphans(config)
+    check_modes(config)
+    config.stash[ORPHANS] = OrphanFinder(config)
 
 
 # --- fixtures -----------------------------------------------------------------------------------------------------------
@@ -126,23 +126,23 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     """Return the cassette of the test: `cassette.transport()` for a provider, `cassette.clients()` for SDK clients."""
-    from stepengine.redaction import redactor_for
+    from stepengine.redaction import make_redactor
     from stepengine.testing.patching import CACHE_HINTS
     from stepengine.testing.recordings import CassetteFixture
 
     item = request.node
-    given, rules = marked(item), rules_of(item)
+    given, rules = read_mark_arguments(item), make_redaction_rules(item)
     if given.get("patch"):
         given["ignore"] = (*given.get("ignore", ()), *CACHE_HINTS)
     passed = ("ignore", "match_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
-        file_of(item, "cassette"),
-        "rewrite" if is_live(item) else mode_of(item),
-        command=command_of(item),
+        recording_file(item, "cassette"),
+        "rewrite" if is_live(item) else choose_mode(item),
+        command=rerun_command(item),
         keeps=not is_live(item),
         requested=requests_cassette(item),
-        redactor=redactor_for(rules.pop("redact") or "all", os.environ, **rules),
-        extra=[extra_of(item, name) for name in given.get("extra", ())],
+        redactor=make_redactor(rules.pop("redact") or "all", os.environ, **rules),
+        extra=[find_extra_cassette(item, name) for name in given.get("extra", ())],
         **{name: given[name] for name in passed if name in given},
     )
     grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
@@ -162,12 +162,12 @@ def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
 
     item = request.node
     journal = JournalFixture(
-        file_of(item, "journal"),
-        "rewrite" if is_live(item) else mode_of(item),
-        command=command_of(item),
-        allow_unused=bool(marked(item).get("allow_unused")),
+        recording_file(item, "journal"),
+        "rewrite" if is_live(item) else choose_mode(item),
+        command=rerun_command(item),
+        allow_unused=bool(read_mark_arguments(item).get("allow_unused")),
         keeps=not is_live(item),
-        **rules_of(item),
+        **make_redaction_rules(item),
     )
     item.stash.setdefault(RECORDINGS, []).append(journal)
     return journal
@@ -188,7 +188,7 @@ def journal(stepengine_journal: JournalFixture) -> JournalFixture:
 @pytest.fixture
 def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]:
     """
-    Return a function that makes engines: `stepengine_engine(agents, ...)`, with a clock that jumps and the same chance always.
+    Return a function that creates engines, `stepengine_engine(agents, ...)`, with a test clock and a fixed seed.
 
     Their providers use the test's cassette. In a test with a journal and without a cassette the journal is the only record.
     """
@@ -206,23 +206,26 @@ def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Let a test that replays run with placeholders for keys, and with `--stepengine-network=all` every test without network."""
+    """Set placeholder keys for a replaying test. With `--stepengine-network=all`, block the network of every test."""
     replays = True
-    mine = uses(item)
+    mine = uses_plugin(item)
     if mine:
         try:
-            replays = mode_of(item) == "none" and not is_live(item)
+            replays = choose_mode(item) == "none" and not is_live(item)
         except pytest.UsageError:  # it is told where the test runs
             replays = False
-    from stepengine.workspace.network import blocked
+    from stepengine.workspace.network import block_test_network
 
     every = item.config.getoption("--stepengine-network") == "all" and replays
-    with with_placeholders(item, replays=mine and replays), blocked(_allowed_hosts(item) if every else None) as refused:
+    with (
+        set_placeholder_keys(item, replays=mine and replays),
+        block_test_network(_read_allowed_hosts(item) if every else None) as refused,
+    ):
         item.stash[REFUSED] = refused
         return (yield)
 
 
-def _allowed_hosts(item: pytest.Item) -> list[str]:
+def _read_allowed_hosts(item: pytest.Item) -> list[str]:
     return list(item.config.getini("stepengine_network_allow"))
 
 
@@ -232,42 +235,45 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     leftovers = sys.modules.get("stepengine.tools.leftovers")
     if leftovers is not None:  # a test that has imported no tool has none to look after
         leftovers.Checks.inline = True
-    if uses(item) and is_live(item) and not item.config.getoption("--stepengine-allow-live"):
+    if uses_plugin(item) and is_live(item) and not item.config.getoption("--stepengine-allow-live"):
         pytest.skip("calls real providers; run it with --stepengine-allow-live")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Block the network of a test that replays; afterwards check its recordings, and keep what a passed test recorded."""
+    """Block the network of a replaying test. Then check its recordings, and store those of a passed test."""
     everywhere = item.stash.get(REFUSED, [])
-    if not uses(item):
+    if not uses_plugin(item):
         result = yield
-        _raise_first(everywhere)
+        _raise_first_blocked(everywhere)
         return result
-    from stepengine.workspace.network import blocked
+    from stepengine.workspace.network import block_test_network
 
     recordings = item.stash.get(RECORDINGS, [])
     told = item.stash[TOLD] = RecordingReport()
     replays = not is_live(item) and all(r.replaying for r in recordings)
     blocks = replays and item.config.getoption("--stepengine-network") != "allow"
     try:
-        with blocked(_allowed_hosts(item) if blocks else None) as refused, _patch(item, recordings):
+        with (
+            block_test_network(_read_allowed_hosts(item) if blocks else None) as refused,
+            _patch_clients(item, recordings),
+        ):
             result = yield
-        _check(item, recordings)
-        _raise_first([*everywhere, *refused])
+        _check_recordings(item, recordings)
+        _raise_first_blocked([*everywhere, *refused])
         told.written += [account.written for r in recordings for account in r.keep()]
         told.written += [line for r in recordings for line in getattr(r, "remarks", list)()]
     except BaseException as error:
-        _tell(item, recordings, error)
+        _add_failure_notes(item, recordings, error)
         raise
     finally:
         told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.accounts()]
     return result
 
 
-def _patch(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
+def _patch_clients(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManager[None]:
     """Return the block in which the clients of a test marked ``patch=True`` use its cassette."""
-    if not marked(item).get("patch") or is_live(item):
+    if not read_mark_arguments(item).get("patch") or is_live(item):
         return nullcontext()
     from stepengine.testing.recordings import CassetteFixture
 
@@ -275,8 +281,8 @@ def _patch(item: pytest.Item, recordings: Sequence[Any]) -> AbstractContextManag
     return patch
 
 
-def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
-    """Check every recording, and that what a journal saw of models went by the cassette, where there is one."""
+def _check_recordings(item: pytest.Item, recordings: Sequence[Any]) -> None:
+    """Check every recording, and that model calls in a journal went through the cassette, if there is one."""
     from stepengine.testing.recordings import CassetteFixture
 
     cassettes = [r for r in recordings if isinstance(r, CassetteFixture)]
@@ -288,43 +294,43 @@ def _check(item: pytest.Item, recordings: Sequence[Any]) -> None:
             recording.check()
         return
     except AssertionError as error:
-        if is_of_test(item, error):
+        if was_raised_by_test(item, error):
             raise
         said = f"{type(error).__name__}: {error}"
     # No line of the test is to blame, so there is none to show; raised out here, it is not told twice.
     pytest.fail(said, pytrace=False)
 
 
-def _raise_first(refused: Sequence[NetworkBlocked]) -> None:
-    """Raise what was refused, also when somebody swallowed it or wrapped it in a group."""
+def _raise_first_blocked(refused: Sequence[NetworkBlocked]) -> None:
+    """Raise the first blocked network access, even if the test swallowed it or wrapped it in a group."""
     if refused:
         raise refused[0]
 
 
-def _tell(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
-    """Say how to record again, and show misses and divergences that the test's own failure hides."""
+def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
+    """Add a note on how to record again, and a report section with misses and divergences that the test's failure hides."""
     from stepengine.workspace.network import NetworkBlocked
 
-    explain(item, error, replays=all(recording.replaying for recording in recordings))
+    add_advice_note(item, error, replays=all(recording.replaying for recording in recordings))
     misses = [miss for recording in recordings for miss in recording.misses]
     if isinstance(error, NetworkBlocked) or any(error is miss for miss in misses):
-        shorten(item, error)
+        trim_traceback(item, error)
     hidden = [miss for miss in misses if miss is not error]
     if not isinstance(error, pytest.skip.Exception):
         item.stash[TOLD].hidden += hidden
     full = item.config.getoption("--stepengine-diff") == "full"
     shown = misses if full else hidden
     if shown:
-        item.add_report_section("call", "stepengine", section_of(item, shown))
+        item.add_report_section("call", "stepengine", hidden_errors_section(item, shown))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Let a swallowed miss or divergence be the headline of the failure that it caused."""
+    """Show a swallowed miss or divergence as the headline of the failure that it caused."""
     report = yield
     told = item.stash.get(TOLD, None)
     if call.when == "call" and told is not None:
-        headline(report, told)
+        add_to_report(report, told)
     return report
 
 
@@ -332,14 +338,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Note that not everything was collected."""
+    """Record that not all tests were collected."""
     if items:
         items[0].config.stash[ORPHANS].whole = False
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note which recordings the collected tests own."""
+    """Record which recordings the collected tests own."""
     session.config.stash[ORPHANS].collect(session)
 
 
@@ -357,7 +363,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: Any) -> None:
-    """Take over what a worker of pytest-xdist collected."""
+    """Merge the collected tests of a pytest-xdist worker."""
     state = None if error else getattr(node, "workeroutput", {}).get(WORKER)
     node.config.stash[ORPHANS].add(state)
 
@@ -370,7 +376,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(config, "workeroutput"):
         config.workeroutput[WORKER] = orphans.state()
         return
-    found = [] if config.option.collectonly else orphans.found()
+    found = [] if config.option.collectonly else orphans.find_orphans()
     config.stash[FOUND] = found
     if orphans.wanted == "delete":
         for path in found:
@@ -380,9 +386,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
-    """Print what was recorded, and the recordings that no test owns."""
+    """Print the new recordings, and the recordings that no test owns."""
     found = [
         path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path
         for path in config.stash.get(FOUND, [])
     ]
-    summarize(terminalreporter, found, config.stash[ORPHANS].wanted)
+    print_recordings_summary(terminalreporter, found, config.stash[ORPHANS].wanted)

@@ -8,13 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from stepengine.pytest_plugin.places import file_of
-
-__all__ = ("with_placeholders",)
+from stepengine.pytest_plugin.places import recording_file
 
 
 @contextmanager
-def with_placeholders(item: pytest.Item, *, replays: bool) -> Iterator[None]:
+def set_placeholder_keys(item: pytest.Item, *, replays: bool) -> Iterator[None]:
     """Replace the credentials of providers in the environment for a while: a replay sends nothing."""
     with pytest.MonkeyPatch.context() as patch:
         if replays:
@@ -33,7 +31,7 @@ def _recorded_hosts(item: pytest.Item) -> Iterable[str]:
     from stepengine.testing.placeholders import hosts_of
     from stepengine.testing.recordings import interactions_of
 
-    file = file_of(item, "cassette")
+    file = recording_file(item, "cassette")
     try:
         return hosts_of([i.request.url for i in interactions_of(file)]) if file.is_file() else ()
     except DataError:  # it is told by the fixture that reads it

@@ -14,17 +14,15 @@ from typing import Any
 
 import pytest
 
-from stepengine.pytest_plugin.places import SUFFIXES, base_of, extra_of, file_of
-from stepengine.pytest_plugin.settings import FIXTURES, marked
-
-__all__ = ("Orphans",)
+from stepengine.pytest_plugin.places import SUFFIXES, find_extra_cassette, recording_file, recordings_folder
+from stepengine.pytest_plugin.settings import FIXTURES, read_mark_arguments
 
 FOREIGN = ("recording", "vcr", "pytest_recording")
 
 
-class Orphans:
+class OrphanFinder:
     """
-    What was collected, and which recordings it owns.
+    Finds the recordings that no collected test owns.
 
     Under pytest-xdist every worker collects everything; the controller takes what they found and reports.
 
@@ -44,18 +42,18 @@ class Orphans:
 
     @property
     def wanted(self) -> str:
-        """What is to be done: ``report``, ``fail``, ``delete`` or ``off``."""
+        """The action: ``report``, ``fail``, ``delete`` or ``off``."""
         return str(self._config.getoption("--stepengine-orphans"))
 
     def collect(self, session: pytest.Session) -> None:
-        """Note which files the collected tests own."""
+        """Record which files the collected tests own."""
         self.whole = self.whole and not session.testsfailed
         for item in session.items:
             if item.get_closest_marker("vcr") is not None:
                 self._foreign.add(str(item.path))
             if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
                 self._modules.add(str(item.path))
-                self.owned |= {str(path.with_suffix("")) for path in _files_of(item)}
+                self.owned |= {str(path.with_suffix("")) for path in _recording_files(item)}
 
     def state(self) -> dict[str, Any]:
         """Return everything as JSON, for the controller of pytest-xdist."""
@@ -67,7 +65,7 @@ class Orphans:
         }
 
     def add(self, state: dict[str, Any] | None) -> None:
-        """Take in what a worker found; one that crashed found nothing, and then nothing is said at all."""
+        """Merge the state of a worker. A crashed worker has none, and disables the report."""
         if state is None:
             self.whole = False
             return
@@ -76,14 +74,19 @@ class Orphans:
         self._modules |= set(state["modules"])
         self._foreign |= set(state["foreign"])
 
-    def found(self) -> list[Path]:
-        """Return the files that no test owns; none when that cannot be known."""
+    def find_orphans(self) -> list[Path]:
+        """Return the files that no test owns; nothing if the run cannot determine them."""
         if not self.whole or not self._modules or self.wanted == "off":
             return []
-        files = {path for kind in SUFFIXES for folder in self._folders(kind) for path in self._unowned(folder, kind)}
+        files = {
+            path
+            for kind in SUFFIXES
+            for folder in self._iter_folders(kind)
+            for path in self._iter_unowned(folder, kind)
+        }
         return sorted(files)
 
-    def _unowned(self, folder: Path, kind: str) -> Iterator[Path]:
+    def _iter_unowned(self, folder: Path, kind: str) -> Iterator[Path]:
         for path in folder.glob(f"*{SUFFIXES[kind]}") if folder.is_dir() else ():
             stem = str(path.with_suffix(""))
             if path.name.startswith(".") or stem in self.owned:
@@ -91,20 +94,20 @@ class Orphans:
             if not any(stem.startswith(f"{owner}.") for owner in self.owned):
                 yield path
 
-    def _folders(self, kind: str) -> Iterator[Path]:
-        """Give the folders of modules, also of those that are gone, unless another plugin keeps its files there too."""
+    def _iter_folders(self, kind: str) -> Iterator[Path]:
+        """Yield the recording folders of modules, also of deleted ones, unless another plugin uses them."""
         foreign = kind == "cassette" and any(map(self._config.pluginmanager.hasplugin, FOREIGN))
         for module in map(Path, sorted(self._modules - self._foreign)):
-            yield base_of(self._config, kind, module.parent) / module.stem
+            yield recordings_folder(self._config, kind, module.parent) / module.stem
         if not foreign:
             for here in self._test_folders():
-                base = base_of(self._config, kind, here)
+                base = recordings_folder(self._config, kind, here)
                 kept = [f for f in base.iterdir() if f.is_dir()] if base.is_dir() else []
                 # With one folder for the whole project, folders of tests and of modules stand side by side.
                 yield from (f for f in kept if not (here / f.name).is_dir())
 
     def _test_folders(self) -> Iterator[Path]:
-        """Give the folders that were collected, each with those inside it."""
+        """Yield the collected folders and their subfolders."""
         never = self._config.getini("norecursedirs")
         for arg in self._config.args or [str(self._config.rootpath)]:
             root = Path(self._config.invocation_params.dir, arg)
@@ -113,9 +116,9 @@ class Orphans:
                 yield Path(folder)
 
 
-def _files_of(item: pytest.Item) -> Iterable[Path]:
-    own = [file_of(item, kind) for kind in SUFFIXES]
+def _recording_files(item: pytest.Item) -> Iterable[Path]:
+    own = [recording_file(item, kind) for kind in SUFFIXES]
     try:
-        return [*own, *(extra_of(item, name) for name in marked(item).get("extra", ()))]
+        return [*own, *(find_extra_cassette(item, name) for name in read_mark_arguments(item).get("extra", ()))]
     except pytest.UsageError:  # it is told where the test runs
         return own

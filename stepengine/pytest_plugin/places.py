@@ -10,15 +10,13 @@ import pytest
 
 from stepengine.pytest_plugin.settings import node_id
 
-__all__ = ("ROOT", "SUFFIXES", "base_of", "extra_of", "file_of", "folder_of")
-
 ROOT = "{rootdir}"
 SUFFIXES = {"journal": ".jsonl", "cassette": ".yaml"}
 UNFIT = re.compile(r"[^A-Za-z0-9._\[\]=,-]")
 LONGEST = 120
 
 
-def base_of(config: pytest.Config, kind: str, here: Path) -> Path:
+def recordings_folder(config: pytest.Config, kind: str, here: Path) -> Path:
     """Return the folder of the recordings of one kind, for tests in the folder *here*."""
     setting = str(config.getini(f"stepengine_{kind}_dir"))
     if not setting.startswith(ROOT):
@@ -27,12 +25,12 @@ def base_of(config: pytest.Config, kind: str, here: Path) -> Path:
     return folder / here.relative_to(config.rootpath) if here.is_relative_to(config.rootpath) else folder
 
 
-def folder_of(item: pytest.Item, kind: str) -> Path:
+def module_recordings_folder(item: pytest.Item, kind: str) -> Path:
     """Return the folder of the recordings of a test's module."""
-    return base_of(item.config, kind, item.path.parent) / item.path.stem
+    return recordings_folder(item.config, kind, item.path.parent) / item.path.stem
 
 
-def file_of(item: pytest.Item, kind: str) -> Path:
+def recording_file(item: pytest.Item, kind: str) -> Path:
     """
     Return the file of a test: ``<folder>/<module>/<Class>.<test>[<param>]`` and the kind's suffix.
 
@@ -42,12 +40,12 @@ def file_of(item: pytest.Item, kind: str) -> Path:
     owner = getattr(item, "cls", None)
     name = f"{owner.__name__}.{item.name}" if owner is not None else item.name
     fit = UNFIT.sub("-", name)
-    if fit != name or len(fit) > LONGEST or _has_twin(item):
+    if fit != name or len(fit) > LONGEST or _has_case_twin(item):
         fit = f"{fit[:LONGEST]}~{hashlib.sha256(node_id(item).encode()).hexdigest()[:6]}"
-    return folder_of(item, kind) / f"{fit}{SUFFIXES[kind]}"
+    return module_recordings_folder(item, kind) / f"{fit}{SUFFIXES[kind]}"
 
 
-def _has_twin(item: pytest.Item) -> bool:
+def _has_case_twin(item: pytest.Item) -> bool:
     """Return whether another test's name may be this one's but for case: in its class or module, or in its parameters."""
     _, _, parameters = item.name.partition("[")
     if parameters != parameters.lower():
@@ -61,14 +59,14 @@ def _has_twin(item: pytest.Item) -> bool:
     return False
 
 
-def extra_of(item: pytest.Item, name: str) -> Path:
+def find_extra_cassette(item: pytest.Item, name: str) -> Path:
     """
-    Return a further cassette that the mark names: beside the test's own, else in the folder above.
+    Return the path of an extra cassette: next to the test's own, else in the folder above.
 
     Raises:
         pytest.UsageError: when there is no such file.
     """
-    folder = folder_of(item, "cassette")
+    folder = module_recordings_folder(item, "cassette")
     for path in (folder / name, folder.parent / name):
         if path.is_file():
             return path

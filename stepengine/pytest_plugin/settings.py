@@ -9,22 +9,6 @@ from typing import Any
 
 import pytest
 
-__all__ = (
-    "FIXTURES",
-    "MODES",
-    "command_of",
-    "is_live",
-    "marked",
-    "may_record",
-    "mode_of",
-    "node_id",
-    "refuse_unusable",
-    "requests_cassette",
-    "rules_of",
-    "told",
-    "uses",
-)
-
 MODES = ("none", "once", "new", "extend", "rewrite")
 FIXTURES = frozenset({"stepengine_journal", "stepengine_cassette", "stepengine_engine"})
 MARK_ARGUMENTS = frozenset({
@@ -34,7 +18,7 @@ CASSETTES = frozenset({"cassette", "stepengine_cassette"})
 CHUNKS = ("events", "whole", "recorded", "random")
 
 
-def uses(item: pytest.Item) -> bool:
+def uses_plugin(item: pytest.Item) -> bool:
     """Return whether a test uses a fixture or the mark of this plugin."""
     names = getattr(item, "fixturenames", ())
     return not FIXTURES.isdisjoint(names) or item.get_closest_marker("stepengine") is not None
@@ -42,30 +26,31 @@ def uses(item: pytest.Item) -> bool:
 
 def requests_cassette(item: pytest.Item) -> bool:
     """Return True if the test itself asks for a cassette: by fixture, by ``patch=True``, or by a mark and no other fixture."""
-    if not CASSETTES.isdisjoint(getattr(item, "fixturenames", ())) or marked(item).get("patch"):
+    if not CASSETTES.isdisjoint(getattr(item, "fixturenames", ())) or read_mark_arguments(item).get("patch"):
         return True
     own = any(mark.name == "stepengine" for mark in item.own_markers)
     return own and FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def told(config: pytest.Config) -> str | None:
-    """Return the mode of the command line or the environment, if one is given."""
-    return config.getoption("--stepengine-record") or os.environ.get("STEPENGINE_RECORD") or None
+def command_line_mode(config: pytest.Config) -> str | None:
+    """Return the mode of the command line, if one is given."""
+    mode: str | None = config.getoption("--stepengine-record")
+    return mode
 
 
 def may_record(config: pytest.Config) -> bool:
-    """Return whether anything may be recorded here: in CI only when somebody says so."""
+    """Return True if recording is allowed; in CI only with an explicit setting."""
     return not os.environ.get("CI") or bool(config.getoption("--stepengine-allow-live"))
 
 
-def refuse_unusable(config: pytest.Config) -> None:
+def check_modes(config: pytest.Config) -> None:
     """
-    Refuse modes that are none, and one that a forgotten option would spend money with.
+    Raise an error for unknown modes, and for a mode that would spend money by accident.
 
     Raises:
         pytest.UsageError: when one of them is asked for.
     """
-    given = told(config)
+    given = command_line_mode(config)
     for mode in (given, config.getini("stepengine_record")):
         if mode:
             _check_mode(mode)
@@ -80,9 +65,9 @@ def _check_mode(mode: object) -> None:
         raise pytest.UsageError(msg)
 
 
-def marked(item: pytest.Item) -> dict[str, Any]:
+def read_mark_arguments(item: pytest.Item) -> dict[str, Any]:
     """
-    Return the arguments of the marks at *item*; those that stand nearer win.
+    Return the arguments of the marks of *item*. Closer marks win.
 
     Raises:
         pytest.UsageError: when one of them is unknown, or has a value that it cannot have.
@@ -109,24 +94,24 @@ def marked(item: pytest.Item) -> dict[str, Any]:
 
 def is_live(item: pytest.Item) -> bool:
     """Return whether a test calls real providers and has no recordings: ``@pytest.mark.stepengine(live=True)``."""
-    return bool(marked(item).get("live"))
+    return bool(read_mark_arguments(item).get("live"))
 
 
-def mode_of(item: pytest.Item) -> Any:
+def choose_mode(item: pytest.Item) -> Any:
     """
     Return the mode of a test: the command line beats the mark, but a test that is marked ``none`` stays so.
 
     A mark or an ini setting is there for everybody's machine; in CI it replays.
     """
-    wanted = marked(item).get("record")
+    wanted = read_mark_arguments(item).get("record")
     if wanted == "none" or not may_record(item.config):
         return "none"
-    return told(item.config) or wanted or item.config.getini("stepengine_record") or "none"
+    return command_line_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
 
 
-def rules_of(item: pytest.Item) -> dict[str, Any]:
+def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:
     """
-    Return what is said about secrets in recordings: ``redact``, ``allow_secrets`` and ``machine``.
+    Return the rules for secrets in recordings: ``redact``, ``allow_secrets`` and ``machine``.
 
     The ini setting ``stepengine_redact`` lists regular expressions; the mark's ``redact`` takes every kind of rule.
     """
@@ -135,7 +120,7 @@ def rules_of(item: pytest.Item) -> dict[str, Any]:
 
     patterns = [RedactPattern(line, "stepengine_redact") for line in item.config.getini("stepengine_redact")]
     return {
-        "redact": (*patterns, *marked(item).get("redact", ())),
+        "redact": (*patterns, *read_mark_arguments(item).get("redact", ())),
         "allow_secrets": tuple(item.config.getini("stepengine_allow_secrets")),
         "machine": machine_data(item.config.rootpath),
     }
@@ -151,7 +136,7 @@ def node_id(item: pytest.Item) -> str:
     return item.nodeid.removesuffix(f"@{group}") if group and hasattr(item.config, "workerinput") else item.nodeid
 
 
-def command_of(item: pytest.Item) -> str:
+def rerun_command(item: pytest.Item) -> str:
     """Return the command that runs one test, from the folder in which pytest was called."""
     _, colons, name = node_id(item).partition("::")
     try:

@@ -6,28 +6,26 @@ from typing import Any
 
 import pytest
 
-__all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
-
 
 @pytest.fixture
 def run_snapshot(request: pytest.FixtureRequest) -> Any:
-    """Return what a run is compared with: `assert result == run_snapshot`; `pytest --snapshot-update` writes it."""
-    return _snapshot(request, "RunSnapshot")
+    """Return the snapshot to compare a run with: `assert result == run_snapshot`; `pytest --snapshot-update` writes it."""
+    return _make_snapshot(request, "RunSnapshot")
 
 
 @pytest.fixture
 def request_snapshot(request: pytest.FixtureRequest) -> Any:
-    """Return what the body of a request is compared with."""
-    return _snapshot(request, "RequestSnapshot")
+    """Return the snapshot to compare the body of a request with."""
+    return _make_snapshot(request, "RequestSnapshot")
 
 
 @pytest.fixture
 def events_snapshot(request: pytest.FixtureRequest) -> Any:
-    """Return what the events of a run are compared with."""
-    return _snapshot(request, "EventsSnapshot")
+    """Return the snapshot to compare the events of a run with."""
+    return _make_snapshot(request, "EventsSnapshot")
 
 
-def _snapshot(request: pytest.FixtureRequest, name: str) -> object:
+def _make_snapshot(request: pytest.FixtureRequest, name: str) -> object:
     if not request.config.pluginmanager.hasplugin("syrupy"):
         msg = f"{request.fixturename} needs the plugin syrupy: pip install 'stepengine[test]'"
         raise pytest.UsageError(msg)

@@ -14,7 +14,7 @@ comes back to the machine as an outcome, and so reaches each handler as the clos
 Must not be here: what decides the next effect (machine), what an agent is built from (engine), records of what happened (journal),
 printing.
 
-Begin with ``performer`` (the two protocols) and ``services``, then ``driver``, ``tree`` and ``performing``; ``limits``, ``hub`` and ``standstill`` stand
+Begin with ``performer`` (the two protocols) and ``services``, then ``driver``, ``tree`` and ``innermost``; ``limits``, ``hub`` and ``standstill`` stand
 each by itself.
 """
 
@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
-    from stepengine.runtime.clock import Clock, SystemClock
+    from stepengine.runtime.clock import SystemClock, TimeSource
     from stepengine.runtime.driver import drive
     from stepengine.runtime.handle import ChildRun, RunHandle
     from stepengine.runtime.hub import Hub, Observer
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from stepengine.runtime.services import Services
     from stepengine.runtime.tree import RunTree
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
             "stepengine.runtime.clock": (
-                "Clock",
+                "TimeSource",
                 "SystemClock",
             ),
             "stepengine.runtime.driver": ("drive",),
@@ -75,7 +75,6 @@ else:
 __all__ = (
     "IO",
     "ChildRun",
-    "Clock",
     "EventFile",
     "Hub",
     "Item",
@@ -90,5 +89,6 @@ __all__ = (
     "RunTree",
     "Services",
     "SystemClock",
+    "TimeSource",
     "drive",
 )

@@ -1,4 +1,4 @@
-"""The runs of one tree that are running: where each of them is driven, how they are interrupted, and what tools keep for them."""
+"""The running runs of one tree: their drivers, their interruption, and the objects that tools keep for them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import Any
 
 from stepengine.data.outcomes import Stop
 from stepengine.errors import AgentError
-from stepengine.machine.signals import is_callers
+from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.performer import Item
 from stepengine.runtime.run_protocol import Run
-from stepengine.tools.context import Belongings
-
-__all__ = ("ActiveRuns", "RunBelongings", "TreeLoop")
+from stepengine.tools.context import RunResources
 
 
 class TreeLoop:
@@ -27,22 +25,22 @@ class TreeLoop:
         self._thread = 0
 
     def enter(self) -> None:
-        """Take the running loop for that of the tree."""
+        """Register the running loop as the loop of the tree."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
     @property
     def is_open(self) -> bool:
-        """Whether the tree has a loop that takes calls."""
+        """Whether the tree has a loop that accepts calls."""
         return self._loop is not None and not self._loop.is_closed()
 
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
-        """Call *function* in the loop, if that is open; from any thread."""
+        """Schedule *function* in the loop if that is open; may be called from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *args)
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Call *function* at once in the thread of the loop, else in the loop; the order of one caller's calls is kept."""
+        """Call *function* directly in the loop's thread, else schedule it there; one caller's calls stay in order."""
         # At once where that is possible: sent by way of the loop, an event of a tool would come behind the end of its
         # own call. A tool in a thread may outlive its run by a moment; what it says then is for nobody.
         if threading.get_ident() == self._thread:
@@ -66,7 +64,7 @@ class ActiveRuns:
     __slots__ = ("_loop", "_patience", "_root", "belongings", "by_path", "elsewhere", "signal", "spawned_by")
 
     def __init__(self, root: Run, loop: TreeLoop, warnings: list[str]) -> None:
-        """Start without any; what goes wrong with their belongings is added to *warnings*."""
+        """Start without runs; errors in ending their belongings are added to *warnings*."""
         self._root = root
         self._loop = loop
         self._patience: asyncio.TimerHandle | None = None
@@ -74,10 +72,10 @@ class ActiveRuns:
         self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
         self.spawned_by: dict[str, str] = {}
         self.belongings = RunBelongings(warnings)
-        self.signal = _Signal(root)
+        self.signal = _StopSignal(root)
 
     def stop(self, path: str, stop: Stop) -> None:
-        """End the run at *path*, and all below it, wherever it is driven."""
+        """Stop the run at *path* and all runs below it."""
         # A child is driven here, or by another worker: who ends it need not know which. A future that is done already
         # has said why.
         run, ending = self.by_path.get(path), self.elsewhere.get(path)
@@ -87,12 +85,12 @@ class ActiveRuns:
             ending.set_result(stop)
 
     def cancel(self, path: str, reason: str) -> None:
-        """Cancel the run at *path*, and all below it."""
+        """Cancel the run at *path* and all runs below it."""
         self.stop(path, Stop("cancelled", error=AgentError(reason)))
 
     def interrupt(self, grace: float) -> None:
         """
-        End all runs: what is under way and cannot happen again has *grace* seconds to come to its end; from any thread.
+        Stop all runs; effects that cannot be repeated get *grace* seconds to finish. May be called from any thread.
 
         Nothing else begins, and what may simply happen again is cut at once. Called again, or with any other reason to
         stop, everything is.
@@ -104,9 +102,10 @@ class ActiveRuns:
             return
         root.spares = True
         root.stopping = Stop("cancelled")
-        self._loop.call_soon(self._spare, root.stopping, grace)
+        self._loop.call_soon(self._stop_with_grace, root.stopping, grace)
 
-    def _spare(self, stop: Stop, grace: float) -> None:
+    def _stop_with_grace(self, stop: Stop, grace: float) -> None:
+        """Stop the root after *grace* seconds, or at once if no effect would be in doubt."""
         if not self._root.spares:
             return
         # Nothing under way would be in doubt, so there is nothing to be patient for.
@@ -118,7 +117,7 @@ class ActiveRuns:
             run.spare(stop)
 
     def lasting(self) -> list[Item]:
-        """Return what is under way, and would be in doubt if it were cut."""
+        """Return the running effects that would be in doubt if they were cancelled."""
         return [item for run in list(self.by_path.values()) for item in run.lasting()]
 
     def close(self) -> None:
@@ -134,7 +133,7 @@ class ActiveRuns:
 
 class RunBelongings:
     """
-    What tools keep for the runs of one tree until these end.
+    The objects that tools keep for the runs of one tree until these end.
 
     Attributes:
         by_path: What they keep, by the path of the run.
@@ -143,15 +142,15 @@ class RunBelongings:
     __slots__ = ("_warnings", "by_path")
 
     def __init__(self, warnings: list[str]) -> None:
-        self.by_path: dict[str, Belongings] = {}
+        self.by_path: dict[str, RunResources] = {}
         self._warnings = warnings
 
-    def get(self, path: str) -> Belongings:
-        """Return what tools keep for the run at *path*."""
-        return self.by_path.setdefault(path, Belongings())
+    def get(self, path: str) -> RunResources:
+        """Return the objects that tools keep for the run at *path*."""
+        return self.by_path.setdefault(path, RunResources())
 
     async def end(self, run: Run) -> None:
-        """End what tools kept for a run, to the end however often this task is cancelled; the result mentions it."""
+        """Close the objects that tools keep for a run, even if this task is cancelled; failures become warnings."""
         kept = self.by_path.pop(run.path)
         # A task of its own, waited for to its end: what is closed are processes and temporary folders, which a
         # cancellation in the middle would leave behind (reliability:R10).
@@ -164,13 +163,13 @@ class RunBelongings:
         try:
             self._warnings += work.result()
         except BaseException as error:
-            if not is_callers(error):
+            if not belongs_to_caller(error):
                 raise
             run.crashed(error)
 
 
-class _Signal:
-    """Says whether a run is being stopped; what ``ToolContext.cancelled`` asks."""
+class _StopSignal:
+    """Tells whether a run is being stopped, for ``ToolContext.cancelled``."""
 
     __slots__ = ("_root",)
 
@@ -178,6 +177,6 @@ class _Signal:
         self._root = root
 
     def is_set(self) -> bool:
-        """Return whether what is under way has to end."""
+        """Return whether the run is being stopped and running effects have to end: ``False`` during their grace."""
         # Not while it is spared: a tool that looks at this ends by itself, and what it does is to be finished.
         return self._root.stopping is not None and not self._root.spares

@@ -15,17 +15,16 @@ from typing import Any, Protocol
 import attrs
 
 from stepengine.data.effects import RunInBackground, Spawn
-from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.outcomes import Single, Stop, Value, make_stop_below
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, ChildResult, RunStatus, no_longer_waiting
+from stepengine.data.state import AgentState, ChildResult, RunStatus, cancel_suspended
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.spent import cancel_stopped
 from stepengine.runtime.effect_events import ended
 from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.run_protocol import Run
-from stepengine.runtime.standstill import RestingTree
-
-__all__ = ("BackgroundChild", "BackgroundChildren", "TreeWithBackground")
+from stepengine.runtime.standstill import TreeWithStandstill
 
 
 class BackgroundChild:
@@ -53,7 +52,7 @@ class BackgroundChild:
 
     @property
     def result(self) -> ChildResult[Any] | None:
-        """How it ended; ``None`` as long as it has not, or only stands still."""
+        """Its result; ``None`` while it runs or is suspended."""
         outcome = self.outcome
         return outcome.value if isinstance(outcome, Value) else None
 
@@ -71,7 +70,7 @@ class BackgroundChildren:
         suspended: The open questions of those that were suspended, by id.
     """
 
-    def __init__(self, tree: RestingTree) -> None:
+    def __init__(self, tree: TreeWithStandstill) -> None:
         self._tree = tree
         self.children: dict[str, BackgroundChild] = {}
         self.of: dict[str, list[BackgroundChild]] = {}
@@ -79,7 +78,7 @@ class BackgroundChildren:
         self._ends: list[asyncio.Future[None]] = []
 
     def is_used_by(self, path: str) -> bool:
-        """Return whether a child that the run at *path* started here is at work."""
+        """Return whether a background child of the run at *path* is still running here."""
         return any(child.outcome is None for child in self.of.get(path, ()))
 
     def close(self) -> None:
@@ -87,7 +86,7 @@ class BackgroundChildren:
         del self._tree
 
     def start(self, item: Item, plan: RunPlan, state: AgentState, performer: Performer) -> None:
-        """Start the child of an effect: from now on it is at work."""
+        """Start the child of an effect."""
         assert isinstance(item.effect, Spawn)  # noqa: S101
         child = self.children[plan.path] = BackgroundChild(plan.path, item.effect)
         self.of.setdefault(item.path, []).append(child)
@@ -103,7 +102,7 @@ class BackgroundChildren:
         # This task is awaited by nobody in particular, so an error that left it would be lost; it ends the tree
         # instead.
         except BaseException as error:  # noqa: BLE001
-            tree.root.broken(error)
+            tree.root.stop_with_error(error)
             outcome = tree.root.halt()
         child.outcome = outcome
         if isinstance(outcome, Value):
@@ -118,16 +117,16 @@ class BackgroundChildren:
         tree.standstill.look()
 
     def at_work(self) -> Iterator[str]:
-        """Give the paths of those that have not ended, the youngest first."""
+        """Yield the paths of running children, the youngest first."""
         return (child.path for child in reversed(self.children.values()) if child.outcome is None)
 
     def is_at_work(self, path: str) -> bool:
-        """Return whether there is a child at *path* that has not ended."""
+        """Return whether the child at *path* is still running."""
         child = self.children.get(path)
         return child is not None and child.outcome is None
 
     def stopping(self, path: str) -> Stop | None:
-        """Return why the child at *path* must end without having begun; ``None`` when it may begin."""
+        """Return the reason why the child at *path* must end before it starts, or ``None``."""
         child = self.children.get(path)
         return None if child is None else child.stopping
 
@@ -135,35 +134,34 @@ class BackgroundChildren:
         """Return the child at a path."""
         return self.children[path]
 
-    def done(self, paths: Sequence[str]) -> list[str]:
-        """Return those of *paths* whose children have ended, in the order of their recorded ends."""
+    def list_ended(self, paths: Sequence[str]) -> list[str]:
+        """Return the *paths* of ended children, in the order of their recorded ends."""
         # By recorded time, and then by path: which of two was first is what the record says, not what this process saw
         # (a replay sees both at once).
         found = [(self.children[path].outcome, path) for path in paths if self.children[path].result is not None]
         return [path for _, path in sorted([(outcome.at, path) for outcome, path in found if outcome is not None])]
 
     def results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]]:
-        """Return how the children at *paths* ended, all of which have; the caller tells their parent."""
-        found: dict[str, ChildResult[Any]] = {}
-        for path in paths:
-            child = self.children[path]
-            assert child.result is not None  # noqa: S101
-            child.is_told = True
-            found[path] = child.result
-        return found
+        """Return the results of the ended children at *paths*."""
+        return {path: child.result for path in paths if (child := self.children[path]).result is not None}
 
-    def one_end(self) -> asyncio.Future[None]:
-        """Return what is done as soon as any child ends."""
+    def mark_told(self, paths: Sequence[str]) -> None:
+        """Record that the parent of the children at *paths* has their results."""
+        for path in paths:
+            self.children[path].is_told = True
+
+    def future_of_next_end(self) -> asyncio.Future[None]:
+        """Return a future that is done when any child ends."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ends.append(future)
         return future
 
     def has_ended(self, paths: Sequence[str]) -> bool:
-        """Return whether none of these is at work any more."""
+        """Return whether none of these children is running."""
         return all(self.children[path].outcome is not None for path in paths)
 
-    async def all_ended(self, paths: Sequence[str]) -> bool:
-        """Wait until these have ended; return whether each of them has an end of its own, and was not stopped with its tree."""
+    async def wait_for_ends(self, paths: Sequence[str]) -> bool:
+        """Wait until these have ended; return False if one of them was only stopped with its tree."""
         tasks = [task for path in paths if (task := self.children[path].task) is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -173,27 +171,30 @@ class BackgroundChildren:
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> dict[str, Any] | None:
         """
-        Return how children in the background ended, once they have; ``None`` where one was stopped with its tree.
+        Wait for children and return their results; ``None`` if one was stopped with its tree or *cut* is done.
 
         With *cut*, which says that they will not end as recorded, it is also ``None`` once that is done, or the tree stands still.
         """
-        if cut is not None and not await self._ended_unless(cut, item, paths):
+        if cut is not None and not await self._wait_unless_cut(cut, item, paths):
             return None
-        if not await self.all_ended(paths):
+        if not await self.wait_for_ends(paths):
             return None
+        self.mark_told(paths)
         return self.results(paths)
 
-    async def _ended_unless(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
-        """Wait until these have ended, and return that they have; not once *cut* is done, or the tree stands still."""
+    async def _wait_unless_cut(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
+        """Wait until these have ended; return False if *cut* is done first or the tree is suspended."""
         while not self.has_ended(paths):
             # Shielded: this wait may be given up, and others wait for the same end.
-            came = await self._tree.standstill.until(item, (), self.one_end, lambda: asyncio.shield(cut))
+            came = await self._tree.standstill.wait_for_first(
+                item, (), self.future_of_next_end, lambda: asyncio.shield(cut)
+            )
             if cut.done() or not came:
                 return False
         return True
 
     def end(self, paths: Sequence[str], reason: str) -> None:
-        """End children because their parent wants it: their end is recorded."""
+        """Cancel children at their parent's request; their end is recorded."""
         for path in paths:
             child = self.children[path]
             # The first word counts: a child that is ended twice, or ended while its tree stops, has one end.
@@ -204,7 +205,7 @@ class BackgroundChildren:
 
     async def end_with(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
         """
-        Wait until no child of the run at *path*, which has ended, is at work; *stop* is why they must end, if they must.
+        Stop a run's background children with *stop*, if given, await them; return those not reported to it.
 
         Returns:
             How those ended of which their parent was not told.
@@ -215,12 +216,12 @@ class BackgroundChildren:
         tasks = [child.task for child in left if child.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        found = [_result_of(child) for child in left]
+        found = [_result_even_if_stopped(child) for child in left]
         return [child for child in found if child is not None]
 
     async def settle(self, run: Run, finished: Finished) -> Finished:
         """
-        Return how a run ended once nothing that it started in the background is at work; what that spent is its own, too.
+        Wait for a run's background children and return its end with their spending added.
 
         Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
         after all that is recorded of that one.
@@ -228,7 +229,8 @@ class BackgroundChildren:
         # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
         # that is at work, or a tree whose children all wait could never lie down.
         run.start_waiting()
-        stop = None if self._tree.root.spares or run.stopping is None else _stop_below(run)
+        is_spared = self._tree.root.spares and not run.is_cut
+        stop = None if is_spared or run.stopping is None else _make_stop_for_children(run)
         work = asyncio.create_task(self.end_with(run.path, stop))
         self._tree.standstill.look()
         while not work.done():
@@ -236,14 +238,14 @@ class BackgroundChildren:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
                 run.interrupted()
-                self.stop_all(run.path, _stop_below(run))
+                self.stop_all(run.path, _make_stop_for_children(run))
         run.end_waiting()
         left = work.result()
         self.forget(run.path)
         if not left:
             return finished
         if finished.status is not RunStatus.SUSPENDED:
-            left = [no_longer_waiting(child) for child in left]
+            left = [cancel_suspended(child) for child in left]
         spending = finished.spending
         for child in left:
             spending += child.spending
@@ -251,7 +253,7 @@ class BackgroundChildren:
         return attrs.evolve(finished, spending=spending, children=(*finished.children, *left))
 
     def stop_all(self, path: str, stop: Stop) -> None:
-        """Stop what the run at *path* has in the background; nobody records that as an end."""
+        """Stop the background children of the run at *path* without recording an end."""
         for child in self.of.get(path, ()):
             if child.outcome is None and child.stopping is None:
                 # No end: whoever goes on with the tree starts it again over its record.
@@ -268,7 +270,7 @@ class BackgroundChildren:
             del self.children[child.path]
 
 
-class TreeWithBackground(RestingTree, Protocol):
+class TreeWithBackground(TreeWithStandstill, Protocol):
     """A run tree with its children in the background."""
 
     @property
@@ -276,12 +278,14 @@ class TreeWithBackground(RestingTree, Protocol):
         """The children in the background."""
 
 
-def _result_of(child: BackgroundChild) -> ChildResult[Any] | None:
+def _result_even_if_stopped(child: BackgroundChild) -> ChildResult[Any] | None:
+    """Return the result of a child, also of one that was stopped with its tree; ``None`` if it left none."""
     outcome = child.outcome
-    return outcome.child if isinstance(outcome, Stop) else child.result
+    if not isinstance(outcome, Stop):
+        return child.result
+    return None if outcome.child is None else cancel_stopped(outcome.child)
 
 
-def _stop_below(run: Run) -> Stop:
-    """Return why what a stopped run has in the background ends: of a body no reason is recorded that a replay could tell them."""
-    stop = run.stopping or Stop("cancelled")
-    return Stop("cancelled") if run.plan.body is not None and stop.kind in {"cancelled", "limit"} else stop
+def _make_stop_for_children(run: Run) -> Stop:
+    """Return the stop for the background children of a stopped run."""
+    return make_stop_below(run.stopping or Stop("cancelled"))

@@ -11,14 +11,12 @@ from typing import Protocol
 from stepengine.data.outcomes import Stop
 from stepengine.errors import LimitExceeded
 
-__all__ = ("Clock", "SystemClock", "TreeClock", "stop_for_time")
 
-
-class Clock(Protocol):
-    """Where a run gets its time from."""
+class TimeSource(Protocol):
+    """The source of time for a run."""
 
     def now(self) -> datetime:
-        """Return the date and time in UTC; a run that begins is created then. It may be set back."""
+        """Return the date and time in UTC, the creation time of a run that starts. It may go backwards."""
 
     def now_ms(self) -> int:
         """Return milliseconds that never go back; only differences mean anything."""
@@ -54,7 +52,7 @@ class TreeClock:
 
     __slots__ = ("_created", "_loop", "_since", "_start", "deadlines", "now_ms")
 
-    def __init__(self, clock: Clock, created: datetime, since: int | None) -> None:
+    def __init__(self, clock: TimeSource, created: datetime, since: int | None) -> None:
         """Start now, for a root run that was *created* then; *since* is what ``Services.since`` says."""
         self.now_ms = clock.now_ms
         self._created = created
@@ -73,23 +71,23 @@ class TreeClock:
         return self._created + timedelta(milliseconds=self.elapsed())
 
     def seconds_until(self, wakes: int, asked: int) -> float:
-        """Return how many seconds are left until *wakes*, which was asked for at *asked*, both on the run's own clock."""
+        """Return the seconds left until *wakes*, for a wait that started at *asked*, both on the run's clock."""
         # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
         # crash ends when it would have ended.
         since = self._since
         return (wakes - (asked if since is None else since + self.elapsed())) / 1_000
 
     def start_timer(self, path: str, seconds: float, stop: Callable[[Stop], None]) -> asyncio.TimerHandle:
-        """Call *stop* once the time of the run at *path* is over; return the timer."""
+        """Start a timer that calls *stop* at the time limit of the run at *path*."""
         # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
         # has (reliability:MP32).
         loop = self._loop = asyncio.get_running_loop()
         self.deadlines[path] = (loop.time() + seconds, seconds)
         return loop.call_later(max(0.0, seconds), stop, stop_for_time(seconds))
 
-    def too_late(self, path: str) -> Stop | None:
+    def time_limit_stop(self, path: str) -> Stop | None:
         """
-        Return why the run at *path* must end because its time is over, or that of a run around it.
+        Return the stop for a time limit that the run at *path*, or one around it, has exceeded, or ``None``.
 
         Timers say so, too, but not while synchronous code keeps the loop from turning, such as a scripted model's.
         """
@@ -107,6 +105,6 @@ class TreeClock:
 
 
 def stop_for_time(seconds: float, at: int = 0) -> Stop:
-    """Return the stop of a run that took longer than *seconds*."""
+    """Return the stop of a run that exceeded its time limit of *seconds*."""
     msg = f"the run took longer than max_seconds={seconds:g}"
     return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))

@@ -12,10 +12,8 @@ from stepengine.errors import ToolError
 from stepengine.runtime.performer import Item
 from stepengine.tools.conversion import as_result
 
-__all__ = ("Deferred",)
 
-
-class Deferred:
+class DeferredCalls:
     """
     The calls of one run tree whose results come from outside.
 
@@ -29,8 +27,8 @@ class Deferred:
         self._early: dict[tuple[str, int], object] = {}
         self._settled: set[tuple[str, int]] = set()
 
-    def expect(self, item: Item) -> asyncio.Future[ToolResult]:
-        """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
+    def expect_result(self, item: Item) -> asyncio.Future[ToolResult]:
+        """Accept a result for a call from now on, and return its future; the body may still be running."""
         key = item.path, cast("CallTool", item.effect).tool_call_id
         known = self.expected.get(key)
         if known is None:
@@ -41,7 +39,7 @@ class Deferred:
         return known[1]
 
     def waits(self, item: Item) -> None:
-        """Take note that the body of a call has returned, so that nothing of it is under way here."""
+        """Record that the body of a call has returned, so that the call only waits."""
         self._waiting.add((item.path, cast("CallTool", item.effect).tool_call_id))
 
     def is_waiting(self, item: Item) -> bool:
@@ -49,33 +47,33 @@ class Deferred:
         return bool(self._waiting) and (item.path, getattr(item.effect, "tool_call_id", "")) in self._waiting
 
     def forget(self, item: Item) -> None:
-        """Take no result of a call any more; may be called twice."""
+        """Accept no result for a call any more; may be called twice."""
         key = item.path, cast("CallTool", item.effect).tool_call_id
         self.expected.pop(key, None)
         self._waiting.discard(key)
 
     def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
         """
-        Give a waiting call its result; may be called from any thread.
+        Deliver the result of a waiting call; may be called from any thread.
 
         Raises:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
         """
-        future = self._find_waiting(call_id, path)[1]
-        future.get_loop().call_soon_threadsafe(_deliver, future, as_result(result))
+        future = self._find_waiting_call(call_id, path)[1]
+        future.get_loop().call_soon_threadsafe(_set_result_once, future, as_result(result))
 
     def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
-        Return the effect of a waiting call: the path of its run, and its number there; may be called from any thread.
+        Return the run path and effect number of a waiting call; may be called from any thread.
 
         Raises:
             ToolError: as ``deliver``.
         """
-        return self._find_waiting(call_id, path)[0]
+        return self._find_waiting_call(call_id, path)[0]
 
     def settle(self, place: tuple[str, int], result: object) -> None:
         """
-        Give the effect at a place its result, now or as soon as it waits, and only once; in the event loop of the tree.
+        Deliver a result to the effect at a place, now or when it starts to wait, once; in the tree's event loop.
 
         A letter may be there before its call is, where a run goes on, and may be read more than once.
         """
@@ -86,9 +84,9 @@ class Deferred:
             self._early[place] = result
             return
         self._settled.add(place)
-        _deliver(waiting[0], as_result(result))
+        _set_result_once(waiting[0], as_result(result))
 
-    def _find_waiting(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
+    def _find_waiting_call(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
         waiting = {key: entry for key, entry in list(self.expected.items()) if not entry[1].done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
@@ -103,6 +101,6 @@ class Deferred:
         return (found[0][0], seq), future
 
 
-def _deliver(future: asyncio.Future[ToolResult], result: ToolResult) -> None:
+def _set_result_once(future: asyncio.Future[ToolResult], result: ToolResult) -> None:
     if not future.done():
         future.set_result(result)

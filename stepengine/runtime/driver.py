@@ -1,5 +1,5 @@
 """
-One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end.
+The driver of one run: the loop that passes outcomes to its machine, and the ways to stop it.
 
 ``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
@@ -28,36 +28,34 @@ from stepengine.data.effects import (
     Compute,
     Effect,
     Gather,
-    Keeps,
     Leaf,
     Notify,
+    RunObjects,
     Spawn,
 )
-from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value, first_of, was_given_up
+from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value, find_race_winner, was_given_up
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished
-from stepengine.machine.signals import is_callers
+from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.effect_events import (
-    finished,
-    model_finished,
-    model_started,
+    make_end_events,
+    make_model_finished,
+    make_model_started,
+    make_tool_finished,
+    make_tool_started,
     started,
-    tool_finished,
-    tool_started,
 )
-from stepengine.runtime.failfast import Group, StopOnFailure
-from stepengine.runtime.mail import message_in
-from stepengine.runtime.performer import IO, Item, Performer, child_path, computed, is_repeatable, quick_item
-from stepengine.runtime.performing import NOTHING, defers
+from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
+from stepengine.runtime.innermost import NOTHING, has_deferred_results
+from stepengine.runtime.mail import find_received_message
+from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable, quick_item, run_compute
 from stepengine.runtime.tree_protocols import Performers
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Answer, Question
     from stepengine.data.state import AgentState
     from stepengine.machine.plan import RunPlan
-
-__all__ = ("RunTask", "drive")
 
 # These three are what a run asks for at every step, so that a shorter way for them is felt. Everything else takes the
 # way through all wrappers, which is always right; a child has to, since the meter reserves a share of the limits for
@@ -88,7 +86,7 @@ class DrivenPerformers(Performers, Protocol):
         """Stops the members of groups."""
 
     def compare(self, item: Item, outcome: Single, io: IO) -> None:
-        """Count a call that has ended, if it is like the one before."""
+        """Count a call that repeats the last one."""
 
     def allow(self, question: Question, answer: Answer) -> None:
         """Raise the limit that a question is about."""
@@ -117,6 +115,7 @@ class RunTask:
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
         has_ended: Whether its machine has come to its end, and was not broken off.
+        is_cut: Whether it was stopped at once, and not only told to start nothing more.
         is_ending: Whether its machine has ended, and its children in the background are waited for.
         direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
             for as it is, all but children and questions.
@@ -128,11 +127,11 @@ class RunTask:
         "_base",
         "_kicked",
         "_loop",
-        "_told",
         "busy",
         "cancelled",
         "direct",
         "has_ended",
+        "is_cut",
         "is_ending",
         "path",
         "plan",
@@ -150,7 +149,7 @@ class RunTask:
         self.path = path
         self.task: asyncio.Task[object] | None = None
         self.stopping: Stop | None = None
-        self.busy: Item | _Together | Literal[True] | None = None
+        self.busy: Item | _RunningGroup | Literal[True] | None = None
         self.spares = False
         self.cancelled = False
         self.has_ended = False
@@ -159,10 +158,10 @@ class RunTask:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._base = 0
         self._kicked = False
-        self._told = False
+        self.is_cut = False
 
     def enter(self) -> None:
-        """Take the current task as the one that drives this run."""
+        """Register the current task as the one that drives this run."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101
         self.task = task
@@ -173,7 +172,7 @@ class RunTask:
         self._loop = task.get_loop()
 
     def leave(self) -> None:
-        """Give the task back: no cancellation of ours stays behind on it."""
+        """Release the task without any pending cancellation of this run."""
         if self._kicked and self.task is not None:
             # `uncancel` takes back one count of the task, so it may be called exactly as often as we cancelled: once
             # too seldom, and the caller's next `await` behind a finished run sees a cancellation that nobody asked for;
@@ -192,53 +191,53 @@ class RunTask:
         self.busy = None
 
     def release(self) -> None:
-        """Forget the tree; nothing more will be performed."""
+        """Drop the reference to the tree; nothing more will be performed."""
         del self.tree
         self.task = None
 
     def stop(self, stop: Stop) -> None:
-        """End the run at once, with the first reason that is given; from any thread, any number of times."""
+        """Stop the run; the first reason counts. May be called from any thread, any number of times."""
         # Whoever calls this does not wait for anything: a second, harder stop takes away the grace that an earlier one
         # gave. The first reason is the one that is told, since all later ones are mostly consequences of it.
         self.spares = False
         self.stopping = self.stopping or stop
-        if self._told or self._loop is None or self._loop.is_closed():
+        if self.is_cut or self._loop is None or self._loop.is_closed():
             return
-        self._told = True
+        self.is_cut = True
         # Always by way of the loop, also from its own thread. A stop may be called by the effect itself (a tool that
         # cancels its run, an observer): to cancel the task right here would strike the frame that is calling. And from
-        # another thread, or from a signal handler, `Task.cancel` is not safe at all. `_told` keeps a thousand stops
-        # from filling the loop's queue (reliability:SP09).
-        self._loop.call_soon_threadsafe(self._kick)
+        # another thread, or from a signal handler, `Task.cancel` is not safe at all. `is_cut` keeps a thousand stops
+        # from filling the loop's queue (reliability:I12).
+        self._loop.call_soon_threadsafe(self._cancel_task)
 
     def lasting(self) -> list[Item]:
-        """Return what is under way and cannot happen again, so that its result is worth some seconds."""
+        """Return the running effects that cannot be repeated."""
         busy = self.busy
-        items = [busy] if isinstance(busy, Item) else busy.running if isinstance(busy, _Together) else []
-        return [item for item in items if self._lasts(item)]
+        items = [busy] if isinstance(busy, Item) else busy.running if isinstance(busy, _RunningGroup) else []
+        return [item for item in items if self._would_be_in_doubt(item)]
 
     def spare(self, stop: Stop) -> None:
-        """Let nothing more begin, and cut what is under way except what is ``lasting``; children are told separately."""
+        """Start nothing more, and cancel all running effects that can be repeated; children are stopped separately."""
         self.stopping = self.stopping or stop
         busy = self.busy
-        if isinstance(busy, _Together):
+        if isinstance(busy, _RunningGroup):
             busy.cut(self._is_spared)
         elif not isinstance(busy, Item) or not self._is_spared(busy):
-            self._kick()
+            self._cancel_task()
 
-    def _lasts(self, item: Item) -> bool:
+    def _would_be_in_doubt(self, item: Item) -> bool:
         # What may happen again is cut at once, and so is a call that only waits for its result, since nothing of it is
         # under way here. The rest would be in doubt for whoever goes on with the run, and so gets some seconds.
         return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
 
     def _is_spared(self, item: Item) -> bool:
         is_child = type(item.effect) in RUNS and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
-        return is_child or self._lasts(item)
+        return is_child or self._would_be_in_doubt(item)
 
     def must_stop(self) -> bool:
         """Return whether nothing more may be performed."""
         if self.stopping is None:
-            self.stopping = self.tree.clock.too_late(self.path)
+            self.stopping = self.tree.clock.time_limit_stop(self.path)
         return self.stopping is not None
 
     def interrupted(self) -> Stop:
@@ -254,7 +253,7 @@ class RunTask:
         return self.halt()
 
     def notice_cancel(self, *, certain: bool = False) -> None:
-        """Take note of a cancellation from outside."""
+        """Record a cancellation from outside."""
         assert self.task is not None  # noqa: S101
         if certain or self.task.cancelling() - self._kicked > self._base:
             self.cancelled = True
@@ -271,8 +270,8 @@ class RunTask:
         self.stop(stop)
         return self.halt()
 
-    def broken(self, error: BaseException) -> Stop:
-        """Account for an exception that a performer let out: the run cannot go on."""
+    def stop_with_error(self, error: BaseException) -> Stop:
+        """Stop the run because a performer raised an exception."""
         # Whoever sees it must not have to know the classes of SDKs (reliability:R22). It ends the run, and is not
         # thrown into the handler: a performer that lets an exception out is broken, and what the effect did is not
         # known, so nothing could follow from it.
@@ -285,13 +284,13 @@ class RunTask:
         return self.halt()
 
     def halt(self, item: Item | None = None) -> Stop:
-        """Return the outcome of an effect that was not performed, or not to its end, with what became of it until then."""
+        """Return the outcome of an effect that was not performed, or not completely, with its usage so far."""
         # What a stopped effect leaves behind was put aside by whoever was interrupted: a cancelled coroutine has no way
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
         stop, tree = self.stopping or Stop("cancelled"), self.tree
         if item is None:
             return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
-        address = (item.path, item.effect.seq)
+        address = item.address
         left = tree.leftovers.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
         begun = tree.leftovers.stopped_calls.pop(address, None)
@@ -303,7 +302,8 @@ class RunTask:
         # result, and it checks that a Gather has one outcome for each member.
         return Gathered(tuple([self.halt() for _ in effect.effects])) if isinstance(effect, Gather) else self.halt()
 
-    def _kick(self) -> None:
+    def _cancel_task(self) -> None:
+        """Cancel the task if it is awaiting something."""
         # Only while something is awaited. Between two effects the machine itself runs, synchronously; the drive loop
         # looks at `stopping` before the next effect, and a cancellation that was left pending would strike some
         # innocent `await` later.
@@ -334,7 +334,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 outcome = None
                 continue
             if isinstance(effect, Compute):
-                outcome = await (_turn if run.plan.body is None else _compute)(run, effect)
+                outcome = await (_run_handler_turn if run.plan.body is None else _run_compute)(run, effect)
                 continue
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
             # loop turn, so no timer fires. The two attributes are looked at here since the call alone would cost every
@@ -343,17 +343,17 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 outcome = run.refuse(effect)
                 continue
             if isinstance(effect, Gather):
-                outcome = await _gather(run, effect)
+                outcome = await _perform_group(run, effect)
             else:
                 # An item is what a performer is given: the effect with the plan of its run, which wrappers look at
                 # (limits, tools). It is a named tuple, made from a ready tuple without the call of its constructor, as
                 # there is one for each effect.
-                outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)), type(effect))
+                outcome = await _perform_alone(run, quick_item((run.path, effect, run.plan, None, False)), type(effect))
             count += 1
             # By the number of effects and not by the clock: a count needs no call, and an effect that really waits
             # gives the others their turn anyway.
             if count % EFFECTS_PER_TURN == 0:
-                await _breathe(run)
+                await _yield_to_loop(run)
     # A generator's return value arrives so. One `except` around the loop serves: nothing else in it can raise
     # `StopIteration`, since out of a coroutine that comes as a `RuntimeError`.
     except StopIteration as stop:
@@ -363,12 +363,12 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
     finally:
         # On every way out, a `CancelledError` or a bug in the performer included: the handler inside holds files and
         # locks in its `finally`, and a generator that is left to the collector runs it at some other time, perhaps in
-        # another thread (reliability:R9).
+        # another thread (reliability:I6).
         machine.close()
 
 
-async def _compute(run: RunTask, effect: Compute) -> Single:
-    """Have work done in a thread; if the run is stopped, end the work and wait for it. Recorded work needs no thread."""
+async def _run_compute(run: RunTask, effect: Compute) -> Single:
+    """Run work in a thread; if the run is stopped, stop the work and wait for it."""
     if run.must_stop():
         return run.halt()
     tree = run.tree
@@ -376,9 +376,9 @@ async def _compute(run: RunTask, effect: Compute) -> Single:
     # it, so that the next call of the same tool finds it warm.
     kept = tree.runs.belongings.get(run.path.rpartition(".")[0])
     if effect.known is not None:
-        return _recalled(run, effect, kept)
+        return _run_recorded_compute(run, effect, kept)
     run.busy = True
-    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, kept)
+    work = asyncio.get_running_loop().run_in_executor(None, run_compute, effect, kept)
     try:
         # A thread cannot be cancelled. To let the `CancelledError` out here would leave it at work on a program whose
         # run has ended; so the work is told to stop, and waited for however often we are cancelled meanwhile.
@@ -398,19 +398,19 @@ async def _compute(run: RunTask, effect: Compute) -> Single:
         # whole tree and not a failure of one call.
         if isinstance(error, ReplayDivergence):
             tree.root.stop(Stop("diverged", error=error))
-        return run.broken(error)
+        return run.stop_with_error(error)
     finally:
         run.busy = None
 
 
-async def _turn(run: RunTask, effect: Compute) -> Single:
+async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
     """
-    Have a turn of a handler done in a thread.
+    Run a turn of a handler in a thread.
 
     A handler that runs here is never stopped between two effects, and what its run is recorded to be stopped at is an effect. So a
     turn under way, which is recorded nowhere, is left to its end and what it asks for is refused; unless it takes too long.
     """
-    work = asyncio.get_running_loop().run_in_executor(None, computed, effect, run.tree.runs.belongings.get(run.path))
+    work = asyncio.get_running_loop().run_in_executor(None, run_compute, effect, run.tree.runs.belongings.get(run.path))
     run.busy, is_ended = True, False
     try:
         # Without a time limit while the run goes on, and with one as soon as it is stopped: nobody waits for a handler
@@ -426,25 +426,25 @@ async def _turn(run: RunTask, effect: Compute) -> Single:
                 run.interrupted()
         return run.halt() if is_ended else work.result()
     except Exception as error:  # noqa: BLE001
-        return run.broken(error)
+        return run.stop_with_error(error)
     finally:
         run.busy = None
 
 
-def _recalled(run: RunTask, effect: Compute, kept: Keeps) -> Single:
-    """Have what is recorded of work taken note of, here and now."""
+def _run_recorded_compute(run: RunTask, effect: Compute, kept: RunObjects) -> Single:
+    """Return the outcome of recorded work, without a thread."""
     try:
-        return computed(effect, kept)
+        return run_compute(effect, kept)
     except Exception as error:  # noqa: BLE001
-        return run.broken(error)
+        return run.stop_with_error(error)
 
 
-async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa: C901 - three calls less for each effect of a run
-    """Perform one effect, of this kind, in the run's own task, and show it; whatever happens is an outcome."""
+async def _perform_alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa: C901 - three calls less for each effect of a run
+    """Perform one effect in the run's own task and show its events; exceptions become outcomes."""
     # One effect is awaited in the run's own task: a task for each would cost 5 us, a sixth of a whole bare step, and
     # two turns of the loop.
     tree = run.tree
-    shows = tree.hub.watched and not (kind is AskPerson and _is_known(tree, item))
+    shows = tree.hub.watched and not (kind is AskPerson and _is_already_asked(tree, item))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.
     began = _show_start(tree, item, kind) if shows and kind is not AskPerson else None
@@ -454,13 +454,13 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
     run.busy = item
     try:
         if tree.standstill.is_replaying:
-            await tree.standstill.hold_new(item, begins=True)
+            await tree.standstill.hold_if_new(item, begins=True)
         beginning = performer.begin((item,))
         # Mostly there is nothing to wait for, and to await that would take two calls more.
         if beginning is not NOTHING:
             await beginning
         if tree.standstill.is_replaying:
-            await tree.standstill.hold_new(item, begins=False)
+            await tree.standstill.hold_if_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item, kind)
@@ -468,16 +468,16 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
         if run.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.notice_cancel()
     # The machine takes outcomes, and nothing else: an exception that went past it would leave a handler parked, calls
-    # without results, and a journal without an end. `_instead` sorts them: ours, the caller's, or a broken performer's.
+    # without results, and a journal without an end. `_outcome_of_exception` sorts them: ours, the caller's, or a broken performer's.
     except BaseException as error:  # noqa: BLE001
-        outcome = _instead(run, item, error, alone=True)
+        outcome = _outcome_of_exception(run, item, error, alone=True)
     finally:
         run.busy = None
     # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
     if kind is AskPerson:
-        _remember(tree, item.effect, outcome)  # type: ignore[arg-type]
+        _record_permissions(tree, item.effect, outcome)  # type: ignore[arg-type]
     elif kind is AwaitMessage:
-        _take_message(tree, item, outcome)
+        _record_receipt(tree, item, outcome)
     if began is not None:
         if kind is CallTool and performer is direct:
             # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
@@ -488,34 +488,34 @@ async def _alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa:
 
 
 async def _perform_member(run: RunTask, item: Item) -> Single:
-    """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
+    """Perform a member of a ``Gather`` and show its events; exceptions become outcomes."""
     tree = run.tree
-    shows = tree.hub.watched and not (isinstance(item.effect, AskPerson) and _is_known(tree, item))
+    shows = tree.hub.watched and not (isinstance(item.effect, AskPerson) and _is_already_asked(tree, item))
     began = _show_start(tree, item, type(item.effect)) if shows else None
     outcome: Single
     try:
         if tree.standstill.is_replaying:
-            await tree.standstill.hold_new(item, begins=False)
+            await tree.standstill.hold_if_new(item, begins=False)
         outcome = await tree.performers.outermost.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
     except BaseException as error:  # noqa: BLE001
-        outcome = _instead(run, item, error, alone=False)
+        outcome = _outcome_of_exception(run, item, error, alone=False)
     if isinstance(item.effect, AskPerson):
-        _remember(tree, item.effect, outcome)
+        _record_permissions(tree, item.effect, outcome)
     elif isinstance(item.effect, AwaitMessage):
-        _take_message(tree, item, outcome)
+        _record_receipt(tree, item, outcome)
     if began is not None:
         _show_end(tree, item, type(item.effect), outcome, began)
     return outcome
 
 
-def _remember(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
-    """Take note of what was allowed for good, and beyond a limit: here, where answers out of a record pass by like others."""
+def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
+    """Record lasting permissions and raised limits from an outcome, live or replayed."""
     if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
-        tree.desk.knows_more(effect.questions[0], outcome.value[0])
+        tree.desk.limits.record(effect.questions[0], outcome.value[0])
         tree.performers.allow(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,
@@ -524,33 +524,33 @@ def _remember(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
             tree.desk.remembered.take(question, answer)
 
 
-def _take_message(tree: DrivenTree, item: Item, outcome: Single) -> None:
-    """Take note that a run has a message: here, where messages out of a record pass by like others."""
-    message = message_in(item, outcome)
+def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
+    """Record that a run has received a message, live or replayed."""
+    message = find_received_message(item, outcome)
     if message is not None:
         tree.mail.take(message)
 
 
-def _is_known(tree: DrivenTree, item: Item) -> bool:
-    """Return whether a question asks for what was allowed for good, or is asked by another run already: then nobody is shown it."""
+def _is_already_asked(tree: DrivenTree, item: Item) -> bool:
+    """Return whether a question has a lasting answer, or another run asks it already, so that it is not shown."""
     if item.effect.purpose == "limit":  # type: ignore[union-attr]
-        return not tree.desk.announces(item.effect.questions[0])  # type: ignore[union-attr]
+        return not tree.desk.limits.is_first(item.effect.questions[0])  # type: ignore[union-attr]
     return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
 def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
-    """Show that an effect of this kind begins; return when that was, by the tree's clock."""
+    """Show the start of an effect; return its time on the tree's clock."""
     emit, now_ms = tree.emit, tree.clock.now_ms
     if kind is CallModel:
-        emit(model_started(item))
+        emit(make_model_started(item))
     elif kind is CallTool or kind is CallBody:
         binding = item.plan.tools.get(item.effect.tool_name)  # type: ignore[union-attr]
-        if kind is CallTool and defers(binding):
+        if kind is CallTool and has_deferred_results(binding):
             # Whoever sees that it began may have its result at once, before the call has come to its body.
-            tree.deferred.expect(item)
-        emit(tool_started(item, binding))
+            tree.deferred.expect_result(item)
+        emit(make_tool_started(item, binding))
     else:
-        for event in started(item, tree.desk.shown(item) if kind is AskPerson else ()):
+        for event in started(item, tree.desk.get_shown_questions(item) if kind is AskPerson else ()):
             emit(event)
     return now_ms()
 
@@ -559,37 +559,38 @@ def _show_end(tree: DrivenTree, item: Item, kind: type[Leaf], outcome: Single, b
     emit, now_ms = tree.emit, tree.clock.now_ms
     duration_ms = now_ms() - began
     if kind is CallModel:
-        emit(model_finished(item, outcome, duration_ms))
+        emit(make_model_finished(item, outcome, duration_ms))
     elif kind is CallTool:
         if tree.deferred.expected:
             tree.deferred.forget(item)
-        emit(tool_finished(item, outcome, duration_ms))
+        emit(make_tool_finished(item, outcome, duration_ms))
     else:
         if kind is AskPerson:
             tree.desk.forget_shown(item)
-        for event in finished(item, outcome, duration_ms):
+        for event in make_end_events(item, outcome, duration_ms):
             emit(event)
 
 
-def _instead(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:
-    """Return the outcome of an effect that ended with an exception instead of one."""
+def _outcome_of_exception(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:
+    """Return the outcome of an effect that raised an exception."""
     if isinstance(error, asyncio.CancelledError):
         # A member's task is cancelled by `cut` or by its race; the run's own task has another count of cancellations,
         # which is not to be touched from here.
         if alone:
             run.interrupted()
     else:
-        _account(run, error)
+        _stop_for_exception(run, error)
     return run.halt(item)
 
 
-def _account(run: RunTask, error: BaseException) -> Stop:
-    return run.crashed(error) if is_callers(error) else run.broken(error)
+def _stop_for_exception(run: RunTask, error: BaseException) -> Stop:
+    """Stop the run for an exception: the caller's is raised there later, any other fails the run."""
+    return run.crashed(error) if belongs_to_caller(error) else run.stop_with_error(error)
 
 
-async def _gather(run: RunTask, effect: Gather) -> Gathered:
-    """Perform the members at once; on a stop those under way are cancelled and waited for."""
-    together = _Together(run, effect)
+async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
+    """Perform the members of a ``Gather``; on a stop the running ones are cancelled and waited for."""
+    together = _RunningGroup(run, effect)
     run.busy = together
     try:
         # Most groups are neither a race nor end with their first failure: then nothing is entered, and there is no one
@@ -598,9 +599,9 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
             group = None
             if effect.races:
                 raced = [together.items[n] for race in effect.races for n in range(*race)]
-                around.enter_context(run.tree.performers.brake.racing(raced))
+                around.enter_context(run.tree.performers.brake.allow_race_cancellation(raced))
             if effect.fail_fast:
-                made = Group(run.tree.performers.brake, together.items, has_failed=effect.has_failed)
+                made = FailFastGroup(run.tree.performers.brake, together.items, has_failed=effect.has_failed)
                 group = around.enter_context(made)
             await together.run(group)
     finally:
@@ -611,7 +612,7 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
     return Gathered(tuple([outcome or run.halt() for outcome in together.outcomes]))
 
 
-class _Together:
+class _RunningGroup:
     """
     The members of one ``Gather`` on their way.
 
@@ -633,7 +634,7 @@ class _Together:
         self._races = [range(*race) for race in effect.races] if effect.races else []
         self.outcomes: list[Single | None] = [None] * len(self.items)
         self._run = run
-        self._group: Group | None = None
+        self._group: FailFastGroup | None = None
         self._free = len(self.items) if width is None else width
         self._next = 0
         self._room = {kind: len(self.items) if most is None else max(1, most) for kind, most in bounds.items()}
@@ -646,43 +647,43 @@ class _Together:
 
     @property
     def running(self) -> list[Item]:
-        """The members that are under way."""
+        """The running members."""
         return list(self._running.values())
 
     def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
-        """Return whether every member under way is waiting, and none is about to begin."""
-        if not self._beginning and self._run.stopping is None and self._admissible():
+        """Return whether every running member is waiting, and none is about to start."""
+        if not self._beginning and self._run.stopping is None and self._next_admissible():
             return False
         items = [*self._running.values(), *self._beginning]
         return bool(items) and all(map(is_waiting, items))
 
     def cut(self, is_spared: Callable[[Item], bool]) -> None:
-        """Cancel the members that are under way, but for those that are spared."""
+        """Cancel the running members, except for the spared ones."""
         for task, item in self._running.items():
             if not is_spared(item):
                 task.cancel()
 
-    async def run(self, group: Group | None = None) -> None:
-        """Return when all members have ended; after a stop none of the rest starts."""
+    async def run(self, group: FailFastGroup | None = None) -> None:
+        """Run all members to their end; after a stop no more of them start."""
         self._group = group
         # Not an `asyncio.gather`, and no TaskGroup: both end their siblings when one fails, and a failure here is an
         # entry beside the others. A cancellation is taken note of and the loop goes on, since the members have to end
         # first: nothing of a run may outlive it (reliability:R10).
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._run.stopping is None and self._admissible():
-                    await self._admit()
+                if self._run.stopping is None and self._next_admissible():
+                    await self._admit_members()
                 else:
-                    await self._until_one_ended()
+                    await self._wait_for_one_end()
             except asyncio.CancelledError:
                 self._run.interrupted()
                 for task in self._running:
                     task.cancel()
             except BaseException as error:  # noqa: BLE001
-                _account(self._run, error)
+                _stop_for_exception(self._run, error)
 
-    def _admissible(self) -> range:
-        """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
+    def _next_admissible(self) -> range:
+        """Return the members that may start now: the width of the window, up to the first tool call without room."""
         # In order, and up to the first that finds no room, although one behind it might: members are begun in the order
         # of their numbers, so that the record has no gap when the process dies here.
         room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
@@ -697,9 +698,9 @@ class _Together:
                 room -= 1
         return range(self._next, end)
 
-    async def _admit(self) -> None:
-        """Let the next members begin."""
-        batch = self._admissible()
+    async def _admit_members(self) -> None:
+        """Admit the next members."""
+        batch = self._next_admissible()
         items, tree = [self.items[index] for index in batch], self._run.tree
         if tree.standstill.is_replaying:
             # What was begun before goes on to the end of its record, while what is new waits for that of every run.
@@ -709,7 +710,7 @@ class _Together:
                 items, batch = known, range(batch.start, batch.start + len(known))
             else:
                 self._beginning = items[:1]
-                await tree.standstill.hold_new(items[0], begins=True)
+                await tree.standstill.hold_if_new(items[0], begins=True)
         self._next += len(batch)
         self._free -= len(batch)
         self._beginning = items[:1]  # while a journal in a file takes its moment for them, others of them may wait
@@ -720,11 +721,11 @@ class _Together:
         for index in batch:
             kind = type(self.items[index].effect)
             self._waiting.setdefault(ROOM_OF.get(kind, kind), deque()).append(index)
-        self._start()
+        self._start_members()
         self._beginning = []
 
-    def _start(self) -> None:
-        """Start the members for whose kind there is room."""
+    def _start_members(self) -> None:
+        """Start the admitted members whose kind has room."""
         for kind, indices in self._waiting.items():
             while indices and self._room.setdefault(kind, len(self.items)) and self._run.stopping is None:
                 self._room[kind] -= 1
@@ -732,11 +733,12 @@ class _Together:
                 # Made only now, and not for all members at the start with a semaphore in each: 10,000 members would be
                 # 10,000 tasks with their frames before the first has begun, and which of them a semaphore lets in next
                 # is nothing that an order of intents could be built on.
-                task = asyncio.create_task(self._work(index))
+                task = asyncio.create_task(self._run_member(index))
                 self._running[task] = self.items[index]
-                task.add_done_callback(self._take_finished_task)
+                task.add_done_callback(self._on_member_end)
 
-    async def _work(self, index: int) -> None:
+    async def _run_member(self, index: int) -> None:
+        """Perform one member and store its outcome."""
         item = self.items[index]
         # Between `create_task` and this first line the loop has turned, and a stop may have come. The outcome stays
         # `None`, so it counts as never begun.
@@ -750,10 +752,10 @@ class _Together:
         # What a fork keeps of a race whose winner it cut off is no end of that race.
         for race in self._races:
             if index in race:
-                self._look_at_race(race, ends=not was_given_up(outcome))
+                self._finish_race(race, ends=not was_given_up(outcome))
 
-    def _look_at_race(self, race: range, *, ends: bool) -> None:
-        """Give up the others of a race that a member has *ended*; once all have ended, a message that a loser took is free for the next."""
+    def _finish_race(self, race: range, *, ends: bool) -> None:
+        """Cancel the losers once a member *ends* a race; when all have ended, return a loser's message to its topic."""
         # A member is given up and not cancelled by its task: it may be a child with handlers to close, or have its
         # result already on the way. Whatever a loser had received is put back, or a message would be lost with the
         # race.
@@ -763,28 +765,29 @@ class _Together:
         if left:
             return
         outcomes = [cast("Single", self.outcomes[n]) for n in race]
-        won = race[first_of(outcomes)]
+        won = race[find_race_winner(outcomes)]
         for n, outcome in zip(race, outcomes, strict=True):
-            message = message_in(self.items[n], outcome)
+            message = find_received_message(self.items[n], outcome)
             if message is not None and n != won:
                 self._run.tree.mail.give_back(message)
 
-    def _take_finished_task(self, task: asyncio.Task[None]) -> None:
+    def _on_member_end(self, task: asyncio.Task[None]) -> None:
         kind = type(self._running.pop(task).effect)
         self._room[ROOM_OF.get(kind, kind)] += 1
         # A member turns everything into an outcome, so this is a bug of ours. Without it the missing outcome would be
         # told as a cancellation.
         if not task.cancelled() and (error := task.exception()) is not None:
-            _account(self._run, error)
+            _stop_for_exception(self._run, error)
         self._free += 1
-        self._start()
+        self._start_members()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
         standstill = self._run.tree.standstill
         if standstill.parked or standstill.held:
             standstill.look()
 
-    async def _until_one_ended(self) -> None:
+    async def _wait_for_one_end(self) -> None:
+        """Wait until a member ends."""
         # One future that the next end sets, and not `asyncio.wait(..., FIRST_COMPLETED)`: that puts a callback on each
         # running task and takes it off again at each end. With 100 members under way an end cost 24 us so and costs 6,
         # with 4,000 it was 729 and is 9.
@@ -795,7 +798,8 @@ class _Together:
             self._ended = None
 
 
-async def _breathe(run: RunTask) -> None:
+async def _yield_to_loop(run: RunTask) -> None:
+    """Let the event loop run once, so that a stop can arrive."""
     run.busy = True
     try:
         # A turn of the loop is a place where a stop arrives; `busy` says that there is something to cancel, and the

@@ -41,10 +41,8 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import ToolBinding
-from stepengine.data.waiting import WaitsFor
+from stepengine.data.waits import WaitsFor
 from stepengine.runtime.performer import Item, child_path
-
-__all__ = ("ended", "finished", "model_finished", "model_started", "started", "tool_finished", "tool_started")
 
 At: TypeAlias = dict[str, Any]
 """Where an event stands, and what else all of its kind have."""
@@ -54,15 +52,15 @@ MAX_TOKENS = StopReason.MAX_TOKENS
 STOPPED = "the run ended before this gave a result"
 
 
-def model_started(item: Item) -> ModelStarted:
-    """Return what is shown before a model is called."""
+def make_model_started(item: Item) -> ModelStarted:
+    """Return the event for the start of a model call."""
     effect: CallModel = item.effect  # type: ignore[assignment]
     request = effect.request
     return ModelStarted(path=item.path, seq=effect.seq, model=request.model, purpose=effect.purpose, request=request)
 
 
-def tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
-    """Return what is shown before a tool is called, *binding*, if the run knows it."""
+def make_tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
+    """Return the event for the start of a tool call; *binding* is the tool if the run has it."""
     path = item.path
     effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
     return ToolStarted(
@@ -78,22 +76,22 @@ def tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
 
 
 def started(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
-    """Return what is shown before an effect is performed; *questions* are those of a permission as people are shown them."""
+    """Return the events for the start of an effect; *questions* are those of a permission, as shown to people."""
     effect = item.effect
     if isinstance(effect, CallModel):
-        return (model_started(item),)
+        return (make_model_started(item),)
     if isinstance(effect, CallTool | CallBody):
-        return (tool_started(item, item.plan.tools.get(effect.tool_name)),)
+        return (make_tool_started(item, item.plan.tools.get(effect.tool_name)),)
     at: At = {"path": item.path, "seq": effect.seq}
     if isinstance(effect, AskPerson):
         if effect.purpose == "permission":
-            return [_permission_request(at, item, effect, question) for question in questions]
+            return [_make_permission_event(at, item, effect, question) for question in questions]
         return [QuestionAsked(**at, question=q) for q in effect.questions]
     make = STARTED.get(type(effect))
     return () if make is None else (make(item, effect, at),)
 
 
-def _spawned_event(item: Item, effect: Spawn, at: At) -> Event:
+def _make_spawn_event(item: Item, effect: Spawn, at: At) -> Event:
     return AgentSpawned(
         **at,
         agent_id=effect.agent_id,
@@ -111,13 +109,13 @@ def _spawned_event(item: Item, effect: Spawn, at: At) -> Event:
 
 STARTED: Mapping[type[Leaf], Callable[[Item, Any, At], Event]] = {
     CallFunction: lambda _, effect, at: PerformStarted(**at, name=effect.call.name),
-    Spawn: _spawned_event,
-    AwaitTime: lambda item, effect, at: WaitStarted(**at, kind="time", wakes_at=_date(item, effect.wakes)),
+    Spawn: _make_spawn_event,
+    AwaitTime: lambda item, effect, at: WaitStarted(**at, kind="time", wakes_at=_utc_time(item, effect.wakes)),
     AwaitMessage: lambda item, effect, at: WaitStarted(
-        **at, kind="message", topic=effect.topic, wakes_at=_date(item, effect.wakes)
+        **at, kind="message", topic=effect.topic, wakes_at=_utc_time(item, effect.wakes)
     ),
     AwaitRuns: lambda item, effect, at: WaitStarted(
-        **at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)
+        **at, kind="child", children=effect.children, wakes_at=_utc_time(item, effect.wakes)
     ),
 }
 """
@@ -126,19 +124,21 @@ it ends is shown when it does.
 """
 
 
-def _date(item: Item, at: int | None) -> str:
+def _utc_time(item: Item, at: int | None) -> str:
     if at is None:
         return ""
     return (item.plan.created + timedelta(milliseconds=at)).isoformat(timespec="milliseconds")
 
 
-def _category(item: Item, tool: str) -> str:
-    """Return the category of a tool of the run; ``""`` for one that it does not have."""
+def _tool_category(item: Item, tool: str) -> str:
+    """Return the category of a tool of the run, or ``""`` for an unknown tool."""
     binding = item.plan.tools.get(tool)
     return "" if binding is None else binding.spec.category
 
 
-def _permission_request(at: dict[str, Any], item: Item, effect: AskPerson, question: Question) -> PermissionRequested:
+def _make_permission_event(
+    at: dict[str, Any], item: Item, effect: AskPerson, question: Question
+) -> PermissionRequested:
     return PermissionRequested(
         **at,
         question=question,
@@ -147,12 +147,12 @@ def _permission_request(at: dict[str, Any], item: Item, effect: AskPerson, quest
         input=question.details,
         preview=question.preview,
         remember=question.remember,
-        category=_category(item, question.tool_name or ""),
+        category=_tool_category(item, question.tool_name or ""),
     )
 
 
-def model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinished:
-    """Return what is shown after a model was called."""
+def make_model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinished:
+    """Return the event for the end of a model call."""
     path = item.path
     effect: CallModel = item.effect  # type: ignore[assignment]
     if isinstance(outcome, Value):
@@ -165,14 +165,14 @@ def model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinish
             duration_ms=duration_ms,
             call_ids=_call_ids(effect, reply),
         )
-    error, kind = _error(outcome), _kind(outcome)
+    error, kind = _error_text(outcome), _error_kind(outcome)
     return ModelFinished(
         path=path, seq=effect.seq, model=effect.request.model, error=error, duration_ms=duration_ms, kind=kind
     )
 
 
-def tool_finished(item: Item, outcome: Single, duration_ms: int) -> ToolFinished:
-    """Return what is shown after a tool was called."""
+def make_tool_finished(item: Item, outcome: Single, duration_ms: int) -> ToolFinished:
+    """Return the event for the end of a tool call."""
     path = item.path
     effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
     return ToolFinished(
@@ -180,25 +180,25 @@ def tool_finished(item: Item, outcome: Single, duration_ms: int) -> ToolFinished
         seq=effect.seq,
         tool_name=effect.tool_name,
         tool_call_id=effect.tool_call_id,
-        result=outcome.value if isinstance(outcome, Value) else _instead_of_result(outcome),
+        result=outcome.value if isinstance(outcome, Value) else _make_substitute_result(outcome),
         duration_ms=duration_ms,
         child_path=child_path(path, effect.seq) if isinstance(effect, CallBody) else "",
     )
 
 
-def finished(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
-    """Return what is shown after an effect was performed."""
+def make_end_events(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
+    """Return the events for the end of an effect."""
     effect = item.effect
     if isinstance(effect, CallModel):
-        return (model_finished(item, outcome, duration_ms),)
+        return (make_model_finished(item, outcome, duration_ms),)
     if isinstance(effect, CallTool | CallBody):
-        return (tool_finished(item, outcome, duration_ms),)
+        return (make_tool_finished(item, outcome, duration_ms),)
     make = FINISHED.get(type(effect))
     at: At = {"path": item.path, "seq": effect.seq, "duration_ms": duration_ms}
     return () if make is None else make(item, outcome, at)
 
 
-def _answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
+def _make_answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: AskPerson = item.effect  # type: ignore[assignment]
     answers = outcome.value if isinstance(outcome, Value) else ()
     del at["duration_ms"]
@@ -206,35 +206,35 @@ def _answer_events(item: Item, outcome: Single, at: At) -> list[Event]:
     return [AnswerReceived(**at, question_id=q.id, answer=a.value) for q, a in pairs]
 
 
-def _run_finished(item: Item, outcome: Single, _: At) -> list[Event]:
+def _make_spawn_end_events(item: Item, outcome: Single, _: At) -> list[Event]:
     effect: Spawn = item.effect  # type: ignore[assignment]
     return [] if effect.is_background and isinstance(outcome, Value) else ended(item, outcome)
 
 
-def _function_finished(item: Item, outcome: Single, at: At) -> list[Event]:
+def _make_function_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: CallFunction = item.effect  # type: ignore[assignment]
-    return [PerformFinished(**at, name=effect.call.name, error=_error(outcome))]
+    return [PerformFinished(**at, name=effect.call.name, error=_error_text(outcome))]
 
 
-def _wait_finished(item: Item, outcome: Single, at: At) -> list[Event]:
+def _make_wait_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     return [WaitFinished(**at, kind=WAITED[type(item.effect)], is_over=isinstance(outcome, Value))]
 
 
 WAITED: Mapping[type[Any], WaitsFor] = {row.cls: row.waits_for for row in EFFECTS if row.waits_for}
 FINISHED: Mapping[type[Leaf], Callable[[Item, Single, At], list[Event]]] = {
-    CallFunction: _function_finished,
-    AskPerson: _answer_events,
-    Spawn: _run_finished,
-    **dict.fromkeys(WAITED, _wait_finished),
+    CallFunction: _make_function_end_events,
+    AskPerson: _make_answer_events,
+    Spawn: _make_spawn_end_events,
+    **dict.fromkeys(WAITED, _make_wait_end_events),
 }
 """What is shown after an effect that is not a call of a model or a tool, of which there are many."""
 
 
 def ended(item: Item, outcome: Single) -> list[Event]:
-    """Return what is shown when the child that an effect spawned has ended, in the background or not."""
+    """Return the events for the end of a child, in the background or not."""
     effect = item.effect
     assert isinstance(effect, Spawn)  # noqa: S101
-    child = _child(outcome) or ChildResult(agent_id=effect.agent_id, status=_status(outcome))
+    child = _child_result(outcome) or ChildResult(agent_id=effect.agent_id, status=_child_status(outcome))
     is_waiting = child.status is RunStatus.SUSPENDED
     return [
         AgentFinished(
@@ -246,7 +246,7 @@ def ended(item: Item, outcome: Single) -> list[Event]:
             usage=child.usage,
             cost=child.cost,
             text=child.text,
-            error="" if is_waiting else child.why or _error(outcome),
+            error="" if is_waiting else child.why or _error_text(outcome),
             is_background=effect.is_background,
         )
     ]
@@ -259,13 +259,13 @@ def _display_name(item: Item, effect: Spawn) -> str:
     return (item.plan.agents or {}).get(effect.agent_id, effect.agent_id)
 
 
-def _error(outcome: Single) -> str:
+def _error_text(outcome: Single) -> str:
     if isinstance(outcome, Failure):
         return outcome.error.message
     return STOPPED if isinstance(outcome, Stop) else ""
 
 
-def _kind(outcome: Single) -> str:
+def _error_kind(outcome: Single) -> str:
     """Return the class of an outcome's error, or the kind of a stop without one; ``""`` for a value."""
     if isinstance(outcome, Stop) and outcome.error is None:
         return outcome.kind
@@ -273,7 +273,7 @@ def _kind(outcome: Single) -> str:
 
 
 def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
-    """Return the ids that the machine is about to give to the calls of a reply."""
+    """Return the ids that the machine will assign to the calls of a reply."""
     if effect.call_id is None:
         return ()
     content = reply.content
@@ -286,22 +286,22 @@ def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
     return tuple(map(effect.call_id, range(number)))
 
 
-def _instead_of_result(outcome: Single) -> ToolResult:
-    """Return what a call that gave no result is shown with."""
+def _make_substitute_result(outcome: Single) -> ToolResult:
+    """Return the result shown for a call without one, since it failed, was stopped or is suspended."""
     if isinstance(outcome, Stop) and outcome.kind == "suspended":
         # The body of a tool waits for somebody, and goes on where it is.
         return ToolResult.pending(outcome.questions[0].id if outcome.questions else "")
-    return ToolResult.error(_error(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
+    return ToolResult.error(_error_text(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
 
 
-def _child(outcome: Single) -> ChildResult[object] | None:
+def _child_result(outcome: Single) -> ChildResult[object] | None:
     if isinstance(outcome, Value):
         child: ChildResult[object] = outcome.value
         return child
     return outcome.child if isinstance(outcome, Stop) else None
 
 
-def _status(outcome: Single) -> RunStatus:
+def _child_status(outcome: Single) -> RunStatus:
     if isinstance(outcome, Stop):
         return RunStatus.SUSPENDED if outcome.kind == "suspended" else RunStatus.CANCELLED
     return RunStatus.FAILED

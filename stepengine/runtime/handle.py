@@ -21,20 +21,18 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
-from stepengine.data.yields import a_topic
-from stepengine.errors import InputError, StepEngineError
+from stepengine.data.yields import check_topic
+from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.mail import Message, result_message
+from stepengine.runtime.mail import Message, make_result_message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
-
-__all__ = ("ChildRun", "ResultMaker", "RunHandle", "Turns")
 
 Out = TypeVar("Out", default=Any)
 
 
 class ResultMaker(Protocol):
-    """What makes a handle's result."""
+    """The function that runs a turn of a handle and returns its result."""
 
     async def __call__(self) -> RunResult:
         """Run to the end."""
@@ -47,7 +45,7 @@ Turns: TypeAlias = Callable[[RunResult, str], tuple[RunTree, ResultMaker]]
 @frozen
 class ChildRun:
     """
-    A run below another one that is under way.
+    A running run below another one.
 
     Attributes:
         path: Its path in the tree, such as ``"3"``, or ``"3.0"`` for a child's child.
@@ -62,7 +60,7 @@ class ChildRun:
 
 class RunHandle(Generic[Out]):
     """
-    A run that goes on in the background; ``engine.start`` and ``engine.start_resume`` make one.
+    A run in the background; ``engine.start`` and ``engine.start_resume`` return one.
 
     ``async with`` ends the run on exit. Everything a handle shows can be had without it. What is sent may
     be sent from any thread, and every property may be read from any thread; ``events()`` and ``result()`` belong to the
@@ -81,10 +79,11 @@ class RunHandle(Generic[Out]):
         self._loop = asyncio.get_running_loop()
         self._is_used = False
         self._attending = 0
-        tree.hub.goes_on = turns is not None
-        self._begin(tree, runner)
+        tree.hub.is_kept_open = turns is not None
+        self._attach_tree(tree, runner)
 
-    def _begin(self, tree: RunTree, runner: ResultMaker) -> None:
+    def _attach_tree(self, tree: RunTree, runner: ResultMaker) -> None:
+        """Attach a run tree to this handle and start its task."""
         tree.hub.keep()
         tree.standstill.is_held = True
         self._tree = tree
@@ -93,7 +92,7 @@ class RunHandle(Generic[Out]):
         self._task: asyncio.Task[RunResult] = self._loop.create_task(
             runner(), name=f"stepengine {tree.root.state.run_id}"
         )
-        self._task.add_done_callback(self._turn_ended)
+        self._task.add_done_callback(self._on_turn_end)
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.run_id} of {self.agent_id!r}: {self.phase.value}>"
@@ -112,18 +111,18 @@ class RunHandle(Generic[Out]):
 
     @property
     def path(self) -> str:
-        """The run's path in its tree: ``""``, a handle is for a root run."""
+        """The run's path in its tree, ``""``."""
         return ""
 
     @property
     def parent(self) -> str | None:
-        """The id of the run that this one is a child of: ``None``, a handle is for a root run."""
+        """The id of the parent run, ``None``."""
         return self._tree.root.state.parent_id
 
     @property
     def children(self) -> tuple[ChildRun, ...]:
-        """The runs below this one that are under way, at any depth; how others ended is in the result."""
-        seats = self._tree.hub.seats()
+        """The running runs below this one, at any depth."""
+        seats = self._tree.hub.log.running()
         return tuple([ChildRun(path, seat.run_id, seat.agent_id) for path, seat in seats.items() if path])
 
     @property
@@ -138,7 +137,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def history(self) -> Transcript:
-        """The messages of the conversation up to now; a step adds its own when it has ended."""
+        """The messages of the conversation so far; those of a step are added at its end."""
         history, task = self._tree.hub.history, self._task
         if history is not None:
             return history()
@@ -148,36 +147,36 @@ class RunHandle(Generic[Out]):
 
     @property
     def phase(self) -> RunPhase:
-        """What the run is doing; a kept-open handle is ``IDLE`` between its turns."""
+        """The phase of the run; a kept-open handle is ``IDLE`` between its turns."""
         return RunPhase.IDLE if self._task.done() and not self.done else self._tree.hub.phase
 
     @property
     def questions(self) -> tuple[Question, ...]:
-        """The questions that ``answer`` can answer now; those that a suspended run left are in its result."""
+        """The questions that ``answer`` accepts now; those of a suspended run are in its result."""
         return self._tree.desk.open
 
     @property
     def epoch(self) -> str:
-        """What stands before the number in the ``id`` of this handle's events."""
+        """The prefix of the ``id`` of this handle's events."""
         return self._tree.hub.epoch
 
     @property
     def done(self) -> bool:
-        """Whether the run has ended, and no other turn can follow."""
+        """Whether the run has ended and no further turn can follow."""
         return self._task.done() and (self._turns is None or self._is_closing or self._has_crashed)
 
     @property
     def is_used(self) -> bool:
-        """Whether anybody asked for the result or the events."""
+        """Whether the result or the events were requested."""
         return self._is_used
 
     @property
     def _has_crashed(self) -> bool:
-        """Whether the last turn left nothing to continue from; this holds from its end on, before ``_turn_ended`` is called."""
+        """Whether the last turn left no state to continue from; true from its end on."""
         return self._task.done() and (self._task.cancelled() or self._task.exception() is not None)
 
     def on_end(self, tell: Callable[[], object]) -> None:
-        """Call *tell* when the handle is done: its run has ended, or was cancelled before it began."""
+        """Call *tell* when the handle is done: its run has ended, or was cancelled before it started."""
         if self.done:
             tell()
         else:
@@ -195,13 +194,13 @@ class RunHandle(Generic[Out]):
         return await self.wait()
 
     async def wait(self) -> RunResult[Out]:
-        """Do what ``result`` does, for code that only looks after the run: the result does not count as used."""
+        """Return the result as ``result`` does, without marking it as used."""
         # Whoever stops waiting has not stopped the run.
         return await asyncio.shield(self._task)
 
     def events(self, after: str | None = None, *, answers: bool = False) -> AsyncGenerator[Event, None]:
         """
-        Give every event from the run's first one on; the last one is ``RunFinished``. To be iterated in the run's event loop.
+        Yield every event from the run's first one to ``RunFinished``; iterate in the run's event loop.
 
         The newest 10,000 events are kept, also when the run has ended; whoever comes too late for more gets one ``EventsDropped``
         first. At most 10,000 events wait for a reader, who never slows the run. A reader who comes late, or falls behind,
@@ -219,7 +218,7 @@ class RunHandle(Generic[Out]):
         """
         self._is_used = True
         subscription = self._tree.hub.subscribe(after)
-        shown = _attended(self, subscription.events()) if answers else subscription.events()
+        shown = _iterate_attended(self, subscription.events()) if answers else subscription.events()
         # One that is never iterated has no `finally`.
         weakref.finalize(shown, subscription.close).atexit = False
         return shown
@@ -243,7 +242,7 @@ class RunHandle(Generic[Out]):
             case Interrupt():
                 self.interrupt()
             case Shutdown():
-                self._close()
+                self._request_close()
             case _ as never:
                 assert_never(never)
 
@@ -265,16 +264,16 @@ class RunHandle(Generic[Out]):
         if self._turns is None:
             self._tree.inboxes.root.append(UserMessage(text))
         else:
-            self._in_loop(self._take_input, text)
+            self._call_in_loop(self._receive_input, text)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """What was sent to the run and has not reached it yet; once it has ended, what never did."""
+        """The texts sent to the run that it has not received; after its end, those that it never received."""
         return tuple([message.text for message in self._tree.inboxes.root])
 
     def send_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> None:
         """
-        Give a call of a deferred tool its result.
+        Send the result of a deferred tool call.
 
         Args:
             tool_call_id: The call's id, as ``ToolStarted`` has it.
@@ -289,7 +288,7 @@ class RunHandle(Generic[Out]):
 
     def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
-        Send a message to the run: what its ``Receive`` on that topic gets next.
+        Send a message to the run, for its next ``Receive`` on that topic.
 
         To a run that is recorded it is sent once and for all: it is on the disk, in the mailbox beside the journal, when this
         returns. ``await engine.post(handle, ...)`` does not wait for that in the event loop.
@@ -310,36 +309,19 @@ class RunHandle(Generic[Out]):
             JournalError: when it cannot be kept.
             StepEngineError: when the run has ended.
         """
-        return self.send_message(Message(secrets.token_hex(16) if id is None else id, path, a_topic(topic), value))
-
-    def send_message(self, message: Message | str) -> bool:
-        """
-        Send a message that is made already, as ``post`` does; text is a user message, as for ``send_input``.
-
-        Raises:
-            InputError: for anything else; otherwise as ``post`` and ``send_input``.
-        """
-        if isinstance(message, str):
-            self.send_input(message)
-            return True
-        if not isinstance(message, Message):
-            msg = (
-                f"send_message takes text or a Message, not a {type(message).__name__}; "
-                "to answer a Receive, write handle.post(topic, value)"
-            )
-            raise InputError(msg)
+        message = Message(secrets.token_hex(16) if id is None else id, path, check_topic(topic), value)
         if self.done:
             msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.post(journal, ...) keeps one for whoever resumes it"
             raise StepEngineError(msg)
         mail = self._tree.mail
         is_new = mail.post(message)
         if is_new:
-            self._in_loop(mail.arrive, message)
+            self._call_in_loop(mail.arrive, message)
         return is_new
 
     def post_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
         """
-        Give a call of a deferred tool its result, once and for all.
+        Store the result of a deferred tool call durably, once per call.
 
         As ``send_tool_result``, but of a run that is recorded the result is on the disk, in the mailbox beside the journal, when this
         returns: whoever resumes the run has it, too.
@@ -359,14 +341,14 @@ class RunHandle(Generic[Out]):
             JournalError: when it cannot be kept.
         """
         place = self._tree.deferred.place(tool_call_id, path)
-        message = result_message(place, result)
+        message = make_result_message(place, result)
         is_new = self._tree.mail.post(message)
-        self._in_loop(self._tree.mail.steer, message)
+        self._call_in_loop(self._tree.mail.steer, message)
         return is_new
 
     async def fetch_mail(self) -> None:
         """
-        Take in now what others put into the mailbox beside the journal, instead of with the next look; in the run's event loop.
+        Fetch the messages in the journal's mailbox now instead of with the next poll; in the run's event loop.
 
         A run looks by itself while it waits, within two seconds. Without a journal there is nothing to take in.
         """
@@ -374,8 +356,8 @@ class RunHandle(Generic[Out]):
 
     @property
     def finishing(self) -> tuple[str, ...]:
-        """The calls under way that ``interrupt(grace=...)`` lets come to their end, such as ``"write_file (#3)"``."""
-        return tuple([_shown_call(item) for item in self._tree.runs.lasting()])
+        """The running calls that ``interrupt(grace=...)`` lets finish, such as ``"write_file (#3)"``."""
+        return tuple([_call_label(item) for item in self._tree.runs.lasting()])
 
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
@@ -389,7 +371,7 @@ class RunHandle(Generic[Out]):
 
     def interrupt(self, grace: float = 0.0) -> None:
         """
-        End the turn gracefully with status ``cancelled``; may be called twice, from an observer and from any thread.
+        End the turn with status ``cancelled``; may be called twice, from observers and from any thread.
 
         Args:
             grace: The seconds that effects have to come to their end that are under way and cannot simply happen again: of
@@ -400,20 +382,20 @@ class RunHandle(Generic[Out]):
         self._tree.runs.interrupt(grace)
 
     async def shutdown(self) -> None:
-        """End the run and its children, and wait until nothing of them is left; may be called twice."""
+        """End the run and its children and wait for them; may be called twice."""
         self._is_used = True
-        self._close()
+        self._request_close()
         await asyncio.wait((self._task,))
 
-    def _close(self) -> None:
-        """Tell the run to end, and let no turn follow."""
+    def _request_close(self) -> None:
+        """Stop the run and refuse further turns."""
         self._is_closing = True
-        self._tree.hub.goes_on = False
+        self._tree.hub.is_kept_open = False
         self._tree.root.stop(Stop("shutdown"))
-        self._in_loop(self._end_if_idle)
+        self._call_in_loop(self._end_if_idle)
 
-    def _in_loop(self, call: Callable[..., object], *arguments: object) -> None:
-        """Call something in the run's event loop: at once if that is the loop of the caller."""
+    def _call_in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call a function in the run's event loop: directly if the caller is in it."""
         # At once where that is possible: put off to the next turn of the loop, an input would come behind a shutdown
         # that was called after it.
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
@@ -429,35 +411,37 @@ class RunHandle(Generic[Out]):
     ) -> None:
         await self.shutdown()
 
-    def _attend(self, change: int) -> None:
+    def _change_attending(self, change: int) -> None:
+        """Count a watcher who can answer questions as arrived (1) or gone (-1)."""
         self._attending += change
-        (self._tree.desk.attend if change > 0 else self._tree.desk.depart)()
+        (self._tree.desk.attend if change > 0 else self._tree.desk.remove_attendant)()
         if self._tree.standstill.parked:
             # Whoever attended kept a run here that only waits.
             self._tree.standstill.look()
 
     # --- from turn to turn --------------------------------------------------------------------------------------------
 
-    def _take_input(self, text: str) -> None:
+    def _receive_input(self, text: str) -> None:
+        """Add a user message to the running turn, or start the next turn with it."""
         if not self._task.done():
             self._tree.inboxes.root.append(UserMessage(text))
         elif not self.done:
-            self._next_turn(text)
+            self._start_turn(text)
 
-    def _next_turn(self, text: str) -> None:
+    def _start_turn(self, text: str) -> None:
         turns, last = self._turns, self._task.result()
         assert turns is not None  # noqa: S101 - a handle that is not kept open has one
         # As the first turn: not in the context of whoever happens to say something, which may be another run's.
-        self._context.copy().run(lambda: self._begin(*turns(last, text)))
+        self._context.copy().run(lambda: self._attach_tree(*turns(last, text)))
 
-    def _turn_ended(self, _: asyncio.Task[RunResult]) -> None:
+    def _on_turn_end(self, _: asyncio.Task[RunResult]) -> None:
         self._end_if_idle()
         late = [message.text for message in self._tree.inboxes.root]
         if self.done or not late:
             return
         self._tree.inboxes.root.clear()
         try:
-            self._next_turn("\n\n".join(late))
+            self._start_turn("\n\n".join(late))
         except StepEngineError as error:
             text = f"what was said after the turn had ended could not start another one: {error.message}"
             LOGGER.warning(text)
@@ -466,23 +450,23 @@ class RunHandle(Generic[Out]):
     def _end_if_idle(self) -> None:
         if not self.done:
             return
-        self._tree.hub.goes_on = False
+        self._tree.hub.is_kept_open = False
         self._tree.hub.end()
         while self._tells:
             self._tells.pop()()
 
 
-def _shown_call(item: Item) -> str:
+def _call_label(item: Item) -> str:
     effect = item.effect
     name = effect.call.name if isinstance(effect, CallFunction) else getattr(effect, "tool_name", "")
     return f"{name} ({item.path}#{effect.seq})"
 
 
-async def _attended(handle: RunHandle, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    handle._attend(1)  # noqa: SLF001
+async def _iterate_attended(handle: RunHandle, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    handle._change_attending(1)  # noqa: SLF001
     try:
         async for event in events:
             yield event
     finally:
-        handle._attend(-1)  # noqa: SLF001
+        handle._change_attending(-1)  # noqa: SLF001
         await events.aclose()

@@ -1,5 +1,5 @@
 """
-The one ordered event stream of a run tree, and who is shown it.
+The ordered event stream of a run tree, and its receivers.
 
 Events reach observers and subscribers in the order in which they are emitted; each gets its place in the stream here. Those
 of a run that has a handle are kept for whoever comes late or comes back, as far as a ring of fixed size reaches. Nobody who
@@ -43,14 +43,12 @@ from stepengine.data.events import (
 )
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
-from stepengine.data.state import RunPhase
+from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, StepEngineError
-from stepengine.machine.signals import is_callers
-from stepengine.redaction import GIVEN, KNOWN, Trickle
+from stepengine.machine.signals import belongs_to_caller
+from stepengine.redaction import GIVEN, KNOWN, StreamRedactor
 from stepengine.runtime.logs import LOGGER, write
-
-__all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watcher", "place_of")
 
 MAX_QUEUED_EVENTS = 10_000
 """Some minutes of a fast reply, at about a kilobyte for each event: 10 MB for a reader that never reads."""
@@ -89,21 +87,21 @@ Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
 class Observer(Protocol):
-    """Somebody who is shown every event of every run of an engine."""
+    """A receiver of every event of every run of an engine."""
 
     def on_event(self, event: Event, /) -> Any:
-        """Look at *event*; must return at once. What it returns is ignored."""
+        """Handle *event*; must return at once. The return value is ignored."""
 
 
 ObserverLike: TypeAlias = "Observer | Callable[[Event], Any]"
 
 
 class Receiver(Protocol):
-    """Who is shown the events of one run tree: an observer, a ring, a subscription."""
+    """A receiver of the events of one run tree: an observer, a ring, a subscription."""
 
     @property
     def put(self) -> Callable[[Event], Any]:
-        """Take an event."""
+        """Receive an event."""
 
 
 class Watcher:
@@ -120,33 +118,33 @@ class Watcher:
 
     def failed(self, event: Event, error: BaseException) -> str | None:
         """
-        Take note that the observer raised *error* at *event*; return a warning when that was once too often and it is dropped.
+        Record that the observer raised *error* at *event*; return a warning once it is dropped for that.
 
         Raises:
             BaseException: *error*, if it is meant for the caller of the run, such as what ``pytest.fail`` raises.
         """
         # An observer may be a test's: what `pytest.fail` raises has to end the run and the test, and not be logged as
         # the tenth error of an observer.
-        if is_callers(error):
+        if belongs_to_caller(error):
             raise error
         LOGGER.error("the observer %r raised at %s", self.name, event.type, exc_info=error)
         self.errors += 1
         # Not at the first: one event of a kind that it does not know is no reason to lose the others. But one that
         # fails at each event would write a traceback for each delta of each reply.
         if self.errors == MAX_OBSERVER_ERRORS:
-            self.put = _look_away
+            self.put = _ignore_event
             text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
             LOGGER.warning(text)
             return text
         return None
 
 
-def _look_away(_: Event) -> None:
-    """Stand in place of an observer that was dropped."""
+def _ignore_event(_: Event) -> None:
+    """Ignore an event, in place of a dropped observer."""
 
 
 class RunLabel(NamedTuple):
-    """A run under way: what its log lines carry."""
+    """The identity of a running run for its log lines."""
 
     run_id: str
     agent_id: str
@@ -167,13 +165,13 @@ class EventRedactor:
         # By path, where something is held back: what a model says comes in pieces, and a secret may be cut in two by the end
         # of a piece, so that neither half looks like one. Of each run the last characters are held back until the next
         # piece shows that they begin no secret (reliability:R11).
-        self._flows: dict[str, tuple[Delta, Trickle]] = {}
+        self._flows: dict[str, tuple[Delta, StreamRedactor]] = {}
         self._offer: tuple[Any, Any] = ((), ())
         # By path: the last history in which there was a secret, and the same without it.
         self._histories: dict[str, tuple[str, Transcript, Transcript]] = {}
 
     def passes(self, events: Sequence[Event]) -> bool:
-        """Return whether *events* may be shown as they are, in this order, and nothing goes before them; ``False`` too often."""
+        """Return whether *events* may be shown unchanged, with no held text before them; False if unsure."""
         if self._flows:
             return False
         tools, clean = self._offer
@@ -197,24 +195,25 @@ class EventRedactor:
         # All at one look, which costs a fraction of one for each.
         return not looked_at or KNOWN.passes(tuple(looked_at))
 
-    def through(self, event: Event) -> Sequence[Event]:
-        """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
+    def redact_event(self, event: Event) -> Sequence[Event]:
+        """Return the redacted event, preceded by the held text of its run."""
         if type(event) in DELTAS:
             delta: Delta = event  # type: ignore[assignment]
-            return (delta,) if self.passes((delta,)) else self._flowing(delta)
+            return (delta,) if self.passes((delta,)) else self._redact_delta(delta)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
-        clean = self._clean_model_started(event) if isinstance(event, ModelStarted) else KNOWN.frozen(event)
+        clean = self._redact_model_started(event) if isinstance(event, ModelStarted) else KNOWN.frozen(event)
         return (*self._flush_text(event.path), clean) if event.path in self._flows else (clean,)
 
-    def _flowing(self, delta: Delta) -> list[Event]:
+    def _redact_delta(self, delta: Delta) -> list[Event]:
+        """Return the part of a delta that can be shown now; a possible start of a secret is held back."""
         shown: list[Event] = []
         if isinstance(delta, ToolInputDelta):
-            delta = _clean_tool_name(delta)
+            delta = _redact_tool_name(delta)
         last, trickle = self._flows.get(delta.path, (delta, None))
-        if trickle is None or not _goes_on(last, delta):
+        if trickle is None or not _continues_delta(last, delta):
             shown += self._flush_text(delta.path)
-            trickle = Trickle(KNOWN)
+            trickle = StreamRedactor(KNOWN)
         text = trickle.feed(delta.text)
         self._flows.pop(delta.path, None)
         if trickle.holds:
@@ -225,7 +224,7 @@ class EventRedactor:
         return shown
 
     def rest(self) -> list[Event]:
-        """Return what is still held back."""
+        """Remove and return the text that is still held back, as events."""
         return [event for path in list(self._flows) for event in self._flush_text(path)]
 
     def _flush_text(self, path: str) -> Sequence[Event]:
@@ -233,8 +232,8 @@ class EventRedactor:
         text = "" if flow is None else flow[1].rest()
         return (attrs.evolve(flow[0], text=text),) if flow is not None and text else ()
 
-    def _clean_model_started(self, event: ModelStarted) -> ModelStarted:
-        """Return *event*; the tools of its request, the same at every step, are looked at once."""
+    def _redact_model_started(self, event: ModelStarted) -> ModelStarted:
+        """Return *event* redacted; its tools are scanned only once."""
         request = event.request
         if request is None:
             return event
@@ -244,15 +243,15 @@ class EventRedactor:
             self._offer = request.tools, KNOWN.frozen(request.tools)
         clean = {
             "system_prompt": KNOWN.frozen(request.system_prompt),
-            "messages": self._clean_history(event.path, request.messages),
+            "messages": self._redact_history(event.path, request.messages),
             "tools": self._offer[1],
             "tail": KNOWN.frozen(request.tail),
         }
         changed = {name: value for name, value in clean.items() if value is not getattr(request, name)}
         return attrs.evolve(event, request=attrs.evolve(request, **changed)) if changed else event
 
-    def _clean_history(self, path: str, history: Transcript) -> Transcript:
-        """Return *history*, of the run at *path*, without secrets."""
+    def _redact_history(self, path: str, history: Transcript) -> Transcript:
+        """Return the redacted *history* of the run at *path*."""
         if not KNOWN.changes(history):
             return history
         # One that holds a secret holds it at every step. Made anew at each of them, 3,000 steps took half a minute.
@@ -260,23 +259,23 @@ class EventRedactor:
         known = history.shared_prefix(seen)
         if known < len(seen) or key != KNOWN.key:
             known, clean = 0, Transcript()
-        clean = clean.extend([KNOWN.frozen(message) for message in history.since(known)])
+        clean = clean.extend([KNOWN.frozen(message) for message in history.messages_from(known)])
         self._histories[path] = KNOWN.key, history, clean
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]
         return clean
 
 
-def _clean_tool_name(event: ToolInputDelta) -> ToolInputDelta:
-    """Return *event* with a clean name: a model may call a tool whatever it likes."""
+def _redact_tool_name(event: ToolInputDelta) -> ToolInputDelta:
+    """Return *event* with a redacted tool name."""
     # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
     name, call = KNOWN.frozen(event.tool_name), KNOWN.frozen(event.tool_call_id)
     is_clean = name is event.tool_name and call is event.tool_call_id
     return event if is_clean else attrs.evolve(event, tool_name=name, tool_call_id=call)
 
 
-def _goes_on(a: Delta, b: Delta) -> bool:
-    """Return whether *b* of the same path goes on where *a* stops."""
+def _continues_delta(a: Delta, b: Delta) -> bool:
+    """Return whether *b* of the same path continues *a*."""
     if type(a) is not type(b) or a.seq != b.seq:
         return False
     if not isinstance(a, ToolInputDelta) or not isinstance(b, ToolInputDelta):
@@ -284,8 +283,8 @@ def _goes_on(a: Delta, b: Delta) -> bool:
     return a.tool_call_id == b.tool_call_id and a.tool_name == b.tool_name
 
 
-class _Flow:
-    """Deltas of a ring that go on where the one before stops; read as one, which has the last one's place in the stream."""
+class _StoredDeltas:
+    """Consecutive deltas of a ring, read as one at the last one's index in the stream."""
 
     __slots__ = ("_indices", "_pieces", "chars", "key", "last")
 
@@ -304,8 +303,8 @@ class _Flow:
         self._pieces.append(delta.text)
         self.chars += len(delta.text) + 1  # for the piece itself: it may be empty
 
-    def after(self, index: int) -> Delta:
-        """Return what comes after *index*."""
+    def delta_after(self, index: int) -> Delta:
+        """Return the text after *index* as one delta."""
         return attrs.evolve(self.last, text="".join(self._pieces[bisect_right(self._indices, index) :]))
 
 
@@ -321,15 +320,15 @@ class Ring:
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[int, tuple[Event | _Flow, int]] = OrderedDict()
+        self._entries: OrderedDict[int, tuple[Event | _StoredDeltas, int]] = OrderedDict()
         self._flows: dict[tuple[str, int], list[int]] = {}
         self._chars = 0
         self.start = 0
 
     def put(self, event: Event) -> None:
-        """Keep *event*, which is the newest one."""
+        """Store *event*, the newest one."""
         if type(event) in DELTAS:
-            self._flow(event)  # type: ignore[arg-type]
+            self._append_delta(event)  # type: ignore[arg-type]
         else:
             # The event that follows them says the same as a whole. Whoever comes late is not to read a reply letter by
             # letter, and whoever had some of its deltas gets all of it.
@@ -338,31 +337,35 @@ class Ring:
             # A request holds the conversation so far: with it in the ring, a run of n steps would keep n conversations.
             elif isinstance(event, ModelStarted):
                 event = attrs.evolve(event, request=None)
-            self._add(event.index, event, _chars(event))
+            self._add_entry(event.index, event, _event_chars(event))
         # By number and by text, since one tool result may be as long as all other events. The newest stays whatever its
         # size: without it a reader that comes back could not be told what happened last.
         while len(self._entries) > MAX_QUEUED_EVENTS or (self._chars > MAX_KEPT_CHARS and len(self._entries) > 1):
             oldest = next(iter(self._entries.values()))[0]
-            self.start = (oldest.last if isinstance(oldest, _Flow) else oldest).index + 1
-            self._remove(next(iter(self._entries)))
+            self.start = (oldest.last if isinstance(oldest, _StoredDeltas) else oldest).index + 1
+            self._remove_entry(next(iter(self._entries)))
 
-    def after(self, index: int) -> Iterator[Event]:
-        """Give what there is after *index*, in order; deltas that go on where the one before stops as one."""
+    def events_after(self, index: int) -> Iterator[Event]:
+        """Yield the events after *index* in order, with consecutive deltas joined."""
         for entry, _ in self._entries.values():
-            if isinstance(entry, _Flow):
+            if isinstance(entry, _StoredDeltas):
                 if entry.last.index > index:
-                    yield entry.after(index)
+                    yield entry.delta_after(index)
             elif entry.index > index:
                 yield entry
 
-    def _flow(self, delta: Delta) -> None:
+    def _append_delta(self, delta: Delta) -> None:
         # By call, since the deltas of one call are forgotten together, when the event comes that holds them whole.
         keys = self._flows.setdefault((delta.path, delta.seq), [])
         flow = self._entries[keys[-1]][0] if keys and keys[-1] in self._entries else None
-        if not isinstance(flow, _Flow) or flow.chars > MAX_JOINED_CHARS or not _goes_on(flow.last, delta):
-            flow = _Flow(delta)
+        if (
+            not isinstance(flow, _StoredDeltas)
+            or flow.chars > MAX_JOINED_CHARS
+            or not _continues_delta(flow.last, delta)
+        ):
+            flow = _StoredDeltas(delta)
             keys.append(flow.key)
-            self._add(flow.key, flow, flow.chars)
+            self._add_entry(flow.key, flow, flow.chars)
             return
         self._chars -= flow.chars
         flow.add(delta)
@@ -374,13 +377,13 @@ class Ring:
     def _forget_deltas(self, path: str, seq: int) -> None:
         for key in self._flows.pop((path, seq), ()):
             if key in self._entries:
-                self._remove(key)
+                self._remove_entry(key)
 
-    def _add(self, key: int, entry: Event | _Flow, chars: int) -> None:
+    def _add_entry(self, key: int, entry: Event | _StoredDeltas, chars: int) -> None:
         self._entries[key] = entry, chars
         self._chars += chars
 
-    def _remove(self, key: int) -> None:
+    def _remove_entry(self, key: int) -> None:
         self._chars -= self._entries.pop(key)[1]
 
 
@@ -393,8 +396,8 @@ OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question
 
 
 @cache
-def _fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the fields of a kind of event that are texts, and of those that may hold texts."""
+def _text_fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of an event class's text fields, and of the fields that may contain texts."""
     # Found from the annotations once for each kind: a list by hand would forget the text of the next kind of event, and
     # the ring would grow without anybody's noticing.
     own = [field for field in attrs.fields(kind) if field.name not in ("path", "run_id", "epoch")]
@@ -402,16 +405,16 @@ def _fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return texts, tuple([field.name for field in own if field.type in OF_EVENTS])
 
 
-def _chars(event: Event) -> int:
-    """Return how much text an event holds; what its run's result holds is kept anyway by whoever has the handle."""
+def _event_chars(event: Event) -> int:
+    """Return the number of characters of text in an event, without its run's result."""
     kind: Any = type(event)  # mypy: a frozen class would have no hash
-    texts, others = _fields(kind)
+    texts, others = _text_fields(kind)
     chars = sum([len(getattr(event, name)) for name in texts])
-    return chars + sum([_size(getattr(event, name)) for name in others]) if others else chars
+    return chars + sum([_value_chars(getattr(event, name)) for name in others]) if others else chars
 
 
-def _size(value: Any) -> int:
-    """Return how much text there is in JSON, a result, a reply, a question or one of their parts."""
+def _value_chars(value: Any) -> int:
+    """Return the number of characters of text in a value."""
     # The commonest first, by exact type: this runs over every event of a watched run, and most of what stands in one is
     # text and numbers.
     kind = type(value)
@@ -420,25 +423,25 @@ def _size(value: Any) -> int:
     if kind in NO_TEXT:
         return 0
     if isinstance(value, Mapping):
-        return sum([len(key) + _size(held) for key, held in value.items()])
+        return sum([len(key) + _value_chars(held) for key, held in value.items()])
     if isinstance(value, tuple | list):
-        return sum([_size(held) for held in value])
+        return sum([_value_chars(held) for held in value])
     if isinstance(value, ToolResult | ModelReply):
-        return _size(value.content)
-    return sum([_size(getattr(value, name)) for name in OF_VALUES if hasattr(value, name)])
+        return _value_chars(value.content)
+    return sum([_value_chars(getattr(value, name)) for name in OF_VALUES if hasattr(value, name)])
 
 
 @frozen
-class StreamPlace:
+class StreamPosition:
     """A place in the stream of an epoch."""
 
     epoch: str
     index: int
 
 
-def place_of(after: object, *, like: str = "5d0c2a17") -> StreamPlace:
+def parse_event_id(after: object, *, like: str = "5d0c2a17") -> StreamPosition:
     """
-    Return what an event's id says; *like* is an epoch, to show how one looks.
+    Parse an event's id; *like* is an epoch for the example in an error.
 
     Raises:
         StepEngineError: when it is not an id of an event.
@@ -448,7 +451,83 @@ def place_of(after: object, *, like: str = "5d0c2a17") -> StreamPlace:
     if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
         msg = f"after={after!r} is not an id of an event; one is such as {like}-0"
         raise StepEngineError(msg)
-    return StreamPlace(epoch, int(index))
+    return StreamPosition(epoch, int(index))
+
+
+class WatcherFailures:
+    """
+    The errors of what watches one run tree: observers and the logger.
+
+    Attributes:
+        warnings: Observers that were dropped, and what else the result should mention.
+        crash: What an observer or the logger raised for the caller of the run, the first of it.
+        on_crash: Told of it at once, while the run can still be ended because of it.
+    """
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.crash: BaseException | None = None
+        self.on_crash: Callable[[BaseException], Any] | None = None
+
+    def record_failure(self, receiver: Receiver, event: Event, error: BaseException) -> None:
+        """Record that an observer raised an exception at *event*."""
+        if not isinstance(receiver, Watcher):
+            raise error
+        try:
+            warning = receiver.failed(event, error)
+        except BaseException as raised:  # noqa: BLE001
+            self.record_crash(raised)
+        else:
+            if warning is not None:
+                self.warnings.append(warning)
+
+    def record_crash(self, error: BaseException) -> None:
+        """Store the first error that crashed the run and call ``on_crash``."""
+        self.crash = self.crash or error
+        if self.on_crash is not None:
+            self.on_crash(error)
+
+
+class TreeLogger:
+    """
+    Writes the log lines of one run tree, with the run that each belongs to.
+
+    Args:
+        logger: Where they go; see ``stepengine.runtime.logs.write``.
+        failures: What the logger raised goes there.
+    """
+
+    def __init__(self, logger: object, failures: WatcherFailures) -> None:
+        self._logger = logger
+        self._failures = failures
+        self._labels: dict[str, RunLabel] = {}
+
+    def add_run(self, path: str, run_id: str, agent_id: str) -> None:
+        """Register the run at *path* for its log lines."""
+        self._labels[path] = RunLabel(run_id, agent_id)
+
+    def running(self) -> Mapping[str, RunLabel]:
+        """Return the running runs by path."""
+        return dict(self._labels)
+
+    def remove_run(self, path: str) -> None:
+        """Remove the ended run at *path*."""
+        self._labels.pop(path, None)
+
+    def write(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
+        """Write a log line to the engine's logger, without showing an event."""
+        seat = self._labels.get(event.path) or RunLabel("", "")
+        # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
+        if KNOWN.suspicious(f"{event.message} {data!r}"):
+            event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
+        context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
+        try:
+            write(self._logger, event.level, event.message, context, data)
+        # A logger that is misconfigured must not end runs.
+        except Exception as error:  # noqa: BLE001
+            LOGGER.error("the logger of the engine raised", exc_info=error)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            self._failures.record_crash(error)
 
 
 class Hub:
@@ -463,16 +542,15 @@ class Hub:
     Attributes:
         run_id: The root run's id.
         resumed: Whether the root run goes on from its journal.
-        goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
+        is_kept_open: Whether its handle is kept open, so that another run follows in this stream when one has ended.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
         phase: What the root run is doing, as far as events are kept or somebody beside one reader is shown them.
         only: A reader who is the only one that is shown anything; ``None`` while there is no such reader.
         line: What waits for that reader, while the reader does not wait for an event.
         placed: How many of the events in it, from the first one on, are without secrets and have their place in the stream.
         history: Gives the history of the root run at this moment, while it runs.
-        warnings: Observers that were dropped.
-        crash: What an observer or the logger raised for the caller of the run, the first of it.
-        on_crash: Told of it at once, while the run can still be ended because of it.
+        failures: The errors of observers and the logger.
+        log: Writes log lines without showing an event.
     """
 
     def __init__(
@@ -481,35 +559,32 @@ class Hub:
         # Observers, the ring, subscriptions: in the order in which they are shown an event.
         self._receivers: list[Receiver] = [*watchers]
         self._subscriptions: list[Subscription] = []
-        self._logger = logger
+        self.failures = WatcherFailures()
+        self.log = TreeLogger(logger, self.failures)
         self._shows = shows
         self.run_id = ""
         self.resumed = False
-        self.goes_on = False
+        self.is_kept_open = False
         self._epoch = os.urandom(EPOCH_BYTES).hex() if self._receivers else ""
         self._index = 0
-        # Beginnings of steps of which not all is recorded: see `_news`.
+        # Beginnings of steps of which not all is recorded: see `_select_news`.
         self._begun: dict[str, Event] = {}
         self._ring: Ring | None = None
-        self._seats: dict[str, RunLabel] = {}
         self._last: RunFinished | None = None
         self._is_over = False
         self._event_redactor = EventRedactor()
         self.watched = bool(self._receivers)
         self.only: Subscription | None = None
-        self.line: list[Event | _Joined] | None = None
+        self.line: list[Event | _WaitingDeltas] | None = None
         self.placed = 0
         # Whether deltas wait for an only reader who has fallen behind that may belong together.
         self._joins = False
         self.phase = RunPhase.IDLE
         self.history: Callable[[], Transcript] | None = None
-        self.warnings: list[str] = []
-        self.crash: BaseException | None = None
-        self.on_crash: Callable[[BaseException], Any] | None = None
 
     @property
     def epoch(self) -> str:
-        """What tells this stream from that of another process which drives the same run; from the OS, never recorded."""
+        """The id of this stream, random per process that drives the run; never recorded."""
         # Drawn when first needed: a run that nobody watches asks the system for no random bytes. It is not the run's
         # own chance, which a replay repeats: two processes that drive one run after each other must have different
         # ones, or a reader that comes back would be given the events behind another one's place.
@@ -519,38 +594,38 @@ class Hub:
 
     @property
     def shows(self) -> Callable[[Event], bool] | None:
-        """Says which events are news; all are when it is ``None``."""
+        """The predicate for events that are news; ``None`` if all are."""
         return self._shows
 
     @shows.setter
     def shows(self, shows: Callable[[Event], bool] | None) -> None:
         self._shows = shows
-        self._find_only_reader()
+        self._update_only_reader()
 
     def keep(self) -> None:
-        """Keep the newest events from now on, for whoever subscribes later."""
+        """Store the newest events from now on, for later subscribers."""
         if self._ring is None:
             self._ring = Ring()
-            self._receive(self._ring, len(self._receivers) - len(self._subscriptions))
+            self._add_receiver(self._ring, len(self._receivers) - len(self._subscriptions))
 
-    def _receive(self, receiver: Receiver, at: int) -> None:
-        """Show events to somebody else from now on."""
+    def _add_receiver(self, receiver: Receiver, at: int) -> None:
+        """Send events to another receiver from now on."""
         # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
         # steps (performance:Q2).
         self._epoch, self.watched = self.epoch, True
         self._receivers.insert(at, receiver)
-        self._find_only_reader()
+        self._update_only_reader()
 
-    def _find_only_reader(self) -> None:
-        """Take note of whether all that is shown waits for one reader."""
-        self.give_places()
+    def _update_only_reader(self) -> None:
+        """Update the only reader: the subscription that is the only receiver, if there is one."""
+        self.index_waiting_events()
         reader = self._receivers[0] if len(self._receivers) == 1 and self._shows is None else None
         self.only = reader if isinstance(reader, Subscription) else None
         self.line = reader.queue if isinstance(reader, Subscription) and not reader.is_waiting else None
         self.placed = 0 if self.only is None else len(self.only.queue)
 
-    def give_places(self) -> None:
-        """Take secrets out of what waits for the only reader and has no place in the stream yet, give it one, and join what belongs together."""
+    def index_waiting_events(self) -> None:
+        """Redact, index and join the events that wait for the only reader."""
         reader, placed = self.only, self.placed
         if reader is None or placed == len(reader.queue):
             return
@@ -560,13 +635,13 @@ class Hub:
             new = new.copy()
             del line[placed:]
             for event in new:
-                for clean in self._event_redactor.through(event):  # type: ignore[arg-type]
-                    self._give_place(clean)
+                for clean in self._event_redactor.redact_event(event):  # type: ignore[arg-type]
+                    self._assign_index(clean)
                     reader.put(clean)
             self._joins, self.placed = False, len(line)
             return
         if len(new) == 1:
-            self._give_place(new[0])  # type: ignore[arg-type]
+            self._assign_index(new[0])  # type: ignore[arg-type]
         else:
             # Not one after the other: what is called so is called without a turn of the interpreter.
             run_out(map(SET_RUN_ID, new, repeat(self.run_id)))
@@ -578,35 +653,23 @@ class Hub:
             self._joins = False
         self.placed = len(line)
 
-    def _give_place(self, event: Event) -> None:
+    def _assign_index(self, event: Event) -> None:
         SET_RUN_ID(event, self.run_id)
         SET_EPOCH(event, self._epoch)
         SET_INDEX(event, self._index)
         self._index += 1
 
     def opened(self, history: Callable[[], Transcript]) -> None:
-        """Learn where the history of the root run can be looked up; called by its machine."""
+        """Register the function that returns the root run's history; called by its machine."""
         self.history = history
 
     @property
     def subscribers(self) -> int:
-        """How many subscriptions are open."""
+        """The number of open subscriptions."""
         return len(self._subscriptions)
 
-    def seat(self, path: str, run_id: str, agent_id: str) -> None:
-        """Say which run is at *path*, for its log lines."""
-        self._seats[path] = RunLabel(run_id, agent_id)
-
-    def seats(self) -> Mapping[str, RunLabel]:
-        """Return which runs are under way, by path."""
-        return dict(self._seats)
-
-    def unseat(self, path: str) -> None:
-        """Forget the run at *path*, which has ended."""
-        self._seats.pop(path, None)
-
     def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, PLR0912, FBT001, FBT002 - each event of a run
-        """Give *event* its index and show it, if it is news; one that *is_clean* is shown as it is."""
+        """Assign an index to *event* and show it if it is news; *is_clean* skips redaction."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
         # function, which takes nothing by name. What only waits for one reader gets its place, and is looked at for
         # secrets, when that reader takes it: nobody sees it before.
@@ -615,30 +678,30 @@ class Hub:
             if len(line) < MAX_QUEUED_EVENTS:
                 if type(event) in LOOKED_AT:
                     if type(event) not in DELTAS:
-                        self._note(event)
+                        self._apply_event(event)
                     elif len(line) > LAG_EVENTS and type(line[-1]) in JOINED_TO:
-                        self._note_behind(line)
+                        self._mark_joinable(line)
                 line.append(event)
                 return
-            self.give_places()
+            self.index_waiting_events()
         # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
         # secrets has nothing to look for. One that knows its keys, as most do, looks at an event once and shows it from
-        # here: through `_clean` it would take a generator and a second call.
+        # here: through `_redact_news` it would take a generator and a second call.
         if (
             not is_clean
             and (GIVEN.names or self._shows is not None)
             and (self._shows is not None or not self._event_redactor.passes((event,)))
         ):
-            through = self._event_redactor.through
-            for clean in through(event) if self._shows is None else self._clean(event, self._shows):
+            through = self._event_redactor.redact_event
+            for clean in through(event) if self._shows is None else self._redact_news(event, self._shows):
                 self.emit(clean, True)
             return
         if type(event) in NOTED:
-            self._note(event)
+            self._apply_event(event)
         if self.watched:
             if line is not None:
-                self.give_places()
-            # As `_give_place`, which would be one more call for each.
+                self.index_waiting_events()
+            # As `_assign_index`, which would be one more call for each.
             index = self._index
             SET_RUN_ID(event, self.run_id)
             SET_EPOCH(event, self._epoch)
@@ -649,27 +712,27 @@ class Hub:
             for receiver in self._receivers:
                 try:
                     receiver.put(event)
-                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `_note_failure`
-                    self._note_failure(receiver, event, error)
+                except BaseException as error:  # noqa: BLE001 - only what is the caller's comes out of `record_failure`
+                    self.failures.record_failure(receiver, event, error)
             if self.line is not None:
                 self.placed = len(self.line)
 
-    def _note_behind(self, line: list[Event | _Joined]) -> None:
-        """Take note that a delta is about to wait for the only reader, who has fallen behind, which may belong to what waits last."""
+    def _mark_joinable(self, line: list[Event | _WaitingDeltas]) -> None:
+        """Mark the last waiting event of a reader that is behind, since the next delta may join it."""
         # Joined by the hundred, at half of what it takes one by one.
         if len(line) - self.placed > LAG_EVENTS:
-            self.give_places()
+            self.index_waiting_events()
         self._joins = True
 
-    def _clean(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
-        """Give what is shown in place of *event* in a resumed run: the news in it, without secrets."""
-        for news in self._news(event, shows):
+    def _redact_news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
+        """Yield the redacted news in an event of a resumed run."""
+        for news in self._select_news(event, shows):
             # One event may become several: what deltas of that run had held back goes out in front of it.
-            yield from self._event_redactor.through(news) if GIVEN.names else (news,)
+            yield from self._event_redactor.redact_event(news) if GIVEN.names else (news,)
 
-    def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
+    def _select_news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
         """
-        Give what is shown of *event* in a resumed run: the news, and whole steps around them.
+        Yield the news in an event of a resumed run, with the starts of the steps around it.
 
         A step of which only the rest is news begins with the first of it, so that whoever is shown its end saw it begin.
         """
@@ -692,26 +755,30 @@ class Hub:
             yield begun
         yield event
 
-    def finish(self, event: RunFinished) -> None:
-        """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
+    def finish(self, result: RunResult) -> None:
+        """
+        Show *result* in the last event and end all subscriptions, unless another turn follows.
+
+        Later subscribers get that event, too.
+        """
         if self._last is not None:
             return
         # What waits may hold something back, too.
-        self.give_places()
+        self.index_waiting_events()
         for clean in self._event_redactor.rest():
             self.emit(clean, True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
-        event = attrs.evolve(event, clean=KNOWN.value)
-        if not self.goes_on:
+        event = RunFinished(path="", seq=0, result=result, clean=KNOWN.value)
+        if not self.is_kept_open:
             self._last = event
         self.emit(event, True)
         self.end()
 
     def end(self) -> None:
-        """End all subscriptions, unless another run follows."""
+        """End all subscriptions, unless another turn follows."""
         self.history = None
         self._begun.clear()
-        if self.goes_on:
+        if self.is_kept_open:
             return
         self._is_over = True
         for subscription in list(self._subscriptions):
@@ -719,7 +786,7 @@ class Hub:
 
     def subscribe(self, after: str | None = None) -> Subscription:
         """
-        Return a subscription to every event: from the first one that is kept, or from now on when none are.
+        Return a subscription to the stored events and all later ones.
 
         Args:
             after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
@@ -731,7 +798,7 @@ class Hub:
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
             raise LimitExceeded(msg, kind="readers", limit=MAX_SUBSCRIBERS)
-        index = -1 if after is None else self._place(after)
+        index = -1 if after is None else self._index_after(after)
         subscription = Subscription(self)
         if self._ring is not None:
             # What fell out of the ring cannot be shown any more, but it can be counted: a page that comes back after an
@@ -739,7 +806,7 @@ class Hub:
             missing = self._ring.start - (-1 if index is None else index) - 1
             if missing > 0 or index is None:
                 subscription.miss(max(0, missing), "epoch" if index is None else "buffer")
-            for event in self._ring.after(-1 if index is None else index):
+            for event in self._ring.events_after(-1 if index is None else index):
                 subscription.put(event)
         elif self._last is not None:
             if not self._last.epoch:
@@ -752,12 +819,12 @@ class Hub:
             subscription.end()
         else:
             self._subscriptions.append(subscription)
-            self._receive(subscription, len(self._receivers))
+            self._add_receiver(subscription, len(self._receivers))
         return subscription
 
-    def _place(self, after: object) -> int | None:
-        """Return the index of an event's id; ``None`` for one of another epoch."""
-        place = place_of(after, like=self.epoch)
+    def _index_after(self, after: object) -> int | None:
+        """Return the index of an event's id, or ``None`` if it is of another epoch."""
+        place = parse_event_id(after, like=self.epoch)
         # The process that gave this id has ended, and another goes on with the run: its numbers count other events. So
         # the reader gets all that there is, and is told so.
         if place.epoch != self.epoch:
@@ -768,57 +835,26 @@ class Hub:
         return place.index
 
     def leave(self, subscription: Subscription) -> None:
-        """Forget a subscription."""
+        """Remove a subscription."""
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
             self._receivers.remove(subscription)
             self.watched = bool(self._receivers)
-            self._find_only_reader()
+            self._update_only_reader()
 
-    def _note(self, event: Event) -> None:
+    def _apply_event(self, event: Event) -> None:
+        """Update phase and log from an event."""
         kind = type(event)
         if kind is PhaseChanged:
             if not event.path:
                 self.phase = event.phase  # type: ignore[attr-defined]
         elif kind is LogLine:
-            self.log(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
+            self.log.write(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
 
-    def _note_failure(self, receiver: Receiver, event: Event, error: BaseException) -> None:
-        """Take note that an observer raised at *event*."""
-        if not isinstance(receiver, Watcher):
-            raise error
-        try:
-            warning = receiver.failed(event, error)
-        except BaseException as raised:  # noqa: BLE001
-            self._note_crash(raised)
-        else:
-            if warning is not None:
-                self.warnings.append(warning)
 
-    def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
-        """Write a log line where the engine logs; the event itself is shown by ``emit``."""
-        seat = self._seats.get(event.path) or RunLabel("", "")
-        # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
-        if KNOWN.suspicious(f"{event.message} {data!r}"):
-            event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
-        context = {"run_id": seat.run_id, "agent_id": seat.agent_id, "path": event.path, "step": step}
-        try:
-            write(self._logger, event.level, event.message, context, data)
-        # A logger that is misconfigured must not end runs.
-        except Exception as error:  # noqa: BLE001
-            LOGGER.error("the logger of the engine raised", exc_info=error)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
-            self._note_crash(error)
-
-    def _note_crash(self, error: BaseException) -> None:
-        self.crash = self.crash or error
-        if self.on_crash is not None:
-            self.on_crash(error)
-
-
-class _Joined:
+class _WaitingDeltas:
     """Deltas that wait for a reader as one, which has the last one's place in the stream."""
 
     __slots__ = ("_texts", "chars", "last")
@@ -829,13 +865,13 @@ class _Joined:
         self.chars = len(first.text)
 
     def take(self, event: Event) -> bool:
-        """Take *event*, if it is a delta that goes on where the last one stops."""
+        """Join *event* if it is a delta that continues the last one; return whether it was joined."""
         last = self.last
         if type(event) is not type(last):
             return False
         delta: Delta = event
         text = delta.text
-        if last.path != delta.path or self.chars + len(text) > MAX_JOINED_CHARS or not _goes_on(last, delta):
+        if last.path != delta.path or self.chars + len(text) > MAX_JOINED_CHARS or not _continues_delta(last, delta):
             return False
         self.last = delta
         self._texts.append(text)
@@ -843,11 +879,11 @@ class _Joined:
         return True
 
     def whole(self) -> Delta:
-        """Return them as one."""
+        """Return the joined deltas as one."""
         return attrs.evolve(self.last, text="".join(self._texts))
 
 
-JOINED_TO = DELTAS | {_Joined}
+JOINED_TO = DELTAS | {_WaitingDeltas}
 """What a delta may be joined to."""
 
 
@@ -868,7 +904,7 @@ class Subscription:
         self._behind = limit * LAG_EVENTS // MAX_QUEUED_EVENTS
         # A list and a future of our own in place of `asyncio.Queue`: what waits is changed from both ends (deltas are
         # joined to the last one, or thrown out from the middle), and whoever puts something must neither wait nor fail.
-        self.queue: list[Event | _Joined] = []
+        self.queue: list[Event | _WaitingDeltas] = []
         self._held: list[Event] = []
         self._dropped = 0
         self._reason = "buffer"
@@ -880,17 +916,17 @@ class Subscription:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, event: Event) -> None:
-        """Keep *event* for the reader, or count it as dropped."""
+        """Queue *event* for the reader, or count it as dropped."""
         queue = self.queue
         count = len(queue)
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        if count <= self._behind or (count < self._limit and type(event) not in DELTAS) or self._has_place(event):
+        if count <= self._behind or (count < self._limit and type(event) not in DELTAS) or self._has_own_entry(event):
             queue.append(event)
             if self._waiter is not None:
                 self._wake()
 
-    def _has_place(self, event: Event) -> bool:
-        """Return whether an event of a reader that has fallen behind is to wait as one of its own."""
+    def _has_own_entry(self, event: Event) -> bool:
+        """Return whether an event for a reader that is behind needs an entry of its own."""
         is_delta = type(event) in DELTAS
         if is_delta and self._join_to_last(event):
             return False
@@ -900,7 +936,7 @@ class Subscription:
         return True
 
     def join(self, start: int) -> None:
-        """Join the deltas that wait from the place *start* on as ``put`` would have done, had it been asked for each."""
+        """Join the waiting deltas from index *start* on, as ``put`` would have."""
         queue = self.queue
         start = max(start, self._behind + 1)
         new = queue[start:]
@@ -913,26 +949,26 @@ class Subscription:
             queue.append(event)
 
     def miss(self, count: int, reason: str) -> None:
-        """Tell the reader first that it misses *count* events, or those of another epoch."""
+        """Report to the reader first that it missed *count* events, and the *reason*: ``buffer`` or ``epoch``."""
         self._dropped, self._reason, self._has_lost = count, reason, True
 
     def end(self) -> None:
-        """Let the reader stop after what waits."""
+        """End the iteration after the waiting events."""
         self._ended = True
         self._hub.leave(self)
         self._wake()
 
     def close(self) -> None:
-        """Stop reading and forget what waits."""
+        """End the iteration and drop the waiting events."""
         # What is forgotten had a place in the stream, and nobody else's event gets it.
         if self._hub.only is self:
-            self._hub.give_places()
+            self._hub.index_waiting_events()
         self.queue.clear()
         self._held.clear()  # whoever iterates it gets nothing more
         self.end()
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Give every event, then stop."""
+        """Yield every event until the stream ends."""
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
@@ -944,13 +980,13 @@ class Subscription:
             self.close()
 
     def waiting(self) -> list[Event]:
-        """Return what waits, a hundred events at most; it is empty when nothing does, and when the reader has stopped."""
+        """Remove and return at most a hundred waiting events; none if there are none or the reader has stopped."""
         # In one list, whose events need nobody's turn one after the other; not all at once, since what a reader holds is
         # neither joined nor counted when it falls behind.
         queue, hub = self.queue, self._hub
         if hub.only is self:
             if hub.placed != len(queue):
-                hub.give_places()
+                hub.index_waiting_events()
             hub.placed = max(0, len(queue) - BATCH_EVENTS)
         if len(queue) <= BATCH_EVENTS:
             taken = queue.copy()
@@ -959,15 +995,15 @@ class Subscription:
             taken = queue[:BATCH_EVENTS]
             del queue[:BATCH_EVENTS]
         if self._has_joined:
-            taken = [event if not isinstance(event, _Joined) else event.whole() for event in taken]
+            taken = [event if not isinstance(event, _WaitingDeltas) else event.whole() for event in taken]
             self._has_joined = bool(queue)
         if self._has_lost:
-            taken.insert(0, self._told_of_loss())
+            taken.insert(0, self._make_dropped_event())
         self._held = taken  # type: ignore[assignment]
         return self._held
 
     async def more(self) -> bool:
-        """Wait when no event does, and return whether another one may come."""
+        """Wait for an event if none is waiting; return False at the end of the stream."""
         if self._ended:
             return False
         # Made for one wait and thrown away: a wait that is cancelled cancels its future, and one that is used again would be
@@ -993,7 +1029,8 @@ class Subscription:
         if self._hub.only is self:
             self._hub.line = self.queue
 
-    def _told_of_loss(self) -> EventsDropped:
+    def _make_dropped_event(self) -> EventsDropped:
+        """Return the event that reports the dropped events, and reset the count."""
         event = EventsDropped(count=self._dropped, reason=self._reason, run_id=self._hub.run_id, epoch=self._hub.epoch)
         # Told once and then counted anew: the reader knows what it missed since the last time.
         self._dropped, self._reason, self._has_lost = 0, "buffer", False
@@ -1006,14 +1043,14 @@ class Subscription:
             waiter.set_result(None)
 
     def _join_to_last(self, event: Event) -> bool:
-        """Append a delta to the last one that waits, if it goes on where that stops."""
+        """Append a delta to the last waiting one if it continues that."""
         last = self.queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
-        if isinstance(last, _Joined):
+        if isinstance(last, _WaitingDeltas):
             return last.take(event)
         if type(last) not in DELTAS:
             return False
-        one = _Joined(last)  # type: ignore[arg-type]
+        one = _WaitingDeltas(last)  # type: ignore[arg-type]
         if not one.take(event):
             return False
         self.queue[-1] = one
@@ -1021,7 +1058,7 @@ class Subscription:
         return True
 
     def _make_room(self, event: Event) -> bool:
-        """Drop deltas for anything else; return whether *event* may stay."""
+        """Drop deltas to make room; return whether *event* fits."""
         # Whatever is lost, a reader must learn that the run has ended, or it waits for ever.
         if isinstance(event, RunFinished):
             return True
@@ -1029,7 +1066,7 @@ class Subscription:
         # ends the reply holds it whole.
         self._has_lost = True
         if type(event) not in DELTAS and not self._is_bare:
-            kept = [e for e in self.queue if not isinstance(e, _Joined) and type(e) not in DELTAS]
+            kept = [e for e in self.queue if not isinstance(e, _WaitingDeltas) and type(e) not in DELTAS]
             dropped = len(self.queue) - len(kept)
             self._dropped += dropped
             self.queue.clear()

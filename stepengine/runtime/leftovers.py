@@ -1,17 +1,15 @@
-"""What cancelled waits of a run tree leave for later."""
+"""Data of cancelled waits of a run tree, kept until it is reported."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from stepengine.data.outcomes import Begun
-
-__all__ = ("Leftovers",)
+from stepengine.data.outcomes import PartialUsage
 
 
 class Leftovers:
     """
-    What a cancelled wait cannot return, until the outcome that tells of it is made.
+    Data that a cancelled wait cannot return, kept until the outcome that reports it.
 
     It is the tree's, since whoever makes that outcome may be another run of it than the one that was cancelled.
 
@@ -27,12 +25,12 @@ class Leftovers:
 
     def __init__(self) -> None:
         self.orphans: dict[str, Any] = {}
-        self.stopped_calls: dict[tuple[str, int], Begun] = {}
+        self.stopped_calls: dict[tuple[str, int], PartialUsage] = {}
         self.leaked: list[str] = []
         self.reraise: BaseException | None = None
 
     def forget(self, path: str) -> None:
-        """Forget the stopped calls of a run that has ended."""
+        """Drop the stopped calls of an ended run."""
         # Addresses are few at any time: only calls that were stopped and not told of yet.
         for address in [address for address in self.stopped_calls if address[0] == path]:
             del self.stopped_calls[address]

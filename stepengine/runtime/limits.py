@@ -31,8 +31,6 @@ from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import estimated_tokens
 
-__all__ = ("Ledgers", "LimitGate", "Refusals", "Repeats", "SpendingLedger", "UsageMeter")
-
 NOTICE_AFTER_CALLS = 3
 """Two equal calls in a row are common, such as a retry; the third is worth a notice to observers."""
 
@@ -46,7 +44,7 @@ Bounds: TypeAlias = "tuple[int | None, Decimal | float | None]"
 
 class SpendingLedger:
     """
-    What one run and the runs below it have spent, and have reserved for calls under way.
+    The spending of one run and the runs below it, and the reservations for running calls.
 
     Args:
         limits: The run's limits in force.
@@ -102,18 +100,18 @@ class SpendingLedger:
         self.reserved_cost = FREE
 
     def refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
-        """Return why a call of at most *tokens* and *cost* may not start here or above, or ``None``."""
+        """Return the error if a call of at most *tokens* and *cost* has no room here or above, or ``None``."""
         ledger: SpendingLedger | None = self
         # From the run upwards: each of them has to have room, and the nearest that has none is the one that is named.
         while ledger is not None:
-            problem = ledger.own_refusal(tokens, cost)
+            problem = ledger.find_own_limit_error(tokens, cost)
             if problem is not None:
                 return problem
             ledger = ledger.parent
         return None
 
-    def own_refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
-        """Return why this run's own limits have no room for a call, or ``None``."""
+    def find_own_limit_error(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
+        """Return the error if this run's own limits have no room for a call, or ``None``."""
         most, used = self.max_tokens, self.tokens + self.reserved_tokens
         if most is not None and used + tokens > most:
             msg = f"the run and its children have used or reserved {used} of {most} tokens; the next model call needs about {tokens}; raise Limits(max_tokens=...)"
@@ -132,20 +130,20 @@ class SpendingLedger:
             return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
         spent = self.cost + self.reserved_cost
         # What others have reserved counts as spent. Without it, ten calls that start together would each find the whole
-        # budget (reliability:SP07).
+        # budget (reliability:R6).
         if spent + cost > dollars:
             msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}; raise Limits(max_cost_usd=...)"
-            again = self._more_dollars(spent + cost - dollars) if self.limits.ask else None
+            again = self._dollars_to_add(spent + cost - dollars) if self.limits.ask else None
             return LimitExceeded(msg, kind="cost", limit=float(dollars), path=self.path if again else "", more=again)
         return None
 
-    def _more_dollars(self, missing: Decimal) -> float:
-        """Return how much more a yes allows: the limit once again, or what is missing if that is more."""
+    def _dollars_to_add(self, missing: Decimal) -> float:
+        """Return the dollars that an approval adds: the limit or the missing amount, whichever is more, but more than 0."""
         again = Decimal(str(self.limits.max_cost_usd or 0))
         return float(max(again, ROUNDED_UP.create_decimal(missing), SMALLEST))
 
     def reserve(self, tokens: int, cost: Decimal) -> None:
-        """Set room aside here and above; a negative number gives it back."""
+        """Reserve here and above; negative numbers release a reservation."""
         ledger: SpendingLedger | None = self
         while ledger is not None:
             ledger.reserved_tokens += tokens
@@ -153,7 +151,7 @@ class SpendingLedger:
             ledger = ledger.parent
 
     def spend(self, tokens: int, cost: Decimal) -> None:
-        """Count what was used, here and above."""
+        """Count usage here and above."""
         ledger: SpendingLedger | None = self
         while ledger is not None:
             ledger.tokens += tokens
@@ -162,7 +160,7 @@ class SpendingLedger:
 
     def admit_children(self, count: int, *, by_model: bool) -> LimitExceeded | None:
         """
-        Count *count* more children here and above, or return why there must be none of them.
+        Count *count* more children here and above, or return the error if there is no room.
 
         A limit that somebody set holds for every child; the default holds for those that models asked for (requirements:X50).
         """
@@ -182,7 +180,7 @@ class SpendingLedger:
         return None
 
     def count_children(self, count: int, *, by_model: bool) -> None:
-        """Count children here and above; a negative number takes back what never started."""
+        """Count children here and above; a negative number removes children that never started."""
         ledger: SpendingLedger | None = self
         while ledger is not None:
             ledger.children += count
@@ -192,7 +190,7 @@ class SpendingLedger:
 
 
 class Ledgers:
-    """The ledgers of those runs of one tree that are under way, by path."""
+    """The ledgers of the running runs of one tree, by path."""
 
     __slots__ = ("_open",)
 
@@ -200,16 +198,16 @@ class Ledgers:
         self._open: dict[str, SpendingLedger] = {}
 
     def open(self, path: str, plan: RunPlan) -> SpendingLedger:
-        """Return a ledger for a run that starts, below its parent's."""
+        """Return a new ledger for a run, below its parent's."""
         # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
         parent = self._open.get(path.rpartition(".")[0]) if path else None
         is_bound = plan.limits.max_tokens is not None or plan.limits.max_cost_usd is not None
-        own = _own_bounds(plan, parent.limits) if is_bound and parent is not None else None
+        own = _child_bounds(plan, parent.limits) if is_bound and parent is not None else None
         ledger = self._open[path] = SpendingLedger(plan.limits, plan.given, parent, path, own)
         return ledger
 
     def allow(self, ceiling: Ceiling) -> None:
-        """Raise a limit to what people allowed; said again, it changes nothing. One that has ended needs none."""
+        """Raise a limit to the allowed value; repeated calls change nothing."""
         ledger = self._open.get(ceiling.path)
         if ledger is None:
             return
@@ -218,18 +216,18 @@ class Ledgers:
         elif ceiling.kind == "cost" and ledger.max_cost is not None:
             ledger.max_cost = max(ledger.max_cost, ceiling.most)
 
-    def of(self, path: str) -> SpendingLedger:
+    def get_ledger(self, path: str) -> SpendingLedger:
         """Return the ledger of a run."""
         return self._open[path]
 
     def close(self, path: str) -> None:
-        """Forget a run that has ended; what it spent stands with those above it."""
+        """Remove the ledger of an ended run; its spending stays in those above."""
         del self._open[path]
 
 
-def _own_bounds(plan: RunPlan, above: Limits) -> Bounds:
+def _child_bounds(plan: RunPlan, above: Limits) -> Bounds:
     """
-    Return the limits in tokens and dollars that are a child's own; *above* are its parent's limits.
+    Return the token and dollar limits that a child has in addition to its parent's.
 
     Its plan has those of its parent where it has none, or larger ones. Were these kept in its ledger as well, people who allow
     the tree more would be asked once more for each child. The body of a tool has none but those around it.
@@ -243,7 +241,7 @@ def _own_bounds(plan: RunPlan, above: Limits) -> Bounds:
 
 class Refusals:
     """
-    The effects that must not begin, and why.
+    The effects that must not start, with the reasons.
 
     Whoever finds out says it with ``refuse`` before the effect is performed; the gate asks with ``take``. What the two know of
     each other is this.
@@ -261,17 +259,17 @@ class Refusals:
         return address in self.errors
 
     def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
-        """Keep *effects* of the run at *path* from beginning."""
+        """Refuse *effects* of the run at *path* before they start."""
         self.errors.update({(path, effect.seq): error for effect in effects})
 
     def take(self, item: Item) -> StepEngineError | None:
-        """Return why an effect must not begin, once; ``None`` when it may, or has begun."""
-        error = self.errors.pop((item.path, item.effect.seq), None)
+        """Remove and return the error that refuses an effect, or ``None``."""
+        error = self.errors.pop(item.address, None)
         return None if item.has_begun else error
 
 
 class LimitGate:
-    """Refuses what the meter found no room for; everything else passes."""
+    """Refuses the effects for which the meter found no room; passes all others."""
 
     def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int]) -> None:
         self._inner = inner
@@ -285,7 +283,7 @@ class LimitGate:
         return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
 
     async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
-        if not isinstance(item.effect, Spawn) or item.effect.is_background or _is_thrown(item.effect, error):
+        if not isinstance(item.effect, Spawn) or item.effect.is_background or _is_raised_in_handler(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
         return Value(ChildResult(agent_id=item.effect.agent_id, status=status, error=error), self._now())
@@ -293,7 +291,7 @@ class LimitGate:
 
 class UsageMeter:
     """
-    Reserves before effects begin, and counts what they used.
+    Reserves before effects start, and counts their usage.
 
     Args:
         inner: What performs.
@@ -313,41 +311,41 @@ class UsageMeter:
         self._admitted: dict[str, dict[int, bool]] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Reserve for every model call and child of the batch, in order; for the children of a handler all at once."""
+        """Reserve for the model calls and children of a batch; a handler's children are admitted together."""
         first = batch[0]
         if isinstance(first.effect, Spawn) or first.gather is not None:
-            self._admit_together(first)
+            self._admit_siblings(first)
         spawned: dict[str, int] = {}
         # Before anything is recorded as begun, and in the order of the numbers: who finds room does not depend on who
-        # is faster (reliability:SP07).
+        # is faster (reliability:R6).
         for item in batch:
             effect = item.effect
             if isinstance(effect, CallModel):
-                self._reserve(item)
+                self._reserve_for_effect(item)
             elif isinstance(effect, Spawn) and effect.tool_call_id:
-                self._admit(item, effect, spawned)
+                self._admit_child(item, effect, spawned)
             elif isinstance(effect, CallBody):
-                self._refuse_too_deep(item, effect)
+                self._check_body_depth(item, effect)
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Pass an effect on, and count it if it was reserved for."""
+        """Perform an effect and count its usage if it was reserved for."""
         if isinstance(item.effect, Spawn):
-            return self._count_child(item, io)
+            return self._perform_child(item, io)
         if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
             return self._perform_metered(item, io)
         return self._inner.perform(item, io)
 
     def forget(self, path: str) -> None:
-        """Give back what was reserved for effects of a run that ended before they were performed."""
+        """Release the reservations of an ended run."""
         for by_model in self._admitted.pop(path, {}).values():
-            self._ledgers.of(path).count_children(-1, by_model=by_model)
+            self._ledgers.get_ledger(path).count_children(-1, by_model=by_model)
         for tokens, cost, has_room in self._reserved.pop(path, {}).values():
             if has_room:
-                self._ledgers.of(path).reserve(-tokens, -cost)
+                self._ledgers.get_ledger(path).reserve(-tokens, -cost)
 
-    def _reserve(self, item: Item) -> None:
-        ledger = self._ledgers.of(item.path)
+    def _reserve_for_effect(self, item: Item) -> None:
+        ledger = self._ledgers.get_ledger(item.path)
         if not ledger.bounded:
             return
         request = cast("CallModel", item.effect).request
@@ -365,26 +363,30 @@ class UsageMeter:
         room = (prompt + output, cost or FREE, error is None)
         self._reserved.setdefault(item.path, {})[item.effect.seq] = room
 
-    def _admit(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
-        """Count a child that a model asked for, or refuse it alone."""
-        ledger = self._ledgers.of(item.path)
+    def _admit_child(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
+        """Count a child that a model requested, or refuse it alone."""
+        ledger = self._ledgers.get_ledger(item.path)
         limits = ledger.limits
-        error = _too_deep(child_path(item.path, effect.seq), limits) or _too_many(effect, limits, spawned)
+        error = _find_depth_error(child_path(item.path, effect.seq), limits) or _count_child_of_call(
+            effect, limits, spawned
+        )
         error = error or ledger.admit_children(1, by_model=True)
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
         else:
             self._admitted.setdefault(item.path, {})[effect.seq] = True
 
-    def _refuse_too_deep(self, item: Item, effect: CallBody) -> None:
-        """Refuse the body of a tool that is nested too deeply: it is not a child, and yet a level."""
-        error = _too_deep(child_path(item.path, effect.seq), self._ledgers.of(item.path).limits, "body of the tool")
+    def _check_body_depth(self, item: Item, effect: CallBody) -> None:
+        """Refuse the body of a tool that is nested too deeply; it counts as a level, not as a child."""
+        error = _find_depth_error(
+            child_path(item.path, effect.seq), self._ledgers.get_ledger(item.path).limits, "body of the tool"
+        )
         if error is not None:
             self._refusals.refuse(item.path, (effect,), error)
 
-    def _admit_together(self, first: Item) -> None:
+    def _admit_siblings(self, first: Item) -> None:
         """
-        Count the children that a handler asks for at once, or refuse everything that it asks for with them.
+        Count the children that a handler requests at once, or refuse the whole request.
 
         The whole ``Gather`` is judged before any of it begins, whatever the width of its window; so nothing has started.
         """
@@ -392,31 +394,31 @@ class UsageMeter:
         spawns = [e for e in effects if isinstance(e, Spawn) and not e.tool_call_id] if first.is_first else []
         if not spawns:
             return
-        ledger = self._ledgers.of(first.path)
+        ledger = self._ledgers.get_ledger(first.path)
         path = first.path
-        error = _too_deep(child_path(path, spawns[0].seq), ledger.limits)
+        error = _find_depth_error(child_path(path, spawns[0].seq), ledger.limits)
         if error is not None:
             self._refusals.refuse(path, spawns, error)
             return
-        error = _too_many_at_once(len(spawns), ledger.given)
+        error = _find_siblings_error(len(spawns), ledger.given)
         error = error or ledger.admit_children(len(spawns), by_model=False)
         if error is not None:
             self._refusals.refuse(path, effects, error)
         else:
             self._admitted.setdefault(path, {}).update({effect.seq: False for effect in spawns})
 
-    async def _count_child(self, item: Item, io: IO) -> Single:
-        """Pass a child on; one that never started, because its params were wrong or the like, does not count."""
+    async def _perform_child(self, item: Item, io: IO) -> Single:
+        """Perform a child; one that never started does not count."""
         by_model = self._admitted.get(item.path, {}).pop(item.effect.seq, None)
         outcome = await self._inner.perform(item, io)
         child = outcome.value if isinstance(outcome, Value) else None
         if by_model is not None and isinstance(child, ChildResult) and not child.run_id:
-            self._ledgers.of(item.path).count_children(-1, by_model=by_model)
+            self._ledgers.get_ledger(item.path).count_children(-1, by_model=by_model)
         return outcome
 
     async def _perform_metered(self, item: Item, io: IO) -> Single:
         tokens, cost, has_room = self._reserved[item.path].pop(item.effect.seq)
-        ledger = self._ledgers.of(item.path)
+        ledger = self._ledgers.get_ledger(item.path)
         used: tuple[int, Decimal] = (0, FREE)
         try:
             outcome = await self._inner.perform(item, io)
@@ -424,7 +426,7 @@ class UsageMeter:
         # A call that was cut off has been paid for in part; what is known of it counts, before the cancellation goes
         # on.
         except BaseException:
-            used = self._usage_of_call(item, Stop("cancelled", begun=io.begun(item)), tokens, cost)
+            used = self._usage_of_call(item, Stop("cancelled", begun=io.find_stopped_call(item)), tokens, cost)
             raise
         finally:
             if has_room:
@@ -433,7 +435,7 @@ class UsageMeter:
         return outcome
 
     def _usage_of_call(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
-        """Return the tokens and the cost to count for a model call; *tokens* and *cost* were reserved for it."""
+        """Return the tokens and cost of a model call; unknown ones count as reserved."""
         model = cast("CallModel", item.effect).request.model
         stated: Decimal | None = None
         if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
@@ -453,7 +455,7 @@ class UsageMeter:
         return tokens if usage is None else usage.total_tokens, max(known, default=cost)
 
 
-def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
+def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
@@ -461,12 +463,12 @@ def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded |
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
-def _is_thrown(effect: Spawn, error: StepEngineError) -> bool:
-    """Return whether a refusal is thrown at the handler's yield, as for children without room; a depth stays in the child's own result."""
+def _is_raised_in_handler(effect: Spawn, error: StepEngineError) -> bool:
+    """Return whether a refusal is raised at the handler's yield; an exceeded depth is in the child's result instead."""
     return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
 
 
-def _too_many_at_once(count: int, given: Limits) -> LimitExceeded | None:
+def _find_siblings_error(count: int, given: Limits) -> LimitExceeded | None:
     most = given.max_children
     if most is None or count <= most:
         return None
@@ -474,7 +476,8 @@ def _too_many_at_once(count: int, given: Limits) -> LimitExceeded | None:
     return LimitExceeded(msg, kind="children", limit=most)
 
 
-def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:
+def _count_child_of_call(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:
+    """Count one more child of a tool call; return the error if that exceeds ``max_children``, or ``None``."""
     count = spawned.get(effect.tool_call_id, 0) + 1
     spawned[effect.tool_call_id] = count
     most = limits.max_children
@@ -509,27 +512,28 @@ class Repeats:
         self._last: dict[str, dict[str, _Last]] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Refuse calls that were repeated as often as ``max_identical_calls`` says."""
+        """Refuse calls that were repeated ``max_identical_calls`` times."""
         for item in batch:
             most = item.plan.limits.max_identical_calls
             if most is not None and type(item.effect) in CALLS and item.effect.source == "model":  # type: ignore[union-attr]
-                self._judge(item.path, item.effect, most)  # type: ignore[arg-type]
+                self._check_repetition(item.path, item.effect, most)  # type: ignore[arg-type]
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Pass an effect on, and compare its result if it is a model's call."""
+        """Perform an effect and compare its result if it is a model's call."""
         effect = item.effect
         if type(effect) not in CALLS or effect.source != "model":  # type: ignore[union-attr]
             return self._inner.perform(item, io)
         if not io.watched and item.plan.limits.max_identical_calls is None:
             return self._inner.perform(item, io)
-        return self._compare(item, self._inner.perform(item, io), io)
+        return self._perform_and_compare(item, self._inner.perform(item, io), io)
 
     def forget(self, path: str) -> None:
-        """Forget the calls of a run that has ended."""
+        """Drop the calls of an ended run."""
         self._last.pop(path, None)
 
-    def _judge(self, path: str, effect: CallTool, most: int) -> None:
+    def _check_repetition(self, path: str, effect: CallTool, most: int) -> None:
+        """Refuse a call if it repeats the last one too often."""
         last = self._last.get(path, {}).get(effect.tool_name)
         given, _, times = last or (None, None, 0)
         if times >= most and given == effect.input:
@@ -539,13 +543,13 @@ class Repeats:
             )
             self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=most))
 
-    async def _compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
+    async def _perform_and_compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
         outcome = await performed
         self.compare(item, outcome, io)
         return outcome
 
     def compare(self, item: Item, outcome: Single, io: IO) -> None:
-        """Count a call that has ended, if it is a model's, and tell of it when it is the third of its kind in a row."""
+        """Count an ended model's call, and report the third identical one in a row."""
         path = item.path
         effect: CallTool = item.effect  # type: ignore[assignment]
         result = outcome.value if isinstance(outcome, Value) else None

@@ -1,5 +1,5 @@
 """
-Where log lines go: the standard logger ``stepengine``, silent until somebody configures it, or the caller's own.
+Destinations of log lines: the standard logger ``stepengine``, silent until configured, or the caller's own.
 
 Every record carries the run's id, agent, path and step.
 """
@@ -22,8 +22,6 @@ from stepengine.data.state import AgentState, RunResult
 from stepengine.redaction import KNOWN
 from stepengine.workspace.calls import OWNER_FILE_MODE
 
-__all__ = ("LOGGER", "EventFile", "LineLogger", "LogObserver", "log_once", "write")
-
 LOGGER = logging.getLogger("stepengine")
 LOGGER.addHandler(logging.NullHandler())
 
@@ -38,7 +36,7 @@ LEVELS: Mapping[str, int] = {
 
 @cache
 def log_once(text: str) -> None:
-    """Write a warning that belongs to no run, once in a process; ``""`` is nothing."""
+    """Log a warning that belongs to no run, once per process; ``""`` is ignored."""
     if text:
         LOGGER.warning("%s", text)
 
@@ -61,17 +59,17 @@ class LineLogger(ABC):
         self.line("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:
-        """Log what somebody should look at."""
+        """Log a problem that needs attention."""
         self.line("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
-        """Log what went wrong."""
+        """Log an error."""
         self.line("error", message, data)
 
 
 def write(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any = None) -> None:
     """
-    Write one line, whatever the signature of the logger's methods: none is lost.
+    Write one line, whatever signature the logger's methods have.
 
     Args:
         logger: A ``logging.Logger`` or ``logging.LoggerAdapter``, whose records get the members of *context* and ``data`` as
@@ -97,7 +95,7 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
     method = getattr(logger, name if name in LEVELS else "info", None) or logger.warn
     extra = data if isinstance(data, Mapping) else {} if data is None else {"data": data}
     told = {**extra, **context}
-    match _takes(method):
+    match _data_parameter(method):
         case "keywords":
             method(message, **told)
         case "data":
@@ -108,8 +106,8 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
             method(message)
 
 
-def _takes(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
-    """Return how a logger's method is told more than a message; one whose signature is not known takes keywords."""
+def _data_parameter(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
+    """Return how a logger's method accepts data; an unknown signature counts as keywords."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):
@@ -145,43 +143,45 @@ class LogObserver:
         self._steps: dict[tuple[str, str], int] = {}
 
     def on_event(self, event: Event) -> None:
-        """Tell the logger of an event that it has a method for."""
+        """Pass an event to the logger's method for it."""
         match event:
             case ToolStarted():
-                self._call("on_tool_call", event.tool_name, event.input)
-                self._line(event, "debug", "tool call", tool_name=event.tool_name, tool_call_id=event.tool_call_id)
+                self._call_method("on_tool_call", event.tool_name, event.input)
+                self._log_event(event, "debug", "tool call", tool_name=event.tool_name, tool_call_id=event.tool_call_id)
             case ToolFinished():
-                self._call("on_tool_result", event.tool_name, event.result)
+                self._call_method("on_tool_result", event.tool_name, event.result)
                 call = {"tool_name": event.tool_name, "tool_call_id": event.tool_call_id}
-                self._line(event, "debug", "tool result", **call, status=event.result.status, ms=event.duration_ms)
+                self._log_event(event, "debug", "tool result", **call, status=event.result.status, ms=event.duration_ms)
             case StepStarted():
                 self._steps[event.run_id, event.path] = event.step
             case ModelStarted(purpose="step", request=request) if request is not None:
                 # A step that is asked again, after its prompt was too long, is one step.
                 step = self._steps.pop((event.run_id, event.path), None)
                 if step is not None:
-                    self._call("on_step", step, request.messages)
-                    self._line(event, "debug", "step", step=step, model=event.model, messages=len(request.messages))
+                    self._call_method("on_step", step, request.messages)
+                    self._log_event(
+                        event, "debug", "step", step=step, model=event.model, messages=len(request.messages)
+                    )
             case RunFinished():
                 for place in [place for place in self._steps if place[0] == event.run_id]:
                     del self._steps[place]
-                self._call("on_complete", event.result)
-                self._line(event, "info", "run ended", **_ending(event.result))
+                self._call_method("on_complete", event.result)
+                self._log_event(event, "info", "run ended", **_end_fields(event.result))
             case _:
                 pass
 
-    def _line(self, event: Event, level: str, message: str, **data: object) -> None:
+    def _log_event(self, event: Event, level: str, message: str, **data: object) -> None:
         if isinstance(self._logger, logging.Logger | logging.LoggerAdapter):
             write(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def _call_method(self, name: str, *arguments: object) -> None:
         method = getattr(self._logger, name, None)
         if method is not None:
             method(*arguments)
 
 
-def _ending(result: RunResult) -> dict[str, object]:
-    """Return how a run ended, in numbers and names."""
+def _end_fields(result: RunResult) -> dict[str, object]:
+    """Return the end of a run as log fields."""
     return {
         "agent_id": result.state.agent_id,
         "status": result.status.value,
@@ -211,7 +211,7 @@ class EventFile:
 
     def on_event(self, event: Event) -> None:
         """Append *event*."""
-        line = json.dumps(self._of(event), ensure_ascii=True, separators=(",", ":")) + "\n"
+        line = json.dumps(self._line_members(event), ensure_ascii=True, separators=(",", ":")) + "\n"
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, OWNER_FILE_MODE)
         try:
             left = memoryview(line.encode("ascii"))
@@ -220,18 +220,18 @@ class EventFile:
         finally:
             os.close(file)
 
-    def _of(self, event: Event) -> dict[str, Any]:
+    def _line_members(self, event: Event) -> dict[str, Any]:
         if isinstance(event, RunFinished):
             # The hub shows the result as its caller gets it, which may hold a key.
-            told: dict[str, object] = KNOWN.value((event if self._full else _brief(event)).to_json())
+            told: dict[str, object] = KNOWN.value((event if self._full else _without_state(event)).to_json())
             return told
         return (
             attrs.evolve(event, request=None) if isinstance(event, ModelStarted) and not self._full else event
         ).to_json()
 
 
-def _brief(event: RunFinished) -> RunFinished:
-    """Return *event* without the conversation that the result holds."""
+def _without_state(event: RunFinished) -> RunFinished:
+    """Return *event* without the conversation in its result."""
     result = event.result
     state = AgentState(run_id=result.state.run_id, agent_id=result.state.agent_id)
     return attrs.evolve(event, result=attrs.evolve(result, state=state, tool_calls=(), thinking=()))

@@ -1,4 +1,4 @@
-"""The messages of one run tree: what was sent to its runs, on which topic, and who waits for more."""
+"""The messages of one run tree by run and topic, and the waits for them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from stepengine.data.json import JsonValue, freeze, thaw
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.questions import Answer, AnswerLike
-from stepengine.data.waiting import Received
+from stepengine.data.waits import Received
 from stepengine.errors import StepEngineError
 from stepengine.runtime.performer import Item
 from stepengine.tools.schemas import JsonSchema
-
-__all__ = ("Mail", "Message", "MessageKind", "PostBox", "answer_in", "message_in", "misfit_of", "result_message")
 
 MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
@@ -57,14 +55,14 @@ class Message:
     kind: MessageKind = "message"
 
 
-def result_message(place: tuple[str, int], result: object) -> Message:
-    """Return what tells the call at a place what came of it: by its id each call has one result."""
+def make_result_message(place: tuple[str, int], result: object) -> Message:
+    """Return a message with the result for the call at a place; its id makes it unique."""
     path, seq = place
     return Message(f"result:{path}#{seq}", path, str(seq), result, "result")
 
 
-def answer_in(value: JsonValue) -> AnswerLike:
-    """Return the answer that a message of that kind holds: a bool, a text, or an ``Answer`` in its stored form."""
+def parse_answer(value: JsonValue) -> AnswerLike:
+    """Return the answer in a message: a bool, a text, or an ``Answer`` in its stored form."""
     if isinstance(value, bool | str):
         return value
     answer: Answer = restored(value)
@@ -75,17 +73,17 @@ class PostBox(Protocol):
     """Where messages of a run are kept that outlive its process, and into which other processes put theirs."""
 
     def unread(self) -> Sequence[Message]:
-        """Return what was kept and no run of the tree took yet."""
+        """Return the stored messages that no run of the tree has received."""
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and did not reach it."""
+        """Return the texts sent to the run at *path* before this process resumed it and not received."""
 
     def has(self, message_id: str) -> bool:
-        """Return whether a message of this id was kept."""
+        """Return whether a message with this id is stored."""
 
     async def fetch(self) -> Sequence[Message]:
         """
-        Return what came since this was last asked; costs next to nothing where nothing did.
+        Return the messages that arrived since the last call; cheap if there are none.
 
         Messages and what is said are kept from now on. Whatever answers or ends something is given until the record says
         that it did, and may be given twice.
@@ -95,14 +93,14 @@ class PostBox(Protocol):
         """
 
     def keep(self, message: Message) -> bool:
-        """Keep a message of this process; return ``False`` if its run has not begun, so that the message stays unread."""
+        """Store a message of this process; return False if its run has not started, so that it stays unread."""
 
     def refuse(self, message: Message, why: str) -> None:
-        """Take note that a message fits nothing that was waited for."""
+        """Record that a message was refused."""
 
     def post(self, message: Message) -> bool:
         """
-        Put a message where every process finds it, durably; return whether one of that id was not there before.
+        Store a message durably for all processes; return whether its id is new.
 
         Waits for the disk.
         """
@@ -110,7 +108,7 @@ class PostBox(Protocol):
 
 class Inboxes:
     """
-    What people said to the runs of one tree and these have not received yet.
+    User messages to the runs of one tree that they have not received yet.
 
     Attributes:
         root: For the root run.
@@ -124,7 +122,7 @@ class Inboxes:
         self.by_path: dict[str, list[UserMessage]] = {}
 
     def add(self, path: str, *messages: UserMessage) -> None:
-        """Add what was said to the run at *path*."""
+        """Add user messages for the run at *path*."""
         if messages:
             (self.by_path.setdefault(path, []) if path else self.root).extend(messages)
 
@@ -161,19 +159,19 @@ class Mail:
         self._first: Sequence[Message] = ()
         if box is not None:
             self._first = box.unread()
-            self._sort([message for message in self._first if message.kind == "message"])
+            self._enqueue_new([message for message in self._first if message.kind == "message"])
 
     def begin(self) -> None:
-        """Do what was asked for, beside messages, before this process took over; to be called once, when the tree runs."""
+        """Apply the steering messages of earlier processes; to be called once, when the tree runs."""
         first, self._first = self._first, ()
-        self._do([message for message in first if message.kind != "message"])
+        self._apply_all([message for message in first if message.kind != "message"])
 
-    def _do(self, asked: Iterable[Message]) -> None:
+    def _apply_all(self, asked: Iterable[Message]) -> None:
         for message in asked:
             self.steer(message)
 
-    def _sort(self, messages: Iterable[Message]) -> bool:
-        """Take in messages, and each only once; return whether any is new."""
+    def _enqueue_new(self, messages: Iterable[Message]) -> bool:
+        """Queue messages by run and topic, each once; return whether any is new."""
         news = False
         for message in messages:
             if message.id not in self._seen:
@@ -184,26 +182,26 @@ class Mail:
         return news
 
     def arrive(self, message: Message) -> bool:
-        """Take in a message of this process; to be called in the run's event loop. Return whether it was new."""
+        """Receive a message of this process in the run's event loop; return whether it is new."""
         if self._is_over or self.has(message.id):
             return False  # what comes too late is in the post box, for whoever goes on
         # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
         if self._box is not None and not self._box.keep(message):
             return False
-        self._sort((message,))
-        self._tell()
+        self._enqueue_new((message,))
+        self._notify_waiters()
         return True
 
     def has(self, message_id: str) -> bool:
-        """Return whether a message of this id came before."""
+        """Return whether a message with this id has arrived before."""
         return message_id in self._seen or (self._box is not None and self._box.has(message_id))
 
     def post(self, message: Message) -> bool:
-        """Put a message where it outlives this process, if there is such a place; return whether it is new. From any thread."""
+        """Store a message durably if there is a store; return whether it is new. May be called from any thread."""
         return not self.has(message.id) if self._box is None else self._box.post(message)
 
     async def fetch(self) -> None:
-        """Take in what other processes sent; to be called in the run's event loop."""
+        """Receive the messages of other processes; to be called in the run's event loop."""
         if self._box is None:
             return
         try:
@@ -216,27 +214,28 @@ class Mail:
             return
         if self._is_over:
             return
-        if self._sort([message for message in found if message.kind == "message"]):
-            self._tell()
-        self._do([message for message in found if message.kind != "message"])
+        if self._enqueue_new([message for message in found if message.kind == "message"]):
+            self._notify_waiters()
+        self._apply_all([message for message in found if message.kind != "message"])
 
     def unheard(self, path: str) -> Sequence[str]:
-        """Return what was said to the run at *path* before this process took over, and did not reach it."""
+        """Return the texts sent to the run at *path* before this process resumed it and not received."""
         return () if self._box is None else self._box.unheard(path)
 
-    def _tell(self) -> None:
+    def _notify_waiters(self) -> None:
+        """Wake everything that waits for a message."""
         arrivals, self._arrivals = self._arrivals, []
         for future in arrivals:
             if not future.done():
                 future.set_result(None)
 
     def first(self, path: str, topic: str) -> Message | None:
-        """Return the oldest message that waits on a topic of the run at *path*; ``take`` or ``refuse`` removes it."""
+        """Return the oldest waiting message on a topic of the run at *path*; ``take`` or ``refuse`` removes it."""
         waiting = self._waiting.get((path, topic))
         return waiting[0] if waiting else None
 
     def take(self, message: Message) -> None:
-        """Take note that a run has a message, which the record may say, too."""
+        """Remove a message that a run has received; a replay may do so, too."""
         if message.id not in self._here:
             return
         self._here.discard(message.id)
@@ -247,20 +246,20 @@ class Mail:
             self._waiting[message.path, message.topic] = deque([one for one in waiting if one.id != message.id])
 
     def give_back(self, message: Message) -> None:
-        """Let a message be the next on its topic again: who took it lost its race."""
+        """Return a message to the front of its topic, since its receiver lost a race."""
         self._here.add(message.id)
         # In front: it was the next one, and the order of a topic is that in which its messages came.
         self._waiting.setdefault((message.path, message.topic), deque()).appendleft(message)
-        self._tell()
+        self._notify_waiters()
 
     def refuse(self, message: Message, why: str) -> None:
-        """Leave out a message that does not fit."""
+        """Remove a message that does not fit and record why."""
         self.take(message)
         if self._box is not None:
             self._box.refuse(message, why)
 
-    def arrival(self) -> asyncio.Future[None]:
-        """Return a future that is done as soon as a message arrives, for whatever run and topic."""
+    def future_of_next_message(self) -> asyncio.Future[None]:
+        """Return a future that is done when any message arrives."""
         self._arrivals = [future for future in self._arrivals if not future.done()]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._arrivals.append(future)
@@ -268,7 +267,7 @@ class Mail:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Look into the post box again and again for as long as the block lasts, since a run waits in it."""
+        """Poll the post box for the duration of the block, since a run waits in it."""
         self._watchers += 1
         if self._box is not None and self._polling is None:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
@@ -277,10 +276,10 @@ class Mail:
         finally:
             self._watchers -= 1
             if not self._watchers:
-                self._look_no_more()
+                self._stop_polling()
 
     async def _poll(self) -> None:
-        """Look less often while nothing comes: a thousand waiting runs must not keep a process busy."""
+        """Poll the post box, less often while nothing arrives."""
         pause = FIRST_POLL_SECONDS
         while True:
             await asyncio.sleep(pause)
@@ -290,30 +289,30 @@ class Mail:
     def close(self) -> None:
         """Forget the tree, which has ended."""
         self._is_over = True
-        self._look_no_more()
-        self.steer = self._warn = _nothing
+        self._stop_polling()
+        self.steer = self._warn = _ignore_message
 
-    def _look_no_more(self) -> None:
+    def _stop_polling(self) -> None:
         polling, self._polling = self._polling, None
         if polling is not None:
             polling.cancel()
 
 
-def _nothing(_: object) -> None:
-    """Stand in for a tree that has ended."""
+def _ignore_message(_: object) -> None:
+    """Ignore a message, for an ended tree."""
 
 
-def message_in(item: Item, outcome: Single) -> Message | None:
-    """Return the message that the outcome of an effect took; ``None`` for none."""
+def find_received_message(item: Item, outcome: Single) -> Message | None:
+    """Return the message that an effect received, or ``None``."""
     received = outcome.value if isinstance(outcome, Value) else None
     if not isinstance(item.effect, AwaitMessage) or not isinstance(received, Received):
         return None
     return Message(received.id, item.path, item.effect.topic, received.value)
 
 
-def misfit_of(topic: str, schema: Any) -> Callable[[JsonValue], str]:
+def make_message_checker(topic: str, schema: Any) -> Callable[[JsonValue], str]:
     """
-    Return why a message on *topic* does not fit *schema*, ``""`` when it does.
+    Return a function that returns the reason why a message does not fit *schema*, or ``""``.
 
     Raises:
         DefinitionError: when what it has to fit is not a schema.

@@ -1,5 +1,5 @@
 """
-What performs effects: ``Performer``, what wraps one: ``Middleware``, and what both are given: ``Item`` and ``IO``.
+The protocols of performing effects: ``Performer``, ``Middleware``, and their arguments ``Item`` and ``IO``.
 
 Middlewares stand between the driver and the innermost performer: they see every effect of a run and of its children, in the
 order in which the driver begins them, and may answer instead of the performer that they wrap.
@@ -12,24 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from stepengine.data.effects import CallFunction, CallTool, Compute, Gather, Keeps, Leaf
+from stepengine.data.effects import CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
 from stepengine.data.events import Event
-from stepengine.data.outcomes import Begun, Failure, Single, Value
+from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
-
-__all__ = (
-    "IO",
-    "Item",
-    "Middleware",
-    "Performer",
-    "child_path",
-    "computed",
-    "is_repeatable",
-    "quick_item",
-)
 
 
 class Item(NamedTuple):
@@ -38,7 +27,7 @@ class Item(NamedTuple):
 
     Attributes:
         path: The path of the run that asks.
-        effect: What it asks for; its address is ``(path, effect.seq)``.
+        effect: What it asks for.
         plan: What that run was started with.
         gather: The effects that it was asked for together with; ``None`` when it was asked for alone.
         has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more, or as a call whose body
@@ -52,8 +41,13 @@ class Item(NamedTuple):
     has_begun: bool = False
 
     @property
+    def address(self) -> tuple[str, int]:
+        """The address of the effect: the path of its run, and its number there."""
+        return self.path, self.effect.seq
+
+    @property
     def is_first(self) -> bool:
-        """Whether it was asked for alone, or is the first of those that were asked for together."""
+        """Whether it was requested alone, or is the first of its group."""
         return self.gather is None or self.gather.effects[0].seq == self.effect.seq
 
 
@@ -62,35 +56,35 @@ quick_item = partial(tuple.__new__, Item)
 
 
 class IO(Protocol):
-    """What a performer may do beside returning an outcome."""
+    """The actions of a performer other than returning an outcome."""
 
     @property
     def watched(self) -> bool:
-        """Whether anybody is shown events; without it they need not be made."""
+        """Whether anyone receives events; without receivers they need not be created."""
 
     def emit(self, event: Event) -> None:
         """Show an event; call it in the run's event loop."""
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
-        """Report a failed attempt after which another follows, and what it is known to have used."""
+        """Report a failed attempt that is retried, and its known usage."""
 
-    def begun(self, item: Item) -> Begun | None:
-        """Return what a model call had used when it was stopped; ``None`` when nothing is known of that."""
+    def find_stopped_call(self, item: Item) -> PartialUsage | None:
+        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
 
     def waits(self, item: Item) -> Awaitable[None]:
-        """Take note that the body of a deferred tool has returned: from now on its call waits for its result, and for nothing else."""
+        """Record that the body of a deferred tool has returned and its call only waits."""
 
     def ends(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> Awaitable[dict[str, Any] | None]:
         """
-        Return how the children in the background at *paths* ended, once all have; ``None`` when one was stopped with its tree.
+        Wait for the background children at *paths* and return their results; ``None`` if one was stopped with its tree.
 
         With *cut* it is also ``None`` once that is done, which says that they will not end as recorded, or the tree stands still.
         """
 
-    def stands(self, item: Item) -> None:
-        """Note that the tree is suspended for this wait."""
+    def note_suspension(self, item: Item) -> None:
+        """Record that the tree is suspended for this wait."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
@@ -101,13 +95,13 @@ class Performer(Protocol):
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
         """
-        Prepare effects that are about to be performed: intents, reservations. One alone is a batch of one.
+        Prepare effects before they are performed: record intents, reserve budgets. A single one is a batch of one.
 
         The members of a ``Gather`` come in request order, all in one batch, or through its window in several.
         """
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Perform one effect of a batch that has begun; failures are outcomes, not exceptions."""
+        """Perform one effect of a prepared batch; failures are outcomes, not exceptions."""
 
 
 Middleware: TypeAlias = Callable[[Performer], Performer]
@@ -115,7 +109,7 @@ Middleware: TypeAlias = Callable[[Performer], Performer]
 
 
 def is_repeatable(item: Item) -> bool:
-    """Return whether an effect may simply happen again when nobody knows whether it has."""
+    """Return whether an effect may be repeated if its outcome is unknown."""
     effect = item.effect
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)
@@ -129,9 +123,9 @@ def child_path(path: str, seq: int) -> str:
     return f"{path}.{seq}" if path else str(seq)
 
 
-def computed(effect: Compute, keeps: Keeps) -> Value | Failure:
+def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
     """
-    Do the work of an effect and return its outcome; the time in it does not count, since none is recorded.
+    Run the work of a ``Compute`` and return its outcome; its duration is not counted.
 
     Raises:
         ReplayDivergence: when what is recorded of a body cannot be brought back, so that its run must not go on.

@@ -1,5 +1,5 @@
 """
-The performers of one run tree: the innermost one, what is wrapped around it, and what is counted on the way.
+The performers of one run tree: the innermost one and its wrappers.
 
 A run to which nothing of that applies takes a shorter way.
 """
@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepengine.data.ceilings import ceiling_of
+from stepengine.data.ceilings import ceiling_from_answer
 from stepengine.data.outcomes import Single
 from stepengine.data.questions import Answer, Question
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.failfast import StopOnFailure
+from stepengine.runtime.innermost import Innermost
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, Repeats, SpendingLedger, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
-from stepengine.runtime.performing import Innermost
 from stepengine.runtime.prices import Prices
-
-__all__ = ("PerformerStack",)
 
 
 class _Wrapping(NamedTuple):
-    """What wraps the innermost performer, from the inside out; nobody asks for the gate."""
+    """The wrappers of the innermost performer, from the inside out."""
 
     brake: StopOnFailure
     recording: Performer
@@ -54,7 +52,7 @@ class PerformerStack:
         elapsed: Callable[[], int],
     ) -> None:
         """
-        Put *middlewares* around *innermost*, such as recorders, and *tracers* around everything.
+        Wrap *innermost* in *middlewares*, such as recorders, and everything in *tracers*.
 
         *make_brake* makes the brake around a performer; *elapsed* is the tree's time in milliseconds.
         """
@@ -69,28 +67,28 @@ class PerformerStack:
         # started at once.
         self._wrapping: _Wrapping | None = None
         if middlewares or tracers:
-            self._wrap()  # who records has to know of the run before it starts
+            self._wrap_innermost()  # who records has to know of the run before it starts
 
     @property
     def outermost(self) -> Performer:
         """The outermost performer."""
-        return (self._wrapping or self._wrap()).outermost
+        return (self._wrapping or self._wrap_innermost()).outermost
 
     @property
     def recording(self) -> Performer:
         """The outermost performer that records; limits and traces are around it."""
-        return (self._wrapping or self._wrap()).recording
+        return (self._wrapping or self._wrap_innermost()).recording
 
     @property
     def brake(self) -> StopOnFailure:
-        """What stops the children of a group of which one has failed."""
-        return (self._wrapping or self._wrap()).brake
+        """The performer that stops the siblings of a failed child."""
+        return (self._wrapping or self._wrap_innermost()).brake
 
     def compare(self, item: Item, outcome: Single, io: IO) -> None:
-        """Count a call that has ended, if it is like the one before."""
-        (self._wrapping or self._wrap()).repeats.compare(item, outcome, io)
+        """Count a call that repeats the last one."""
+        (self._wrapping or self._wrap_innermost()).repeats.compare(item, outcome, io)
 
-    def _wrap(self) -> _Wrapping:
+    def _wrap_innermost(self) -> _Wrapping:
         # From the inside out, and the order is not free. The gate stands inside of who records, so that its refusals
         # are recorded like any other outcome and a replay needs no limits to find them again. The meter stands outside,
         # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
@@ -112,7 +110,7 @@ class PerformerStack:
 
     def open(self, path: str, plan: RunPlan) -> Performer | None:
         """
-        Open the ledger of the run at *path*, which starts; return what all of its effects but its children may go to directly, if there is that.
+        Open the ledger of a starting run; return the performer for its effects other than children, if there is a shortcut.
 
         It is who records, or the innermost performer, where nothing traces, no budget is set, repeated calls are not counted, and
         the run is in no group of which one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that
@@ -121,28 +119,28 @@ class PerformerStack:
         self._ledgers.open(path, plan)
         # Decided once for a run, when it starts: none of what is asked here changes while it runs.
         wrapping = self._wrapping
-        if self._tracers or plan.limits.max_identical_calls is not None or self._ledgers.of(path).bounded:
+        if self._tracers or plan.limits.max_identical_calls is not None or self._ledgers.get_ledger(path).bounded:
             return None
-        if wrapping is not None and wrapping.brake.reaches(path):
+        if wrapping is not None and wrapping.brake.can_stop(path):
             return None
         if wrapping is None or not self._middlewares:
             return self.innermost
         # Nothing is refused and nothing stopped here, which is what stands between who records and the innermost.
-        around: Callable[[Performer], Performer] | None = getattr(wrapping.recording, "around", None)
-        return wrapping.recording if around is None or len(self._middlewares) > 1 else around(self.innermost)
+        wrap: Callable[[Performer], Performer] | None = getattr(wrapping.recording, "wrap_performer", None)
+        return wrapping.recording if wrap is None or len(self._middlewares) > 1 else wrap(self.innermost)
 
     def ledger(self, path: str) -> SpendingLedger:
-        """Return what the run at *path*, which is under way, has spent and reserved."""
-        return self._ledgers.of(path)
+        """Return the ledger of the running run at *path*."""
+        return self._ledgers.get_ledger(path)
 
     def allow(self, question: Question, answer: Answer) -> None:
-        """Raise the limit that *question* is about as *answer* says; steps are counted by the run itself."""
-        ceiling = ceiling_of(question, answer)
+        """Raise the limit that *question* is about; the run itself counts steps."""
+        ceiling = ceiling_from_answer(question, answer)
         if ceiling is not None:
             self._ledgers.allow(ceiling)
 
     def forget(self, path: str) -> None:
-        """Forget a run that has ended."""
+        """Drop the data of an ended run."""
         if self._wrapping is not None:
             self._wrapping.meter.forget(path)
             self._wrapping.repeats.forget(path)

@@ -16,8 +16,6 @@ from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.runtime.logs import LOGGER
 
-__all__ = ("Prices", "Pricing")
-
 Priced = TypeVar("Priced")
 Pricing: TypeAlias = Callable[[str, Usage, datetime], "Decimal | None"]
 """
@@ -46,11 +44,11 @@ class Prices:
     def for_usage(self, model: str, usage: Usage) -> Decimal | None:
         """Return the cost of *usage* by *model*, or ``None`` if it is unknown."""
         pricing = self._pricing
-        return None if pricing is None else _call_safely(model, lambda: pricing(model, usage, self._now()))
+        return None if pricing is None else _call_pricing(model, lambda: pricing(model, usage, self._now()))
 
     def for_reply(self, model: str, reply: ModelReply) -> Decimal | None:
         """
-        Return the cost computed from what *reply* used, whatever cost it states; ``None`` if it is unknown.
+        Return the cost computed from the usage of *reply*, ignoring the cost it states; ``None`` if unknown.
 
         A reply may name a model that has no price, such as a gateway's own name. Then the requested *model* is priced.
         """
@@ -59,18 +57,18 @@ class Prices:
             return None
         whole: Callable[[str, ModelReply, datetime], Decimal | None] | None = getattr(self._pricing, "of_reply", None)
         if whole is not None:
-            return _call_safely(model, lambda: whole(model, reply, self._now()))
+            return _call_pricing(model, lambda: whole(model, reply, self._now()))
         cost = self.for_usage(reply.model or model, usage)
         return self.for_usage(model, usage) if cost is None and reply.model is not None else cost
 
     def unpriced_parts(self, model: str, reply: ModelReply) -> tuple[str, ...]:
-        """Return the parts of *reply* that have no price, which makes its computed cost a lower bound."""
+        """Return the parts of *reply* without a price, which make its cost a lower bound."""
         parts: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         parts = getattr(self._pricing, "unpriced", None)
-        return () if parts is None else _call_safely(model, lambda: parts(model, reply, self._now())) or ()
+        return () if parts is None else _call_pricing(model, lambda: parts(model, reply, self._now())) or ()
 
 
-def _call_safely(model: str, price: Callable[[], Priced | None]) -> Priced | None:
+def _call_pricing(model: str, price: Callable[[], Priced | None]) -> Priced | None:
     try:
         return price()
     # A pricing that raises must not lose a reply that was paid for.

@@ -1,10 +1,10 @@
 """
-How often providers are asked, whatever the number of runs: ``RateLimit``, and the queue that holds it.
+Rate limits of providers across all runs: ``RateLimit``, and the queue that enforces it.
 
-``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event
+``make_rate_limited_provider`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event
 loops. Calls are let through in the order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no
 burst doubles them. Where several processes share limiters, other classes take the place of ``RateLimits`` and ``Limiter``; the
-protocols ``Rates`` and ``Turns`` say what they have to offer.
+protocols ``LimiterSource`` and ``RequestLimiter`` say what they have to offer.
 """
 
 from __future__ import annotations
@@ -22,26 +22,11 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDo
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 from stepengine.models.base import ModelRef, Provider
-from stepengine.models.routing import Fallback, route_of
-from stepengine.runtime.clock import Clock
+from stepengine.models.routing import Fallback, parse_route
+from stepengine.runtime.clock import TimeSource
 from stepengine.runtime.retry import known_usage
 from stepengine.runtime.sizes import expected_tokens
-from stepengine.workspace.after_fork import Lock, renewed
-
-__all__ = (
-    "Limiter",
-    "Notice",
-    "Obstacle",
-    "ParsingRegistry",
-    "RateLimit",
-    "RateLimits",
-    "RateLimitsLike",
-    "Rates",
-    "Ticket",
-    "Turns",
-    "limit_of",
-    "queued",
-)
+from stepengine.workspace.after_fork import Lock, register_renewable
 
 WINDOW_MS = 60_000
 """Providers state their limits for requests and tokens per minute."""
@@ -50,7 +35,7 @@ WINDOW_MS = 60_000
 @frozen(kw_only=True)
 class RateLimit:
     """
-    What one provider may be asked; ``None`` is without limit.
+    The limits of one provider; ``None`` is without limit.
 
     Attributes:
         requests_per_minute: Requests that start within any 60 seconds; each attempt of a call is one.
@@ -101,21 +86,21 @@ class Ticket:
         self.counts = True
 
 
-class Turns(Protocol):
+class RequestLimiter(Protocol):
     """Lets the requests to one provider through."""
 
     async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> Any:
-        """Wait for a turn, as ``Limiter.enter`` does, and return what ``leave`` is given."""
+        """Wait for a turn as ``Limiter.enter`` does, and return the ticket for ``leave``."""
 
     def leave(self, ticket: Any, used: int | None) -> None:
-        """Say that a request has ended and how many tokens it *used*; ``None`` when that is unknown."""
+        """Record that a request has ended and used *used* tokens; ``None`` if unknown."""
 
 
-class Rates(Protocol):
-    """Where the limiters of providers come from."""
+class LimiterSource(Protocol):
+    """The source of the limiters of providers."""
 
-    def of(self, provider: str, source: Provider) -> Turns | None:
-        """Return the limiter of the provider with a prefix, which *source* is; ``None`` where nothing limits it."""
+    def find_limiter(self, provider: str, source: Provider) -> RequestLimiter | None:
+        """Return the limiter of the provider with this prefix, or ``None`` if it has no limit."""
 
 
 class _Waiter:
@@ -128,7 +113,7 @@ class _Waiter:
         self.woken = asyncio.Event()
 
     def wake(self) -> bool:
-        """Let it look again, from any thread; return whether its loop still lives."""
+        """Wake it from any thread; return whether its loop is still open."""
         try:
             self._loop.call_soon_threadsafe(self.woken.set)
         except RuntimeError:  # the loop is closed
@@ -145,7 +130,7 @@ class Limiter:
         clock: Time and sleep.
     """
 
-    def __init__(self, limit: RateLimit, clock: Clock) -> None:
+    def __init__(self, limit: RateLimit, clock: TimeSource) -> None:
         self._limit = limit
         self._clock = clock
         self._lock = Lock()
@@ -153,16 +138,16 @@ class Limiter:
         self._tokens = 0
         self._running = 0
         self._queue: deque[_Waiter] = deque()
-        renewed(self)
+        register_renewable(self)
 
     def renew(self) -> None:
-        """Let a forked child start afresh: what is under way, and whoever waits, belongs to the parent."""
+        """Reset the limiter in a forked child; running and waiting requests belong to the parent."""
         self._running = 0
         self._queue.clear()
 
     async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> Ticket:
         """
-        Wait for a turn; cancelling the wait gives the place in the queue to the next one.
+        Wait for a turn; a cancelled wait leaves its place in the queue.
 
         Args:
             tokens: How many the request is expected to use.
@@ -171,23 +156,23 @@ class Limiter:
         with self._lock:
             # Whoever comes while others wait stands behind them, also where there is room for a small request: else a large
             # one would wait for ever.
-            obstacle = Obstacle("queue") if self._queue else self._obstacle(tokens)
+            obstacle = Obstacle("queue") if self._queue else self._find_current_obstacle(tokens)
             if obstacle is None:
-                return self._admit(tokens)
+                return self._admit_request(tokens)
             waiter = _Waiter()
             self._queue.append(waiter)
-            self._wake_first()
+            self._wake_first_waiter()
         try:
             notice(obstacle)
-            return await self._turn(waiter, tokens)
+            return await self._wait_in_queue(waiter, tokens)
         finally:
             with self._lock:
                 with suppress(ValueError):  # it was taken out because its loop was closed
                     self._queue.remove(waiter)
-                self._wake_first()
+                self._wake_first_waiter()
 
     def leave(self, ticket: Ticket, used: int | None) -> None:
-        """Say that a request has ended and how many tokens it *used*; ``None`` when that is unknown."""
+        """Record that a request has ended and used *used* tokens; ``None`` if unknown."""
         with self._lock:
             self._running -= 1
             # Corrected by what was really used, as long as the minute lasts: an estimate that is always too high would
@@ -195,19 +180,19 @@ class Limiter:
             if used is not None and ticket.counts:
                 self._tokens += used - ticket.tokens
                 ticket.tokens = used
-            self._wake_first()
+            self._wake_first_waiter()
 
-    async def _turn(self, waiter: _Waiter, tokens: int) -> Ticket:
+    async def _wait_in_queue(self, waiter: _Waiter, tokens: int) -> Ticket:
         while True:
             with self._lock:
-                obstacle = self._obstacle(tokens) if self._queue[0] is waiter else Obstacle("queue")
+                obstacle = self._find_current_obstacle(tokens) if self._queue[0] is waiter else Obstacle("queue")
                 if obstacle is None:
-                    return self._admit(tokens)
+                    return self._admit_request(tokens)
                 waiter.woken.clear()
-            await self._pause(waiter, obstacle.seconds)
+            await self._wait_for_wake(waiter, obstacle.seconds)
 
-    async def _pause(self, waiter: _Waiter, seconds: float | None) -> None:
-        """Wait until somebody wakes *waiter*, and no longer than *seconds*."""
+    async def _wait_for_wake(self, waiter: _Waiter, seconds: float | None) -> None:
+        """Wait until *waiter* is woken, at most *seconds*."""
         if seconds is None:
             await waiter.woken.wait()
             return
@@ -220,7 +205,7 @@ class Limiter:
             asleep.cancel()
             await asyncio.wait((asleep,))
 
-    def _obstacle(self, tokens: int) -> Obstacle | None:
+    def _find_current_obstacle(self, tokens: int) -> Obstacle | None:
         limit, recent, now = self._limit, self._recent, self._clock.now_ms()
         # The last 60 seconds and not the calendar's minute: at the turn of a minute twice the limit could go out within
         # a second.
@@ -237,11 +222,11 @@ class Limiter:
         most = limit.tokens_per_minute
         # One that is larger than the limit goes alone, when nothing else counts: it would otherwise never go.
         if most is not None and recent and self._tokens + tokens > most:
-            return Obstacle("tokens", (self._room_at(most - tokens) + WINDOW_MS - now) / 1000)
+            return Obstacle("tokens", (self._start_of_expiring_request(most - tokens) + WINDOW_MS - now) / 1000)
         return None
 
-    def _room_at(self, most: int) -> int:
-        """Return when the last request started that must be forgotten for no more than *most* tokens to count."""
+    def _start_of_expiring_request(self, most: int) -> int:
+        """Return the start time of the last request that must expire until at most *most* tokens count."""
         left = self._tokens
         for ticket in self._recent:
             left -= ticket.tokens
@@ -249,22 +234,22 @@ class Limiter:
                 return ticket.at
         return self._recent[-1].at
 
-    def _admit(self, tokens: int) -> Ticket:
+    def _admit_request(self, tokens: int) -> Ticket:
         ticket = Ticket(self._clock.now_ms(), tokens)
         self._running += 1
         self._tokens += tokens
         self._recent.append(ticket)
         return ticket
 
-    def _wake_first(self) -> None:
+    def _wake_first_waiter(self) -> None:
         # Somebody's loop may be closed by now; a place in the queue that nobody takes would stop all who stand behind
         # it.
         while self._queue and not self._queue[0].wake():
             self._queue.popleft()
 
 
-def limit_of(limits: RateLimit | Mapping[str, RateLimit], provider: str) -> RateLimit | None:
-    """Return what holds for the provider with a prefix."""
+def find_rate_limit(limits: RateLimit | Mapping[str, RateLimit], provider: str) -> RateLimit | None:
+    """Return the limit of the provider with a prefix, or ``None``."""
     return limits if isinstance(limits, RateLimit) else limits.get(provider)
 
 
@@ -280,14 +265,14 @@ class RateLimits:
         limits: What was given.
     """
 
-    def __init__(self, limits: RateLimit | Mapping[str, RateLimit], clock: Clock) -> None:
+    def __init__(self, limits: RateLimit | Mapping[str, RateLimit], clock: TimeSource) -> None:
         self.limits = limits
         self._clock = clock
         self._limiters: dict[str, Limiter] = {}
 
-    def of(self, provider: str, source: Provider) -> Limiter | None:
-        """Return the limiter of the provider with a prefix, made when it is first asked for; here a prefix has one key."""
-        limit = limit_of(self.limits, provider)
+    def find_limiter(self, provider: str, source: Provider) -> Limiter | None:
+        """Return the limiter of the provider with this prefix, or ``None`` if it has no limit. The first call creates it."""
+        limit = find_rate_limit(self.limits, provider)
         if limit is None:
             return None
         return self._limiters.get(provider) or self._limiters.setdefault(provider, Limiter(limit, self._clock))
@@ -298,7 +283,7 @@ Notice: TypeAlias = Callable[[str, Obstacle], None]
 
 
 class ParsingRegistry(Protocol):
-    """What is needed of ``stepengine.models.Models``."""
+    """The members of ``stepengine.models.Models`` that are used here."""
 
     @property
     def providers(self) -> Sequence[str]:
@@ -308,48 +293,48 @@ class ParsingRegistry(Protocol):
         """Return the provider of a model string."""
 
     def parse(self, model: str) -> ModelRef:
-        """Take a model string apart."""
+        """Parse a model string."""
 
 
-def queued(models: ParsingRegistry, rates: Rates, model: str, notice: Notice) -> Provider:
+def make_rate_limited_provider(models: ParsingRegistry, rates: LimiterSource, model: str, notice: Notice) -> Provider:
     """
-    Return the provider of *model* behind its limiter; of a fallback, each of its models behind the limiter of its own.
+    Return the provider of *model* behind its limiter; each model of a fallback has its own.
 
     Raises:
         UnknownModel: when no provider fits.
     """
     ref = models.parse(model)
-    route = None if ref.provider else route_of(ref.model)
+    route = None if ref.provider else parse_route(ref.model)
     if route is not None:
-        return Fallback(route, lambda name: queued(models, rates, name, notice))
+        return Fallback(route, lambda name: make_rate_limited_provider(models, rates, name, notice))
     provider: Provider = models.provider_for(model)
     # A registry of one provider serves model strings with any prefix; they share its key and so its limit.
     prefix = models.providers[0] if len(models.providers) == 1 else ref.provider
-    limiter = rates.of(prefix, provider)
-    return provider if limiter is None else _Queued(provider, prefix, limiter, notice)
+    limiter = rates.find_limiter(prefix, provider)
+    return provider if limiter is None else _RateLimitedProvider(provider, prefix, limiter, notice)
 
 
-class _Queued(Provider):
+class _RateLimitedProvider(Provider):
     """A provider that waits for its turn before each request."""
 
-    def __init__(self, provider: Provider, prefix: str, limiter: Turns, notice: Notice) -> None:
+    def __init__(self, provider: Provider, prefix: str, limiter: RequestLimiter, notice: Notice) -> None:
         self.name = prefix
         self._provider = provider
         self._limiter = limiter
         self._notice = notice
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Return the reply when it is this request's turn."""
+        """Wait for a turn and return the reply."""
         ticket = await self._wait_for_turn(request)
-        with self._estimate_corrected(ticket) as used:
+        with self._report_usage_at_end(ticket) as used:
             reply = await self._provider.complete(request)
             used(reply)
         return reply
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Give the stream when it is this request's turn."""
+        """Wait for a turn and yield the stream."""
         ticket = await self._wait_for_turn(request)
-        with self._estimate_corrected(ticket) as used:
+        with self._report_usage_at_end(ticket) as used:
             inner: Any = self._provider.stream(request)
             async with aclosing(inner) as deltas:
                 async for delta in deltas:
@@ -361,8 +346,8 @@ class _Queued(Provider):
         return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
 
     @contextmanager
-    def _estimate_corrected(self, ticket: object) -> Iterator[Callable[[ModelReply], None]]:
-        """Correct the estimate by what the request used; where nobody knows that, the estimate stays."""
+    def _report_usage_at_end(self, ticket: object) -> Iterator[Callable[[ModelReply], None]]:
+        """Replace the estimate by the request's actual usage, if it is known."""
         usage: Usage | None = None
 
         def used(reply: ModelReply) -> None:

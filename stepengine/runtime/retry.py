@@ -1,5 +1,5 @@
 """
-The one retry coordinator: who waits how long before a model is asked again.
+The retry coordinator: the delays before a model call is repeated.
 
 SDK retries are off, so that attempts never multiply. Which failures may be tried again is said by the provider, on the
 error itself; here is decided whether and when.
@@ -13,8 +13,6 @@ from attrs import frozen
 
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
-
-__all__ = ("Retries", "RetryPolicy", "known_usage")
 
 
 @frozen(kw_only=True)
@@ -50,7 +48,7 @@ class RetryPolicy:
 
 class Retries:
     """
-    What is left of a run tree's further attempts, and how long each of them is waited for.
+    The remaining retries of a run tree and their delays.
 
     Args:
         policy: How often and how patiently.
@@ -63,7 +61,7 @@ class Retries:
         self._seed = seed
         self._left = policy.extra
 
-    def wait_before_next(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
+    def next_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
         """
         Return the seconds to wait before the next attempt, or ``None`` when there must be none.
 
@@ -88,7 +86,7 @@ class Retries:
 
 def known_usage(error: ModelError) -> Usage | None:
     """
-    Return what a failed attempt counts for; ``None`` for nothing.
+    Return the usage of a failed attempt; an unknown one counts as at least 0; ``None`` if it has none.
 
     A provider that answered with an error status did not bill; an attempt whose answer was lost may have been billed, so
     the total is only a lower bound.

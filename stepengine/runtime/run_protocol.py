@@ -9,8 +9,6 @@ from stepengine.data.outcomes import Stop
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import Item
 
-__all__ = ("Members", "Run")
-
 
 class Members(Protocol):
     """The effects that a run performs together."""
@@ -27,16 +25,17 @@ class Run(Protocol):
     stopping: Stop | None
     spares: bool
     is_ending: bool
+    is_cut: bool
 
     @property
     def busy(self) -> Item | Members | Literal[True] | None:
         """The effects that it performs now."""
 
-    def broken(self, error: BaseException) -> Stop:
-        """End the run because a performer let an exception out."""
+    def stop_with_error(self, error: BaseException) -> Stop:
+        """Stop the run because a performer raised an exception."""
 
     def crashed(self, error: BaseException) -> Stop:
-        """End the run because of an error that is the caller's."""
+        """End the run because of an error that belongs to the caller."""
 
     def halt(self) -> Stop:
         """Return the outcome of an effect that was not performed."""
@@ -45,7 +44,7 @@ class Run(Protocol):
         """End the run at once."""
 
     def spare(self, stop: Stop) -> None:
-        """Let nothing more start, and cut what may happen again."""
+        """Start nothing more, and cancel the effects that can be repeated."""
 
     def lasting(self) -> list[Item]:
         """Return the running effects that cannot happen again."""
@@ -57,7 +56,7 @@ class Run(Protocol):
         """Record a cancellation from outside."""
 
     def start_waiting(self) -> None:
-        """Record that the run is at its end, and waits for its children."""
+        """Record that the run has reached its end and waits for its children."""
 
     def end_waiting(self) -> None:
         """Record that its children have ended."""

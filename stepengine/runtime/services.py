@@ -1,4 +1,4 @@
-"""``Services``: what an engine lends to the trees of its runs."""
+"""``Services``: the parts of an engine that the trees of its runs use."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from stepengine.data.questions import Interactor
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.asking import Remembered
-from stepengine.runtime.clock import Clock, SystemClock
+from stepengine.runtime.clock import SystemClock, TimeSource
 from stepengine.runtime.mail import PostBox
 from stepengine.runtime.performer import Item, Middleware
 from stepengine.runtime.prices import Pricing
-from stepengine.runtime.rates import Rates
+from stepengine.runtime.questions import RememberedRules
+from stepengine.runtime.rates import LimiterSource
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.tools.context import ResourceMap
 from stepengine.workspace.guard import CallGuard
@@ -31,21 +31,19 @@ if TYPE_CHECKING:
     from stepengine.permissions import Request
     from stepengine.workspace.writes import FileWrite
 
-__all__ = ("ChildPlanner", "Level", "MachineMaker", "ModelProvider", "ModelRegistry", "Services", "ToolSetting")
-
 
 class ModelProvider(Protocol):
-    """What is needed of a provider; ``stepengine.models.Provider`` has it."""
+    """The members of a provider that are used here; ``stepengine.models.Provider`` has them."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the completed reply."""
 
     def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Give deltas, last exactly one ``ReplyDone``."""
+        """Yield deltas, and exactly one ``ReplyDone`` at the end."""
 
 
 class ModelRegistry(Protocol):
-    """What is needed of a registry without rate limits; ``stepengine.models.Models`` has it."""
+    """The members of a registry without rate limits; ``stepengine.models.Models`` has them."""
 
     def provider_for(self, model: str) -> ModelProvider:
         """Return the provider of a model string or raise ``UnknownModel``."""
@@ -54,7 +52,7 @@ class ModelRegistry(Protocol):
 @frozen(kw_only=True)
 class ToolSetting:
     """
-    What the tools of an engine are run with.
+    The settings and resources for the tools of an engine.
 
     Attributes:
         threads: Where sync bodies run.
@@ -77,31 +75,31 @@ ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
 """Gives what the child at a path is started with that the run of a plan asks for, or raises why it must not start."""
 
 
-def _no_children(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+def _refuse_child(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
     # A tree without an engine, as in tests of performers: to ask for a child there is an error that says so, and no
     # AttributeError.
     msg = f"agent {effect.agent_id!r} is not known here; nothing was started at {path!r}"
     raise StepEngineError(msg)
 
 
-def _no_window(_: str) -> int | None:
+def _unknown_window(_: str) -> int | None:
     return None
 
 
-class Level(Protocol):
-    """What is recorded of a tree that goes on at several places at once."""
+class ReplayProgress(Protocol):
+    """The record of a tree whose runs resume in parallel."""
 
     def has_begun(self, item: Item) -> bool:
-        """Return whether an effect was begun, or never will be."""
+        """Return whether an effect was started, or will never start."""
 
     def has_outcome(self, item: Item) -> bool:
-        """Return whether nothing new has to happen for an effect; when it starts a run, the effects of that run are asked about one by one."""
+        """Return whether an effect needs nothing new; the effects of a run are checked one by one."""
 
 
 @frozen(kw_only=True, weakref_slot=False)
 class Services:
     """
-    What an engine lends to the trees of its runs.
+    The parts of an engine that the trees of its runs use.
 
     Attributes:
         machine: Makes the machine of a run.
@@ -122,6 +120,7 @@ class Services:
         sleep_in_process: Seconds up to which a wait for a time is none for which a tree is suspended.
         since: What time it was for the run when this process took over, in milliseconds since the root was created; ``None``
             where its times are made up.
+        is_timed: Whether the time limits of runs stop them; a run that is only repeated takes no time of its own.
         resumable: Whether somebody can resume a tree that is suspended, because it is recorded.
         wakes_now: Whether sleeps that are recorded are over at once, whatever time it is.
         mail: What keeps the messages that were sent to its runs; ``None`` for this process alone.
@@ -133,20 +132,21 @@ class Services:
     models: ModelRegistry
     tools: ToolSetting = attrs.field(factory=ToolSetting)
     pricing: Pricing | None = None
-    window: Callable[[str], int | None] = _no_window
-    planner: ChildPlanner = _no_children
+    window: Callable[[str], int | None] = _unknown_window
+    planner: ChildPlanner = _refuse_child
     interactor: Interactor | None = None
-    remembered: Remembered | None = None
+    remembered: RememberedRules | None = None
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
-    rates: Rates | None = None
+    rates: LimiterSource | None = None
     seed: str = ""
-    clock: Clock = attrs.field(factory=SystemClock)
+    clock: TimeSource = attrs.field(factory=SystemClock)
     middlewares: Sequence[Middleware] = ()
     outermost: Sequence[Middleware] = ()
     keep_write: Callable[[str, int, FileWrite], None] | None = None
     sleep_in_process: float = 60.0
     since: int | None = 0
+    is_timed: bool = True
     resumable: bool = False
     wakes_now: bool = False
     mail: PostBox | None = None
-    record: Level | None = None
+    record: ReplayProgress | None = None

@@ -5,15 +5,13 @@ from __future__ import annotations
 from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens, transcript_tokens
 from stepengine.data.models import ModelRequest
 
-__all__ = ("estimated_tokens", "expected_tokens")
-
 
 def estimated_tokens(request: ModelRequest) -> int:
-    """Return about how many tokens a request has; each message of the history and each tool is measured once."""
+    """Return the estimated tokens of a request; each message and tool is measured once."""
     tokens = transcript_tokens(request.messages) + sum([message_tokens(m) for m in request.tail])
     return tokens + estimate_tokens(request.system_prompt) + tool_tokens(request.tools)
 
 
 def expected_tokens(request: ModelRequest) -> int:
-    """Return about how many tokens a request and its reply have; without ``max_tokens`` nothing is set aside for the reply."""
+    """Return the estimated tokens of a request and its reply; without ``max_tokens`` the reply counts as 0."""
     return estimated_tokens(request) + (request.settings.max_tokens or 0)

@@ -1,5 +1,5 @@
 """
-When a run tree stands still: every run of it only waits, and nothing is under way that could end by itself.
+The detection of a run tree that stands still: every run only waits, and nothing running could end by itself.
 
 A run that waits for long is not suspended alone. As long as anything else of its tree is at work the wait stands in this process,
 and may end here; when nothing is, all waits end together, each run around them is suspended, and a process that is woken later
@@ -16,17 +16,15 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol
 
 from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Leaf, Spawn
-from stepengine.data.waiting import Waits
+from stepengine.data.waits import Waits
 from stepengine.errors import AgentError
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.run_protocol import Run
 from stepengine.runtime.tree_protocols import Tree
 
-__all__ = ("RestingTree", "Standstill", "waits_of")
 
-
-def waits_of(item: Item) -> tuple[Waits, ...]:
-    """Return what an effect waits for; nothing for one that does something by itself."""
+def list_waits(item: Item) -> tuple[Waits, ...]:
+    """Return the waits of an effect; empty for one that ends by itself."""
     effect = item.effect
     if isinstance(effect, AskPerson):
         return tuple(
@@ -37,23 +35,23 @@ def waits_of(item: Item) -> tuple[Waits, ...]:
 
 
 WAITED_FOR: Mapping[type[Leaf], Callable[[Item, Any, dict[str, Any]], Waits]] = {
-    AwaitTime: lambda item, effect, at: Waits(**at, kind="time", wakes_at=_date(item, effect.wakes)),
+    AwaitTime: lambda item, effect, at: Waits(**at, kind="time", wakes_at=_wake_date(item, effect.wakes)),
     AwaitMessage: lambda item, effect, at: Waits(
-        **at, kind="message", topic=effect.topic, wakes_at=_date(item, effect.wakes)
+        **at, kind="message", topic=effect.topic, wakes_at=_wake_date(item, effect.wakes)
     ),
     AwaitRuns: lambda item, effect, at: Waits(
-        **at, kind="child", children=effect.children, wakes_at=_date(item, effect.wakes)
+        **at, kind="child", children=effect.children, wakes_at=_wake_date(item, effect.wakes)
     ),
 }
 """The waits of each effect that only waits."""
 
 
-def _date(item: Item, at: int | None) -> datetime | None:
+def _wake_date(item: Item, at: int | None) -> datetime | None:
     return None if at is None else item.plan.created + timedelta(milliseconds=at)
 
 
 class _ParkedWait(NamedTuple):
-    """A wait: what ends it, what tells it that the tree stands still, and what it is."""
+    """A wait: the future that ends it, the one for a standstill, and its description."""
 
     events: tuple[asyncio.Future[Any], ...]
     over: asyncio.Future[None]
@@ -83,14 +81,14 @@ class Standstill:
         self._busy = ""
         self.is_held = self.is_replaying = False
 
-    async def until(self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]) -> bool:
+    async def wait_for_first(self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]) -> bool:
         """
-        Wait for the first of what is begun here; return whether it came. It did not when the tree stood still before.
+        Start the awaitables and wait for the first. Return False if the tree was suspended before one was done.
 
         It is begun only where it has to be waited for: a clock of a test would let time pass in it. What comes by a future is known
         to have come as soon as that is done; a task would take a moment in which the tree seemed to stand still.
         """
-        address = (item.path, item.effect.seq)
+        address = item.address
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.parked[address] = _ParkedWait((), over, waits)
         events: tuple[asyncio.Future[Any], ...] = ()
@@ -114,8 +112,8 @@ class Standstill:
         return False
 
     async def hold(self, item: Item) -> None:
-        """Hold an effect before every run of the tree has come to the end of its record."""
-        address = (item.path, item.effect.seq)
+        """Hold an effect until every run of the tree has reached the end of its record."""
+        address = item.address
         held = self.held[address] = asyncio.get_running_loop().create_future()
         try:
             self.look()
@@ -123,9 +121,9 @@ class Standstill:
         finally:
             self.held.pop(address, None)
 
-    async def hold_new(self, item: Item, *, begins: bool) -> None:
+    async def hold_if_new(self, item: Item, *, begins: bool) -> None:
         """
-        Hold an effect that is new before every run of the tree has come to the end of its record.
+        Hold a new effect until every run of the tree has reached the end of its record.
 
         What *begins* is held when it was not begun before; what is performed, when it has no outcome.
         """
@@ -134,39 +132,39 @@ class Standstill:
             await self.hold(item)
 
     def close(self) -> None:
-        """Forget the tree, which has ended; what it waits for is kept."""
+        """Drop the ended tree; its waits are kept."""
         del self._tree
 
     def release(self, path: str) -> None:
-        """End the wait of a child in the background that stands still, because it must end."""
+        """End the wait of a suspended background child, because it must end."""
         parked = self.parked.get((path, -1))
         if parked is not None:
-            _end(parked.events)
+            _resolve_waits(parked.events)
 
     def drop(self, path: str) -> None:
-        """Take note that nothing of the run at *path*, which was ended while it stood still, waits any more."""
+        """Remove the waits of the run at *path*, which was ended while it waited."""
         for address in [one for one in self.waits if one[0] == path or one[0].startswith(f"{path}.")]:
             del self.waits[address]
 
     def look(self) -> None:
-        """Look whether the tree stands still now; whoever ends something calls this."""
-        if not (self.parked or self.held) or not self._all_rest():
+        """If all runs of the tree wait, release held effects or suspend the tree; called after every end."""
+        if not (self.parked or self.held) or not self._do_all_runs_wait():
             return
         # What was held comes first: a tree that has just come to the end of its record is not asleep, it begins to
         # live.
         if self.held:
             self.is_replaying = False
-            _end(self.held.values())
-        elif self._may_suspend([one for parked in self.parked.values() for one in parked.waits]):
-            unreachable = self._unreachable()
+            _resolve_waits(self.held.values())
+        elif self._can_suspend([one for parked in self.parked.values() for one in parked.waits]):
+            unreachable = self._find_unreachable_waits()
             for one in unreachable:
-                one.over.set_exception(_no_sender(one.waits[0]))
+                one.over.set_exception(_no_sender_error(one.waits[0]))
             if not unreachable:
-                _end([parked.over for parked in self.parked.values()])
+                _resolve_waits([parked.over for parked in self.parked.values()])
 
-    def _may_suspend(self, waits: Sequence[Waits]) -> bool:
+    def _can_suspend(self, waits: Sequence[Waits]) -> bool:
         """
-        Return whether a tree that stands still, and waits for these, is suspended.
+        Return whether a tree with only these waits may be suspended.
 
         Not while somebody attends to it: who answers questions may send messages, too. One that is not recorded waits here, as
         nobody could resume it, except for what nobody here could ever send.
@@ -174,11 +172,11 @@ class Standstill:
         tree = self._tree
         # Somebody who is there may still say something, and a tree that lies down would have to be woken for it by
         # hand.
-        if tree.desk.attends:
+        if tree.desk.has_attendant:
             return False
         return tree.services.resumable or not (self.is_held or any(one.wakes_at is not None for one in waits))
 
-    def _unreachable(self) -> list[_ParkedWait]:
+    def _find_unreachable_waits(self) -> list[_ParkedWait]:
         """Return the waits for messages that no one can ever send; none in a tree that is kept or asks a person."""
         parked = [one for one in self.parked.values() if not one.over.done()]
         tree = self._tree
@@ -188,37 +186,37 @@ class Standstill:
             return []
         return [one for one in parked if one.waits and one.waits[0].kind == "message"]
 
-    def _all_rest(self) -> bool:
+    def _do_all_runs_wait(self) -> bool:
         tree = self._tree
         # Whoever was at work when this was last asked mostly still is, and the youngest comes to rest last.
         # Asked at each end of anything, of all runs of a tree that may have thousands: the one that was at work the
         # last time answers for nearly all of these questions.
-        if not self._rests_at(self._busy):
+        if not self._is_run_waiting_at(self._busy):
             return False
         for path in itertools.chain(reversed(tree.runs.by_path), tree.background.at_work()):
-            if not self._rests_at(path):
+            if not self._is_run_waiting_at(path):
                 self._busy = path
                 return False
         return True
 
-    def _rests_at(self, path: str) -> bool:
-        """Return whether the run at *path* is not at work; a background run that has not begun yet counts as at work."""
+    def _is_run_waiting_at(self, path: str) -> bool:
+        """Return whether the run at *path* only waits; a background run that has not started does not."""
         run = self._tree.runs.by_path.get(path)
         if run is not None:
-            return self._rests(run)
+            return self._is_run_waiting(run)
         return self._is_parked((path, -1)) or not self._tree.background.is_at_work(path)
 
-    def _rests(self, run: Run) -> bool:
-        """Return whether a run only waits; one that has ended itself may wait for its children in the background to end."""
+    def _is_run_waiting(self, run: Run) -> bool:
+        """Return whether a run only waits, be it for its background children at its end."""
         if run.is_ending:
             return self._tree.background.is_used_by(run.path)
         busy = run.busy
         if busy is None or busy is True:
             return False
-        return self._is_waiting(busy) if isinstance(busy, Item) else busy.all_wait(self._is_waiting)
+        return self._is_effect_waiting(busy) if isinstance(busy, Item) else busy.all_wait(self._is_effect_waiting)
 
-    def _is_waiting(self, item: Item) -> bool:
-        held = self.held.get((item.path, item.effect.seq))
+    def _is_effect_waiting(self, item: Item) -> bool:
+        held = self.held.get(item.address)
         if held is not None:
             return not held.done()  # one that was let go is at work, though it had no turn yet
         if self._tree.performers.brake.is_given_up(item):
@@ -236,15 +234,15 @@ class Standstill:
         return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
 
 
-class RestingTree(Tree, Protocol):
-    """A run tree with what its runs wait for."""
+class TreeWithStandstill(Tree, Protocol):
+    """A run tree with the waits of its runs."""
 
     @property
     def standstill(self) -> Standstill:
         """The waits of its runs."""
 
 
-def _no_sender(wait: Waits) -> AgentError:
+def _no_sender_error(wait: Waits) -> AgentError:
     whose = f" of the run {wait.path!r}" if wait.path else ""
     msg = (
         f"Receive({wait.topic!r}){whose} waits for a message that no one can send: the run has no journal and no handle. "
@@ -253,7 +251,7 @@ def _no_sender(wait: Waits) -> AgentError:
     return AgentError(msg)
 
 
-def _end(waits: Iterable[asyncio.Future[None]]) -> None:
+def _resolve_waits(waits: Iterable[asyncio.Future[None]]) -> None:
     for wait in waits:
         if not wait.done():
             wait.set_result(None)

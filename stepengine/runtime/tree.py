@@ -1,13 +1,13 @@
 """
-What the runs of one tree share. A ``RunTree`` is made for one root run and forgotten with it.
+``RunTree``: the shared state of one root run and the runs below it.
 
 It starts and ends runs, and is the ``IO`` of its performers. Everything else is the work of its parts, each behind a small interface:
 
 - ``runs`` and ``loop`` (``active_runs``): which runs are running, interrupts, what tools keep for runs; calls from other threads.
 - ``clock`` (``clock``): time, and the time limits of runs.
 - ``performers`` (``performer_stack``): performers, ledgers of what is spent, prices.
-- ``mail`` and ``inboxes`` (``mail``): messages; ``steering`` does what those ask that are for the tree itself.
-- ``desk`` (``asking``): questions. ``deferred`` (``performing``): calls that wait for their results from outside.
+- ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` does what those ask that are for the tree itself.
+- ``desk`` (``questions``): questions. ``deferred`` (``innermost``): calls that wait for their results from outside.
 - ``standstill``: what the runs wait for, and when the tree is suspended. ``background``: children in the background.
 - ``hub``: what is shown. ``leftovers``: what cancelled waits could not return.
 """
@@ -23,34 +23,33 @@ import attrs
 
 from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.messages import UserMessage
-from stepengine.data.outcomes import Begun, Failure, Stop
+from stepengine.data.outcomes import Failure, PartialUsage, Stop
 from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.signals import is_callers
+from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
-from stepengine.runtime.asking import OpenQuestions
 from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.clock import TreeClock, stop_for_time
-from stepengine.runtime.deferred_calls import Deferred
+from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
+from stepengine.runtime.innermost import NOTHING, Innermost, OutcomeMaker
 from stepengine.runtime.leftovers import Leftovers
 from stepengine.runtime.mail import Inboxes, Mail, Message
+from stepengine.runtime.outside_messages import apply_outside_message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.performer_stack import PerformerStack
-from stepengine.runtime.performing import NOTHING, Innermost
 from stepengine.runtime.prices import Prices
+from stepengine.runtime.questions import AdvanceAnswers, OpenQuestions
 from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import Services
-from stepengine.runtime.standstill import Standstill, waits_of
-from stepengine.runtime.steering import steer
+from stepengine.runtime.standstill import Standstill, list_waits
+from stepengine.runtime.waiting_effects import WaitingEffects
 from stepengine.runtime.watchdog import Watchdog
-
-__all__ = ("RunTree",)
 
 
 class RunTree:
@@ -120,13 +119,13 @@ class RunTree:
         )
         self.leftovers = Leftovers()
         self.inboxes = Inboxes()
-        self.deferred = Deferred()
+        self.deferred = DeferredCalls()
         self.standstill = Standstill(self)
         self.background = BackgroundChildren(self)
         self.root = RunTask(self, plan, state, plan.path)
         self.loop = TreeLoop()
-        self.runs = ActiveRuns(self.root, self.loop, hub.warnings)
-        self._lend(services, plan)
+        self.runs = ActiveRuns(self.root, self.loop, hub.failures.warnings)
+        self._use_services(services, plan)
 
     def seat(
         self,
@@ -137,23 +136,25 @@ class RunTree:
         *,
         earlier: Sequence[tuple[Question, AnswerLike]] = (),
     ) -> None:
-        """Make the root start from these, before it runs: what a session holds is known only once it is loaded."""
+        """Set services, plan and state of the root before it runs, since a session loads them late."""
         # The tree exists before it is known what it runs: a caller has a handle and reads events while the run still
         # waits for its turn in a session.
         self.root.plan, self.root.state, self.root.path = plan, state, plan.path
-        self.desk.give(answers or {}, earlier)
-        self._lend(services, plan)
+        self.desk.given = AdvanceAnswers(answers or {}, earlier)
+        self._use_services(services, plan)
 
-    def _lend(self, services: Services, plan: RunPlan) -> None:
+    def _use_services(self, services: Services, plan: RunPlan) -> None:
+        """Create the clock, mail and performers of the tree from *services*."""
         self.services = services
-        self.hub.give_places()
+        self.hub.index_waiting_events()
         self.hub.run_id = plan.run_id
         self.clock = TreeClock(services.clock, plan.created, services.since)
-        self.mail = Mail(services.mail, partial(steer, self), self.hub.warnings.append)
+        self.mail = Mail(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
         self.standstill.is_replaying = services.record is not None
         prices = Prices(services.pricing, self.clock.now)
+        retries, outcomes = Retries(services.retry, services.seed or plan.run_id), OutcomeMaker(self)
         self.performers = PerformerStack(
-            Innermost(self, Retries(services.retry, services.seed or plan.run_id), prices),
+            Innermost(self, retries, prices, outcomes, WaitingEffects(self, outcomes).perform),
             prices,
             services.middlewares,
             services.outermost,
@@ -163,28 +164,28 @@ class RunTree:
 
     @property
     def watched(self) -> bool:
-        """Whether anybody is shown events."""
+        """Whether anyone receives events."""
         return self.hub.watched
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
-        """Take note of a failed attempt; whoever records wraps this."""
+        """Ignore a failed attempt; a recorder wraps this method."""
 
     def waits(self, item: Item) -> Awaitable[None]:
-        """Take note that a call only waits for its result; whoever records wraps this."""
+        """Ignore that a call only waits for its result; a recorder wraps this method."""
         return NOTHING
 
     def ends(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> Awaitable[dict[str, Any] | None]:
-        """Return how children in the background ended, once they have, as ``BackgroundChildren.ends`` says."""
+        """Wait for background children and return their results; see ``BackgroundChildren.ends``."""
         return self.background.ends(item, paths, cut)
 
-    def stands(self, item: Item) -> None:
-        """Note that the tree is suspended for this wait."""
-        self.standstill.waits[item.path, item.effect.seq] = waits_of(item)
+    def note_suspension(self, item: Item) -> None:
+        """Record that the tree is suspended for this wait."""
+        self.standstill.waits[item.address] = list_waits(item)
 
     def post(self, message: Message) -> bool:
-        """Send a message to a run of the tree, which is under way; return whether it is new. From any thread but the loop's."""
+        """Send a message to a running run of the tree; return whether it is new. Not from the loop's thread."""
         # Kept first, told then: what the sender was told is kept must not be lost when this process ends in between.
         # The loop is told afterwards, and finds the message in the mailbox if this is too late.
         is_new = self.mail.post(message)
@@ -192,13 +193,13 @@ class RunTree:
             self.loop.call_soon(self.mail.arrive, message)
         return is_new
 
-    def begun(self, item: Item) -> Begun | None:
-        """Return what a model call had used that was stopped."""
-        return self.leftovers.stopped_calls.get((item.path, item.effect.seq))
+    def find_stopped_call(self, item: Item) -> PartialUsage | None:
+        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
+        return self.leftovers.stopped_calls.get(item.address)
 
     async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
         """
-        Wait for something before the root runs, such as its turn; return whether it came.
+        Wait for something before the root runs, such as its turn; return False if it was stopped first.
 
         It did not when the run was stopped or cancelled meanwhile, or when the wait took longer than the run may take.
         """
@@ -223,34 +224,34 @@ class RunTree:
         return root.stopping is None
 
     async def run(self) -> Finished:
-        """Run the root in the current task; what cancelled it is left in ``root.cancelled`` and ``reraise``."""
+        """Run the root in the current task; its cancellation is in ``root.cancelled`` and ``reraise``."""
         self.loop.enter()
-        watchdog = Watchdog.of_running_loop()
+        watchdog = Watchdog.for_running_loop()
         watchdog.enter(self)
         # An observer may raise what is the caller's (a failing test): the run ends because of it, and does not go on to
         # the next step.
-        self.hub.on_crash = self.root.crashed
+        self.hub.failures.on_crash = self.root.crashed
         self.runs.by_path[self.root.path] = self.root
         self.mail.begin()
         try:
-            finished = await self._run(self.root)
-            return _broken_off(finished, self.leftovers.reraise)
+            finished = await self._run_to_end(self.root)
+            return _fail_with_callers_error(finished, self.leftovers.reraise)
         finally:
             watchdog.leave(self)
-            self._let_go()
+            self._break_cycles()
 
-    def _let_go(self) -> None:
-        """Cut the circles, so that a finished tree is freed at once and not by the collector."""
+    def _break_cycles(self) -> None:
+        """Break reference cycles, so that a finished tree is freed without the garbage collector."""
         self.runs.close()
         self.mail.close()
         self.standstill.close()
         self.background.close()
         del self.performers
-        self.hub.on_crash = self.hub.history = None
+        self.hub.failures.on_crash = self.hub.history = None
         self.root.release()
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
-        """Run a child in a task of its own; a cancelled wait stops the child, waits for it, then goes on."""
+        """Run a child in a task of its own; a cancelled wait stops the child and waits for it."""
         run = self.runs.by_path[path] = RunTask(self, plan, state, path)
         if self.root.spares:
             run.stopping = self.root.stopping
@@ -258,12 +259,12 @@ class RunTree:
             run.stopping = self.background.stopping(path)
         # A task of its own, shielded: if the parent's wait is cancelled the child must not be struck in the middle of
         # an effect, but be told to stop, so that it closes its handler and says what it has spent.
-        task = asyncio.create_task(self._run(run))
+        task = asyncio.create_task(self._run_to_end(run))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             run.stop(Stop("cancelled"))
-            # However often the parent is cancelled meanwhile: no child outlives its parent (generator-contract:L12).
+            # However often the parent is cancelled meanwhile: no child outlives its parent (generator-contract:L6).
             while not task.done():
                 try:
                     await asyncio.wait((task,))
@@ -275,16 +276,16 @@ class RunTree:
             self.leftovers.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
             raise
 
-    async def _run(self, run: RunTask) -> Finished:
+    async def _run_to_end(self, run: RunTask) -> Finished:
         plan = run.plan
         # Before the machine is made: its first effect reserves in the ledger.
         run.direct = self.performers.open(run.path, plan)
-        self.hub.seat(run.path, run.state.run_id, plan.definition.id)
+        self.hub.log.add_run(run.path, run.state.run_id, plan.definition.id)
         run.enter()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
             self.inboxes.add(run.path, *map(UserMessage, self.mail.unheard(run.path)))
-        seconds = plan.limits.max_seconds
+        seconds = plan.limits.max_seconds if self.services.is_timed else None
         timer = None if seconds is None else self.clock.start_timer(run.path, seconds, run.stop)
         try:
             finished = await drive(self.services.machine(plan, run.state), run)
@@ -296,23 +297,23 @@ class RunTree:
         # Only a bug of the machine's or of a driver gets here, or what is the caller's. The first takes this run down
         # and no other: a parent sees a failed child.
         except BaseException as error:  # noqa: BLE001
-            if not is_callers(error):
-                return _lost_run(run, error)
+            if not belongs_to_caller(error):
+                return _finish_lost_run(run, error)
             run.crashed(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 self.emit(RunFailed(path=run.path, error=str(error), kind=type(error).__name__))
                 self.emit(PhaseChanged(path=run.path, phase=RunPhase.FAILED))
-            return _broken_off(Finished(status=RunStatus.CANCELLED, state=run.state), error)
+            return _fail_with_callers_error(Finished(status=RunStatus.CANCELLED, state=run.state), error)
         finally:
             if timer is not None:
                 timer.cancel()
             if run.path in self.runs.belongings.by_path:
                 await self.runs.belongings.end(run)
             run.leave()
-            self._forget(run.path)
+            self._forget_run(run.path)
 
-    def _forget(self, path: str) -> None:
-        """Forget a run that has ended, so that ten thousand children leave no more behind than one."""
+    def _forget_run(self, path: str) -> None:
+        """Drop all data of an ended run."""
         self.runs.by_path.pop(path, None)
         self.clock.deadlines.pop(path, None)
         self.inboxes.by_path.pop(path, None)
@@ -322,19 +323,19 @@ class RunTree:
             self.leftovers.forget(path)
         self.performers.forget(path)
         if path:
-            self.hub.unseat(path)
+            self.hub.log.remove_run(path)
             self.runs.spawned_by.pop(path, None)
 
 
-def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
-    """Return how a run ended that *error* of the caller's broke off, if it did; one that was interrupted is cancelled."""
+def _fail_with_callers_error(finished: Finished, error: BaseException | None) -> Finished:
+    """Return the end of a run as failed if *error* of the caller ended it; an interrupted one is unchanged."""
     if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
         return finished
     return attrs.evolve(finished, status=RunStatus.FAILED, error=error)
 
 
-def _lost_run(run: RunTask, error: BaseException) -> Finished:
-    """Return the end of a run whose machine broke, which takes nothing else down."""
+def _finish_lost_run(run: RunTask, error: BaseException) -> Finished:
+    """Return the failed end of a run whose machine raised an internal error."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
         wrapped = StepEngineError(msg)

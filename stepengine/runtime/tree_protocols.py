@@ -11,30 +11,28 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
-from stepengine.runtime.asking import OpenQuestions
 from stepengine.runtime.clock import TreeClock
-from stepengine.runtime.deferred_calls import Deferred
+from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.leftovers import Leftovers
 from stepengine.runtime.mail import Inboxes, Mail
 from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.questions import OpenQuestions
 from stepengine.runtime.run_protocol import Run
 from stepengine.runtime.services import Services
-
-__all__ = ("Background", "Brake", "Performers", "Tree")
 
 
 class Background(Protocol):
     """The children in the background; ``BackgroundChildren`` is the implementation."""
 
     def at_work(self) -> Iterator[str]:
-        """Yield the paths of those that have not ended."""
+        """Yield the paths of running children."""
 
     def is_at_work(self, path: str) -> bool:
-        """Return whether there is a child at *path* that has not ended."""
+        """Return whether the child at *path* is still running."""
 
     def is_used_by(self, path: str) -> bool:
-        """Return whether a child that the run at *path* started is at work."""
+        """Return whether a background child of the run at *path* is still running."""
 
 
 class Brake(Protocol):
@@ -49,11 +47,11 @@ class Performers(Protocol):
 
     @property
     def brake(self) -> Brake:
-        """Stops the members of groups."""
+        """The performer that stops the members of groups."""
 
     @property
     def recording(self) -> Performer:
-        """The performer that records, and the innermost one where nothing records."""
+        """The performer that records, or the innermost one."""
 
 
 class Tree(IO, Protocol):
@@ -64,7 +62,7 @@ class Tree(IO, Protocol):
     desk: OpenQuestions
     mail: Mail
     inboxes: Inboxes
-    deferred: Deferred
+    deferred: DeferredCalls
     clock: TreeClock
     runs: ActiveRuns
     loop: TreeLoop
@@ -76,7 +74,7 @@ class Tree(IO, Protocol):
 
     @property
     def performers(self) -> Performers:
-        """What performs the effects."""
+        """The performers of its effects."""
 
     @property
     def background(self) -> Background:

@@ -1,5 +1,5 @@
 """
-Says who blocks the event loop.
+Report the code that blocks the event loop.
 
 Nothing in a process can stop a handler that never yields, or synchronous code in an async tool; but it can be named. From
 the first moment of a run on, a thread asks its loop four times a second whether it is alive. A loop that does not answer
@@ -18,15 +18,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepengine.data.events import Warned
-from stepengine.data.functions import PACKAGE, innermost_own
+from stepengine.data.functions import PACKAGE, find_author_line
+from stepengine.runtime.innermost import Innermost
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.performing import Innermost
-from stepengine.workspace.after_fork import Lock, renews
+from stepengine.workspace.after_fork import Lock, call_after_fork
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree_protocols import Tree
-
-__all__ = ("Watchdog",)
 
 TICK_SECONDS = 0.25
 """A fraction of the shortest delay that is reported; four wake-ups in a second do not show in the CPU time."""
@@ -45,9 +43,9 @@ MODELS = f"{PACKAGE}models/"
 IMPORTING = "<frozen importlib"
 
 
-class _Culprit(NamedTuple):
+class _BlockingCode(NamedTuple):
     """
-    Who keeps the loop: a tool's name, ``""`` for a handler or hook, and where its code stands.
+    The code that blocks the loop: a tool's name, ``""`` for a handler or hook, and its location.
 
     Both are ``""`` when nobody's code is under way: the engine imports an SDK, or the machine is busy.
     """
@@ -56,11 +54,11 @@ class _Culprit(NamedTuple):
     place: str
 
 
-NOBODY = _Culprit("", "")
+NOBODY = _BlockingCode("", "")
 
 
 class Watchdog:
-    """Watches one event loop while runs are under way in it."""
+    """Watches one event loop while runs are active in it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -70,10 +68,10 @@ class Watchdog:
         # The first question is asked here, so that nothing is missed that the first run does at once.
         self._asked = time.monotonic()
         self._is_answered = False
-        loop.call_soon(self._answered_by_loop)
+        loop.call_soon(self._record_pong)
 
     @classmethod
-    def of_running_loop(cls) -> Watchdog:
+    def for_running_loop(cls) -> Watchdog:
         """Return the watchdog of the running loop; to be called in it."""
         loop = asyncio.get_running_loop()
         known = _watchdogs.get(loop)
@@ -81,30 +79,37 @@ class Watchdog:
 
     def enter(self, tree: Tree) -> None:
         """Watch while *tree* runs."""
-        self._trees.add(tree)
-        _keep(self._loop, self)
+        with _lock:  # the thread forgets a watchdog that watches nothing
+            self._trees.add(tree)
+            if _watchdogs.get(self._loop) is not self:
+                _watchdogs[self._loop] = self
+                _ensure_thread()
 
     def leave(self, tree: Tree) -> None:
-        """Stop watching for *tree*; it is still told of a block that was its last act."""
+        """Stop watching for *tree*; a block during its last act is still reported."""
         self._trees.discard(tree)
         if self._reported:
             tree.emit(Warned(message=self._reported))
-        if not self._trees:
-            _watchdogs.pop(self._loop, None)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a run is active in its loop."""
+        return bool(self._trees)
 
     def look(self) -> None:
-        """Ask the loop whether it is alive, or see how long it has not answered; called in the thread that watches."""
+        """Ping the loop, or report how long it has not answered; called in the watching thread."""
         if self._is_answered:
             self._is_answered = False
             self._asked = time.monotonic()
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._answered_by_loop)
+                self._loop.call_soon_threadsafe(self._record_pong)
         elif not self._reported:
-            self._look(sys._current_frames().get(self._thread))  # noqa: SLF001  (the documented way to see another thread)
+            self._report_block(sys._current_frames().get(self._thread))  # noqa: SLF001  (the documented way to see another thread)
 
-    def _look(self, frame: FrameType | None) -> None:
+    def _report_block(self, frame: FrameType | None) -> None:
+        """Warn about the code that blocks the loop, once it has blocked for too long."""
         blocked = time.monotonic() - self._asked
-        culprit = _culprit(frame)
+        culprit = _find_blocking_code(frame)
         if culprit == NOBODY or blocked < (BLOCKING_TOOL_SECONDS if culprit.tool else BLOCKING_SECONDS):
             return
         who = f"the tool {culprit.tool!r}" if culprit.tool else "code of a handler, hook or observer"
@@ -112,7 +117,7 @@ class Watchdog:
         self._reported = message  # which the loop takes away as soon as it moves
         LOGGER.warning(message)
 
-    def _answered_by_loop(self) -> None:
+    def _record_pong(self) -> None:
         self._is_answered = True
         if self._reported:
             message, self._reported = self._reported, ""
@@ -121,34 +126,33 @@ class Watchdog:
 
 
 _watchdogs: dict[asyncio.AbstractEventLoop, Watchdog] = {}
-"""Of the loops in which runs are under way; the last run takes its entry away."""
+"""Of the loops in which runs are under way; an entry stays a moment longer, for runs one after another."""
 _lock = Lock()
 _threads: list[threading.Thread] = []
 """The thread that watches, while there is one."""
 
 
-def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
-    """Let the thread look at *watchdog*."""
-    if _watchdogs.get(loop) is watchdog:
-        return
-    with _lock:
-        _watchdogs[loop] = watchdog
-        if not (_threads and _threads[0].is_alive()):
-            _threads[:] = [threading.Thread(target=_watch, name="stepengine-watchdog", daemon=True)]
-            _threads[0].start()
+def _ensure_thread() -> None:
+    """Start the watching thread if it is not running; called with the lock held."""
+    if not (_threads and _threads[0].is_alive()):
+        _threads[:] = [threading.Thread(target=_run_watch_loop, name="stepengine-watchdog", daemon=True)]
+        _threads[0].start()
 
 
-@renews
-def _forget() -> None:
-    """Watch nothing of the parent's: its loops never answer in a forked child, which has no thread to ask them, either."""
+@call_after_fork
+def _reset_after_fork() -> None:
+    """Drop the parent's watchdogs in a forked child."""
     _watchdogs.clear()
     _threads.clear()
 
 
-def _watch() -> None:
+def _run_watch_loop() -> None:
+    """Check all watched loops periodically until none is left."""
     while True:
         time.sleep(TICK_SECONDS)
         with _lock:
+            for loop in [loop for loop, watchdog in _watchdogs.items() if not watchdog.is_needed]:
+                del _watchdogs[loop]
             watchdogs = list(_watchdogs.values())
             if not watchdogs:
                 _threads.clear()
@@ -157,7 +161,8 @@ def _watch() -> None:
             watchdog.look()
 
 
-def _culprit(frame: FrameType | None) -> _Culprit:
+def _find_blocking_code(frame: FrameType | None) -> _BlockingCode:
+    """Return the tool or author code that a stack frame is in."""
     tool, imports = "", False
     places: list[tuple[str, int]] = []
     # The thread goes on while it is looked at: CPython 3.11 was seen to give another object where the frame behind one was gone.
@@ -173,4 +178,4 @@ def _culprit(frame: FrameType | None) -> _Culprit:
             tool = "" if item is None else item.effect.tool_name
             break
         frame = frame.f_back
-    return _Culprit(tool, innermost_own(reversed(places)))
+    return _BlockingCode(tool, find_author_line(reversed(places)))

@@ -16,22 +16,25 @@ from typing import Any, Protocol
 from stepengine.errors import ToolError
 from stepengine.workspace.after_fork import Lock
 
-__all__ = ("POLL_SECONDS", "STOPPED", "CheckWorkers", "Checkout", "StopSignal")
-
 STOPPED = "the program was stopped"
 POLL_SECONDS = 0.1
 """How often a check that waits for a free worker looks whether it was stopped."""
 
 
 class Checkout(Protocol):
-    """Gives a session of the sandbox in a worker of its own."""
+    """A function that opens a session of the sandbox in its own worker."""
 
     def __call__(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
-        """Give one; *options* are those that the pool takes."""
+        """Return a context manager of a session; *options* are those of the pool's ``checkout``."""
 
 
 class StopSignal:
-    """Ends the work of another thread, once and for all."""
+    """
+    Ends the work of another thread, permanently.
+
+    Attributes:
+        is_sent: Whether it was sent.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -39,7 +42,7 @@ class StopSignal:
         self.is_sent = False
 
     def send(self) -> None:
-        """End the work that runs now; work that starts later ends at once."""
+        """End the current work. Work that starts later ends at once."""
         with self._lock:
             self.is_sent = True
             if self._end is not None:
@@ -47,7 +50,7 @@ class StopSignal:
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call *end* when the signal is sent inside of the block, or was sent before; never behind the block."""
+        """Call *end* if the signal is sent inside the block or was sent before; never after the block."""
         with self._lock:
             self._end = end
             if self.is_sent:
@@ -79,7 +82,7 @@ class CheckWorkers:
     @contextlib.contextmanager
     def checkout(self, stop: StopSignal | None = None, **options: Any) -> Iterator[Any]:
         """
-        Give a session in a worker of its own.
+        Yield a session in its own worker.
 
         Args:
             stop: Ends the session, or the wait for a worker.
@@ -108,13 +111,13 @@ class CheckWorkers:
 
     def _open(self, stop: StopSignal, options: dict[str, Any]) -> Any:
         while not stop.is_sent:
-            session = self._started().checkout(**options)
+            session = self._get_pool().checkout(**options)
             with contextlib.suppress(TimeoutError):  # every worker is taken
                 session.__enter__()
                 return session
         raise ToolError(STOPPED)
 
-    def _started(self) -> Any:
+    def _get_pool(self) -> Any:
         with self._lock:
             if self._pool is None:
                 self._pool = self._start_pool(self._limit, POLL_SECONDS)

@@ -8,7 +8,9 @@ knows neither properties nor inheritance, so what is large in a state is fetched
 
 from __future__ import annotations
 
-__all__ = ("ERRORS", "PRELUDE")
+import inspect
+
+from stepengine.data.yields import YIELDS
 
 ERRORS = {
     "StepEngineError": "OSError",
@@ -28,7 +30,7 @@ The sandbox has no exception classes of one's own. Those of files stand for ours
 and all by ``StepEngineError``. Two that ``except Exception`` does not catch stand for those of which the same holds.
 """
 
-PRELUDE = '''
+TEXT = '''
 import asyncio
 from datetime import datetime, timedelta
 
@@ -59,21 +61,6 @@ class ToolCall:
         self.tool = tool
         self.input = {} if input is None else input
         self.include_tool_call = include_tool_call
-
-class AgentCall:
-    def __init__(self, agent, prompt="", params=None):
-        self.agent = agent
-        self.prompt = prompt
-        self.params = params
-
-class Ask:
-    def __init__(self, question, options=(), *, multi_select=False, details=None, allow_text=False, key=None):
-        self.question = question
-        self.options = options
-        self.multi_select = multi_select
-        self.details = details
-        self.allow_text = allow_text
-        self.key = key
 
 class Parallel:
     def __init__(self, *calls, fail_fast=False, concurrency=None):
@@ -107,31 +94,12 @@ class Wait:
         self.need = need
         self.timeout = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
-class Send:
-    def __init__(self, ref, value, *, topic=""):
-        self.ref = ref
-        self.value = value
-        self.topic = topic
-
-class Cancel:
-    def __init__(self, ref, reason=""):
-        self.ref = ref
-        self.reason = reason
-
 class StepWith:
     def __init__(self, model=None, tools=None, tool_choice=None, settings=None):
         self.model = model
         self.tools = tools
         self.tool_choice = tool_choice
         self.settings = settings
-
-class StepText:
-    def __init__(self, text):
-        self.text = text
-
-class GenerateN:
-    def __init__(self, n):
-        self.n = n
 
 class Complete:
     def __init__(self, messages, *, model=None, system_prompt=None, settings=None):
@@ -443,3 +411,20 @@ async def call(tool, as_=object, **input):
         return given
     raise PermissionError("tool " + repr(tool) + " gave a " + type(given).__name__ + ", not a " + as_.__name__)
 '''
+
+
+def _class_source(kind: type) -> str:
+    """Return the source of a class with the name and parameters of *kind*; each argument becomes an attribute."""
+    parameters = inspect.signature(kind).parameters.values()
+    bare = inspect.Signature([parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters])
+    kept = "".join([f"        self.{parameter.name} = {parameter.name}\n" for parameter in parameters])
+    return f"\nclass {kind.__name__}:\n    def __init__(self, {str(bare)[1:]}:\n{kept}"
+
+
+PRELUDE = TEXT + "".join(
+    [
+        _class_source(row.kind)
+        for row in YIELDS
+        if row.for_sandbox and f"\n{row.name} = " not in TEXT and f"\nclass {row.name}:" not in TEXT
+    ]
+)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ("ABSENT", "BUILTINS", "MODULES")
-
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())

@@ -25,8 +25,6 @@ from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.schemas import JsonSchema
 
-__all__ = ("SchemaClass", "schemas_of")
-
 MAX_DEPTH_LEVELS = 50
 """Schemas that people write have some five levels; the reader is recursive."""
 MAX_CLASSES = 500
@@ -141,9 +139,9 @@ class SchemaClass:
     end_line: int
 
 
-def schemas_of(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
+def find_schemas(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
     """
-    Return the schema classes of a file by name: its models and typed dicts.
+    Return the schema classes of a file by name: its pydantic models and typed dicts.
 
     Args:
         tree: The file's tree.
@@ -160,7 +158,7 @@ def schemas_of(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
 
 @frozen
 class _Bound:
-    """What a name stands for: ``what`` is a dotted name of something imported, or one of the words below."""
+    """The meaning of a name: ``what`` is the dotted name of an import, or one of the words below."""
 
     what: str
     node: Any = None
@@ -170,7 +168,7 @@ CLASS, ASSIGNED, TYPE, UNKNOWN = "a class", "a value", "a type alias", ""
 
 
 class _Names:
-    """What the names of a module stand for, by its text alone."""
+    """The bindings of the names in a module, found from its source."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._bound: dict[str, _Bound] = {}
@@ -178,7 +176,7 @@ class _Names:
         self._is_open = False
         left: list[ast.AST] = [*reversed(tree.body)]
         while left:
-            left.extend(reversed(list(self._look_at(left.pop()))))
+            left.extend(reversed(list(self._visit(left.pop()))))
         self.classes: list[ast.ClassDef] = []
         """All of the file, wherever they stand."""
         for node in ast.walk(tree):
@@ -187,13 +185,13 @@ class _Names:
             elif isinstance(node, ast.Global):
                 self._bound.update(dict.fromkeys(node.names, _Bound(UNKNOWN)))
 
-    def of(self, name: str) -> _Bound:
-        """Return what a name stands for at the end of the module; a builtin where nothing binds it."""
+    def get_binding(self, name: str) -> _Bound:
+        """Return the binding of a name at the end of the module, or the builtin if nothing binds it."""
         known = self._bound.get(name)
         return known or _Bound(UNKNOWN if self._is_open else f"builtins.{name}")
 
-    def _look_at(self, node: ast.AST) -> Iterable[ast.AST]:
-        """Note what a node binds, and return what is to be looked at below it."""
+    def _visit(self, node: ast.AST) -> Iterable[ast.AST]:
+        """Record the names that a node binds, and return the nodes to visit below it."""
         match node:
             case ast.Import(names=names):
                 for one in names:
@@ -212,10 +210,10 @@ class _Names:
                 self._bind(name, ASSIGNED if id(node) in self._top else UNKNOWN, node.value)
                 return [node.value] if node.value else []
             case _:
-                return self._look_further(node)
+                return self._visit_statement(node)
         return []
 
-    def _look_further(self, node: ast.AST) -> Iterable[ast.AST]:
+    def _visit_statement(self, node: ast.AST) -> Iterable[ast.AST]:
         if isinstance(node, TYPE_ALIAS):
             self._bind(node.name.id, TYPE if id(node) in self._top else UNKNOWN, node)
             return []
@@ -249,7 +247,7 @@ class _Names:
 @frozen
 class _Read:
     """
-    What an annotation says.
+    The JSON Schema of an annotation and facts about it.
 
     Attributes:
         schema: As JSON Schema.
@@ -269,7 +267,7 @@ class _Read:
 
 @frozen
 class _ClassField:
-    """A field as its class declares it."""
+    """A field as declared in its class."""
 
     schema: dict[str, Any]
     shape: str
@@ -282,7 +280,7 @@ class _ClassField:
 
 @frozen
 class _Definition:
-    """What ``$defs`` holds below a name."""
+    """An entry of ``$defs``."""
 
     schema: JsonDict
     refers: frozenset[str]
@@ -291,7 +289,7 @@ class _Definition:
 
 @frozen
 class _At:
-    """A node, and how deep it is meant to stand."""
+    """A node and its nesting depth."""
 
     node: ast.expr
     depth: int
@@ -320,7 +318,7 @@ class _SchemaReading:
         """``None`` as long as it is read."""
 
     def result(self) -> Mapping[str, SchemaClass]:
-        classes = self._classes()
+        classes = self._sorted_classes()
         for node in classes:
             self._declare(node)
         self._check_patterns()
@@ -333,7 +331,7 @@ class _SchemaReading:
     def _make_class(self, node: ast.ClassDef, names: Sequence[str]) -> SchemaClass:
         fields = self._fields[node.name]
         extras = self._extras_below(node.name, names)
-        defined = {name: self._definition(name).schema for name in names}
+        defined = {name: self._get_definition(name).schema for name in names}
         for name, extra in extras.items():
             if extra is not None and name in defined:
                 defined[name] = freeze_object({"additionalProperties": extra, **defined[name]})
@@ -341,9 +339,11 @@ class _SchemaReading:
         return SchemaClass(
             node.name,
             self._kinds[node.name],
-            freeze_object({**schema, **self._definition(node.name).schema}),
+            freeze_object({**schema, **self._get_definition(node.name).schema}),
             MappingProxyType({name: field.default for name, field in fields.items() if field.default is not NOTHING}),
-            MappingProxyType({name: shape for name, field in fields.items() if (shape := self._shape(node, field))}),
+            MappingProxyType(
+                {name: shape for name, field in fields.items() if (shape := self._field_shape(node, field))}
+            ),
             MappingProxyType({name: field.alias for name, field in fields.items() if field.alias}),
             min([node.lineno, *(one.lineno for one in node.decorator_list)]),
             node.end_lineno or node.lineno,
@@ -351,18 +351,18 @@ class _SchemaReading:
 
     def _extras_below(self, top: str, names: Sequence[str]) -> dict[str, bool | None]:
         """
-        Return what a model says of other members for the typed dicts in it, as pydantic takes it.
+        Return the rule of a model for additional members of its typed dicts, as pydantic applies it.
 
         Where models disagree pydantic goes by which of them it sees first.
         """
         found: dict[str, bool | None] = {}
         for owner in dict.fromkeys((top, *names)):
-            self._show(self._definition(owner).size)
+            self._spend_shown(self._get_definition(owner).size)
             if owner != top and self._kinds.get(owner) != "model":
                 continue
             extra = self._extras[owner]
-            reached = self._reached_in_place(self._definition(owner).refers)
-            self._show(len(reached))
+            reached = self._reached_in_place(self._get_definition(owner).refers)
+            self._spend_shown(len(reached))
             for name in reached:
                 if self._kinds.get(name) == "typed_dict" and found.setdefault(name, extra) != extra:
                     self._refuse(
@@ -370,13 +370,13 @@ class _SchemaReading:
                     )
         return found
 
-    def _show(self, work: int) -> None:
+    def _spend_shown(self, work: int) -> None:
         self._shown_left -= work
         if self._shown_left < 0:
             self._refuse("the schema classes of this file refer to each other too often; fewer classes would be fine")
 
-    def _shape(self, node: ast.ClassDef, field: _ClassField) -> str:
-        """Return how schema classes stand in the value of a field; ``""`` when there are none."""
+    def _field_shape(self, node: ast.ClassDef, field: _ClassField) -> str:
+        """Return the shape of the schema classes in the value of a field; ``""`` if there are none."""
         if UNENDING in field.shape:
             if self._reached_in_place(field.refers, through=()) & self._kinds.keys():
                 self._line, self._where = field.line, f"class {node.name!r}"
@@ -387,51 +387,51 @@ class _SchemaReading:
         return "" if field.shape == LEFT_OUT else field.shape
 
     def _reached_in_place(self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)) -> set[str]:
-        """Return these definitions and those to which they lead through aliases and some kinds of schema classes."""
+        """Return the definitions *names* and those to which they lead through aliases and the class kinds in *through*."""
         found: set[str] = set()
         left = [*names]
         while left:
             if (name := left.pop()) not in found:
                 found.add(name)
                 if name not in self._kinds or self._kinds[name] in through:
-                    left.extend(self._definition(name).refers)
+                    left.extend(self._get_definition(name).refers)
         return found
 
     def _reachable_from(self, name: str) -> list[str]:
-        """Return the definitions to which one refers, sorted; itself where it holds itself."""
+        """Return the definitions that a definition refers to, directly or indirectly, sorted; itself only if it is recursive."""
         found: set[str] = set()
-        left = [*self._definition(name).refers]
+        left = [*self._get_definition(name).refers]
         while left:
             if (one := left.pop()) not in found:
                 found.add(one)
-                left.extend(self._definition(one).refers)
+                left.extend(self._get_definition(one).refers)
         return sorted(found)
 
-    def _definition(self, name: str) -> _Definition:
+    def _get_definition(self, name: str) -> _Definition:
         made = self._definitions[name]
         assert made is not None  # noqa: S101 - everything is read before anything is shown
         return made
 
     # --- which classes
 
-    def _classes(self) -> list[ast.ClassDef]:
-        """Return the schema classes in the order of the file, those that another one is made of first."""
+    def _sorted_classes(self) -> list[ast.ClassDef]:
+        """Return the schema classes in file order, base classes first."""
         bases: dict[str, str] = {}
         found: list[ast.ClassDef] = []
         for node in self._names.classes:
-            if base := self._base(node):
+            if base := self._schema_base(node):
                 self._line, self._where = node.lineno, f"class {node.name!r}"
                 if id(node) not in self._tops:
                     self._refuse("a schema class stands at the top of its file, not inside of something")
-                if self._names.of(node.name).node is not node:
+                if self._names.get_binding(node.name).node is not node:
                     self._refuse("its name is bound more than once; a name of its own would be fine")
                 if len(found) >= MAX_CLASSES:
                     self._refuse(f"there are too many schema classes; {MAX_CLASSES} in a file are fine")
                 bases[node.name] = base
                 found.append(node)
-        return self._in_order(found, bases)
+        return self._sort_by_base(found, bases)
 
-    def _in_order(self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]) -> list[ast.ClassDef]:
+    def _sort_by_base(self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]) -> list[ast.ClassDef]:
         chains = {}
         for node in found:
             chain = [bases[node.name]]
@@ -446,16 +446,16 @@ class _SchemaReading:
             self._kinds[node.name] = "model" if chain[-1] == "pydantic.BaseModel" else "typed_dict"
         return sorted([node for node in found if node.name in chains], key=lambda node: chains[node.name])
 
-    def _base(self, node: ast.ClassDef) -> str:
-        """Return the base that makes a class a schema class, or could; ``""`` for any other class."""
-        named = [self._base_named(base) for base in node.bases]
+    def _schema_base(self, node: ast.ClassDef) -> str:
+        """Return the base that makes or may make a class a schema class; ``""`` for other classes."""
+        named = [self._base_name(base) for base in node.bases]
         self._line, self._where = node.lineno, f"class {node.name!r}"
         hidden = [
             one
             for base, name in zip(node.bases, named, strict=True)
             if not name
             for one in ast.walk(base)
-            if not isinstance(base, ast.Subscript) or self._is_schema(self._base_named(one))
+            if not isinstance(base, ast.Subscript) or self._is_schema(self._base_name(one))
         ]
         bases = [name for name in named if self._is_schema(name)]
         if hidden or (bases and len(named) > 1):
@@ -473,14 +473,14 @@ class _SchemaReading:
             if name.startswith("pydantic.") or name == "typing.TypedDict":
                 return True
             seen.add(name)
-            bound = self._names.of(name) if "." not in name else None
+            bound = self._names.get_binding(name) if "." not in name else None
             bases = bound.node.bases if bound and bound.what == CLASS else []
             if len(bases) != 1:
-                return any(self._base_named(one).startswith(("pydantic.", "typing.TypedDict")) for one in bases)
-            name = self._base_named(bases[0])
+                return any(self._base_name(one).startswith(("pydantic.", "typing.TypedDict")) for one in bases)
+            name = self._base_name(bases[0])
         return bool(name)  # a circle, or a long way: it is refused where it is followed
 
-    def _base_named(self, node: ast.AST) -> str:
+    def _base_name(self, node: ast.AST) -> str:
         """Return the dotted name of a base that was imported, or the name of a class of this file; ``""`` for others."""
         for _ in range(MAX_DEPTH_LEVELS):
             bound = self._bound(node)
@@ -492,14 +492,14 @@ class _SchemaReading:
         return ""
 
     def _bound(self, node: ast.AST) -> _Bound:
-        """Return what a name with dots stands for."""
+        """Return the binding of a dotted name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
             parts.append(node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
             return _Bound(UNKNOWN)
-        bound = self._names.of(node.id)
+        bound = self._names.get_binding(node.id)
         if not parts:
             return bound
         if bound.what in {CLASS, ASSIGNED, TYPE, UNKNOWN}:
@@ -517,33 +517,33 @@ class _SchemaReading:
             self._refuse("decorators of schema classes are not read; the class without one would be fine")
         if getattr(node, "type_params", None):
             self._refuse("schema classes with type parameters are not read; a class for each type would be fine")
-        base = self._base_named(node.bases[0])
+        base = self._base_name(node.bases[0])
         fields = dict(self._fields.get(base, {}))
-        self._count(len(fields))
+        self._count_fields(len(fields))
         words = {word.arg: word.value for word in node.keywords}
-        is_total = self._flag(words.pop("total")) if kind == "typed_dict" and "total" in words else True
+        is_total = self._read_bool(words.pop("total")) if kind == "typed_dict" and "total" in words else True
         if words and kind == "typed_dict":
             self._refuse(f"{next(iter(words))!r} is not read here; total=False would be fine")
-        self._extras[name] = self._config(words, extra=self._extras.get(base))
+        self._extras[name] = self._read_extra_setting(words, extra=self._extras.get(base))
         self._own = frozenset(_valued(node))
         for at, statement in enumerate(node.body):
             self._line, self._where = statement.lineno, f"class {name!r}"
-            self._take(node, statement, fields, is_total=is_total, is_first=at == 0)
+            self._read_statement(node, statement, fields, is_total=is_total, is_first=at == 0)
         self._where = f"class {name!r}"
         self._own = frozenset()
         self._fields[name] = fields
-        self._definitions[name] = self._defined(
-            _object(node, fields, extra=self._extras[name]),
+        self._definitions[name] = self._make_definition(
+            _object_schema(node, fields, extra=self._extras[name]),
             {one for field in fields.values() for one in field.refers},
-            left - self._left + (self._definition(base).size if base in self._kinds else 0),
+            left - self._left + (self._get_definition(base).size if base in self._kinds else 0),
         )
 
-    def _count(self, fields: int) -> None:
+    def _count_fields(self, fields: int) -> None:
         self._fields_left -= fields
         if self._fields_left < 0:
             self._refuse(f"there are too many fields; {MAX_FIELDS_OF_FILE:,} in a file are fine")
 
-    def _take(
+    def _read_statement(
         self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _ClassField], *, is_total: bool, is_first: bool
     ) -> None:
         """Read one statement of a class."""
@@ -554,13 +554,13 @@ class _SchemaReading:
                 if is_first and isinstance(text, str):
                     self._spend_text(text)
             case ast.Assign(targets=[ast.Name(id="model_config")]) if self._kinds[node.name] == "model":
-                self._extras[node.name] = self._config(
-                    self._config_words(statement.value), extra=self._extras[node.name]
+                self._extras[node.name] = self._read_extra_setting(
+                    self._config_arguments(statement.value), extra=self._extras[node.name]
                 )
             case ast.AnnAssign(target=ast.Name(id=name)):
                 self._where = f"class {node.name!r}, field {name!r}"
                 self._check_name(node, name, fields)
-                fields[name] = self._field(statement, self._kinds[node.name], is_total=is_total)
+                fields[name] = self._read_field(statement, self._kinds[node.name], is_total=is_total)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._refuse(f"{statement.name!r} is code, which is not run here; fields alone would be fine")
             case _:
@@ -576,40 +576,40 @@ class _SchemaReading:
             self._refuse("it is declared twice; once would be fine")
         self._seen.add(name)
         if name not in fields:
-            self._count(1)
+            self._count_fields(1)
             if len(fields) >= MAX_FIELDS:
                 self._refuse(f"there are too many fields; {MAX_FIELDS} in a class are fine")
 
-    def _config_words(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
+    def _config_arguments(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
         if isinstance(node, ast.Call) and self._bound(node.func).what == "pydantic.ConfigDict" and not node.args:
             return {word.arg: word.value for word in node.keywords}
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
         return self._refuse(f'{_name_of_node(node)} is not read; ConfigDict(extra="forbid") would be fine')
 
-    def _config(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
-        """Return what ``additionalProperties`` is to be; ``None`` for not told."""
+    def _read_extra_setting(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
+        """Return the value of ``additionalProperties``; ``None`` if it is not set."""
         strange = [word for word in words if word not in {"extra", "title"}]
         if strange:
             self._refuse(f"the setting {strange[0]!r} is not read; extra='forbid' and title='...' are")
         for word, node in words.items():
-            value = self._literal(_At(node, 0))
+            value = self._evaluate_literal(_At(node, 0))
             if word == "extra":
                 if not isinstance(value, str) or value not in EXTRA:
                     self._refuse("extra is 'forbid', 'allow' or 'ignore'")
                 extra = EXTRA[value]
         return extra
 
-    def _flag(self, node: ast.expr) -> bool:
-        value = self._literal(_At(node, 0))
+    def _read_bool(self, node: ast.expr) -> bool:
+        value = self._evaluate_literal(_At(node, 0))
         return value if isinstance(value, bool) else self._refuse("total is True or False")
 
     # --- fields
 
-    def _field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _ClassField:
+    def _read_field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _ClassField:
         self._refers = set()
-        marks, at = self._marks(_At(node.annotation, 0))
-        read = self._read(at)
+        marks, at = self._split_markers(_At(node.annotation, 0))
+        read = self._read_annotation(at)
         refers = frozenset(self._refers)
         if kind == "typed_dict":
             if node.value is not None or read.given:
@@ -627,25 +627,27 @@ class _SchemaReading:
         return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
 
     def _valued(self, read: _Read, value: ast.expr) -> _Read:
-        """Return what a field says with what stands behind its ``=``."""
+        """Return a field type with the default or ``Field(...)`` after its ``=``."""
         if isinstance(value, ast.Call) and self._bound(value.func).what == "pydantic.Field":
-            return self._with_field(read, value)
-        return attrs.evolve(read, given={**read.given, "default": self._literal(_At(value, 0)), "is_made": False})
+            return self._apply_field_call(read, value)
+        return attrs.evolve(
+            read, given={**read.given, "default": self._evaluate_literal(_At(value, 0)), "is_made": False}
+        )
 
-    def _marks(self, at: _At) -> tuple[list[str], _At]:
-        """Return what a field of a TypedDict is marked with, and what it is marked on."""
+    def _split_markers(self, at: _At) -> tuple[list[str], _At]:
+        """Return the markers of a TypedDict field, and the annotation inside of them."""
         marks: list[str] = []
-        at = self._unwrapped(at)
+        at = self._unwrap(at)
         while isinstance(at.node, ast.Subscript):
             what = self._bound(at.node.value).what
             if what not in {"typing.Required", "typing.NotRequired"}:
                 break
             marks.append(what)
-            at = self._unwrapped(_At(at.node.slice, at.depth + 1))
+            at = self._unwrap(_At(at.node.slice, at.depth + 1))
         return marks, at
 
-    def _with_field(self, read: _Read, call: ast.Call) -> _Read:
-        """Return a type with what a ``Field(...)`` adds to it."""
+    def _apply_field_call(self, read: _Read, call: ast.Call) -> _Read:
+        """Return a type with the constraints of a ``Field(...)``."""
         self._check_own(call.func)
         words = {word.arg: word.value for word in call.keywords}
         if len(call.args) > 1 or any(isinstance(one, ast.Starred) for one in call.args) or None in words:
@@ -655,19 +657,19 @@ class _SchemaReading:
         if strange := [word for word in words if word not in OF_FIELD]:
             self._refuse(f"Field({strange[0]}=...) is not read; these are: {list_names(sorted(OF_FIELD), strange[0])}")
         given = {**read.given, **self._field_settings(words)}
-        values = {word: self._literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
+        values = {word: self._evaluate_literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
         for word in CONSTRAINTS:
             if values.get(word) is not None:
-                read = self._constrained(read, word, values[word])
-        return attrs.evolve(read, schema={**read.schema, **self._documentation(values)}, given=given)
+                read = self._apply_constraint(read, word, values[word])
+        return attrs.evolve(read, schema={**read.schema, **self._read_documentation(values)}, given=given)
 
     def _field_settings(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
-        """Return what a ``Field`` says that only a field may say."""
+        """Return the settings of a ``Field`` that only apply to fields."""
         given: dict[str, Any] = {}
         default = words.get("default")
         if default is not None:
             is_required = isinstance(default, ast.Constant) and default.value is ...
-            given = {"default": NOTHING if is_required else self._literal(_At(default, 0)), "is_made": False}
+            given = {"default": NOTHING if is_required else self._evaluate_literal(_At(default, 0)), "is_made": False}
         if "default_factory" in words:
             made = FACTORIES.get(self._bound(words["default_factory"]).what)
             if made is None or given:
@@ -676,10 +678,10 @@ class _SchemaReading:
                 )
             given = {"default": made(), "is_made": True}
         if "alias" in words:
-            given["alias"] = self._text("alias", self._literal(_At(words["alias"], 0)))
+            given["alias"] = self._check_text("alias", self._evaluate_literal(_At(words["alias"], 0)))
         return given
 
-    def _documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
+    def _read_documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
         told: dict[str, Any] = {}
         for word in ("description", "title", "examples"):
             value = values.get(word)
@@ -688,22 +690,22 @@ class _SchemaReading:
             if word == "examples":
                 told[word] = value if isinstance(value, list) else self._refuse("examples are a list of literals")
             else:
-                told[word] = self._text(word, value)
+                told[word] = self._check_text(word, value)
         return told
 
-    def _text(self, word: str, value: object) -> str:
+    def _check_text(self, word: str, value: object) -> str:
         return value if isinstance(value, str) else self._refuse(f"{word} is a text")
 
-    def _constrained(self, read: _Read, word: str, value: Any) -> _Read:
+    def _apply_constraint(self, read: _Read, word: str, value: Any) -> _Read:
         """Return a type with a constraint, written where pydantic writes it."""
         if read.kind == "nullable" and read.inner is not None:
-            inner = self._constrained(read.inner, word, value)
+            inner = self._apply_constraint(read.inner, word, value)
             told = {key: said for key, said in read.schema.items() if key != "anyOf"}
             return attrs.evolve(read, schema={**_any_of([inner.schema, {"type": "null"}]), **told}, inner=inner)
         if word == "pattern" and read.kind == "string":
-            return attrs.evolve(read, schema={**read.schema, "pattern": self._pattern(value)})
+            return attrs.evolve(read, schema={**read.schema, "pattern": self._check_pattern(value)})
         if word in NUMERIC and read.kind in {"integer", "number", "decimal"}:
-            return self._with_bound(read, word, value)
+            return self._apply_bound(read, word, value)
         lengths = LENGTHS.get("string" if read.kind == "union" else read.kind, {})
         takes = read.kind != "union" or any(one.get("type") == "string" for one in read.schema["anyOf"])
         if word not in lengths or not takes:
@@ -715,7 +717,7 @@ class _SchemaReading:
             self._refuse(f"{word} is a number from 0")
         return attrs.evolve(read, schema={**read.schema, lengths[word]: value})
 
-    def _with_bound(self, read: _Read, word: str, value: Any) -> _Read:
+    def _apply_bound(self, read: _Read, word: str, value: Any) -> _Read:
         allowed = (int,) if read.kind == "integer" else (int, float)
         if type(value) not in allowed or (word == "multiple_of" and value <= 0):
             self._refuse(f"{word} is a number that fits the type, and multiple_of is more than 0")
@@ -724,15 +726,15 @@ class _SchemaReading:
         number, *others = read.schema["anyOf"]  # as pydantic writes it: of the text it says nothing
         return attrs.evolve(read, schema={**read.schema, "anyOf": [{**number, NUMERIC[word]: float(value)}, *others]})
 
-    def _pattern(self, value: object) -> str:
-        text = self._text("pattern", value)
+    def _check_pattern(self, value: object) -> str:
+        text = self._check_text("pattern", value)
         if len(text) > MAX_PATTERN_CHARS:
             self._refuse(f"the pattern has {len(text):,} characters; up to {MAX_PATTERN_CHARS} would be fine")
         self._patterns.setdefault(text, self._line)
         return text
 
     def _check_patterns(self) -> None:
-        """Refuse patterns that cannot be matched within a bound; all together, since together they have to be matched."""
+        """Raise an error if matching all patterns together may exceed the limit."""
         texts = list(self._patterns)
 
         def problem(count: int) -> str:
@@ -756,36 +758,36 @@ class _SchemaReading:
 
     # --- types
 
-    def _read(self, at: _At) -> _Read:
-        """Return what an annotation says."""
-        members = self._members(at)
+    def _read_annotation(self, at: _At) -> _Read:
+        """Return the schema of an annotation."""
+        members = self._union_members(at)
         nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
         reads: list[_Read] = []
         for one in members:
             if one not in nulls:
-                read = self._single(one)
+                read = self._read_single(one)
                 if len(members) > 1 and read.given:
                     self._refuse("a member of a union has no default and no alias; the whole field may have them")
                 reads.append(read)
         if len(reads) > 1:
-            reads = _each_once(reads, key=lambda one: repr(one.schema))
+            reads = _without_duplicates(reads, key=lambda one: repr(one.schema))
         if not reads:
             return _Read({"type": "null"})
         inner = reads[0]
         if len(reads) > 1:
-            inner = _Read(_any_of([one.schema for one in reads]), "union", _either([one.shape for one in reads]))
+            inner = _Read(_any_of([one.schema for one in reads]), "union", _join_shapes([one.shape for one in reads]))
         if not nulls:
             return inner
         shape = inner.shape if inner.shape == LEFT_OUT or inner.shape.endswith(" | None") else f"{inner.shape} | None"
         return _Read(_any_of([inner.schema, {"type": "null"}]), "nullable", shape, inner)
 
-    def _members(self, at: _At) -> list[_At]:
+    def _union_members(self, at: _At) -> list[_At]:
         """Return the members of a union, aliases followed; the annotation itself when it is not a union."""
         found: list[_At] = []
         left = [at]
         while left:
-            now = self._unwrapped(left.pop())
-            parts = self._parts(now)
+            now = self._unwrap(left.pop())
+            parts = self._union_parts(now)
             if parts is None:
                 found.append(now)
             else:
@@ -796,7 +798,7 @@ class _SchemaReading:
                 )
         return found
 
-    def _parts(self, at: _At) -> list[_At] | None:
+    def _union_parts(self, at: _At) -> list[_At] | None:
         node = at.node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return [_At(node.left, at.depth), _At(node.right, at.depth)]
@@ -805,11 +807,11 @@ class _SchemaReading:
             if what == "typing.Optional":
                 return [_At(node.slice, at.depth + 1), _At(ast.Constant(None), at.depth + 1)]
             if what == "typing.Union":
-                return [_At(one, at.depth + 1) for one in _items(node.slice)]
+                return [_At(one, at.depth + 1) for one in _tuple_items(node.slice)]
         return None
 
-    def _unwrapped(self, at: _At) -> _At:
-        """Return what an annotation is behind quotes and plain aliases."""
+    def _unwrap(self, at: _At) -> _At:
+        """Return an annotation without quotes and with plain aliases resolved."""
         while True:
             self._spend()
             if at.depth > MAX_DEPTH_LEVELS:
@@ -818,7 +820,7 @@ class _SchemaReading:
                 )
             node = at.node
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                at = _At(self._quoted(node.value), at.depth + 1)
+                at = _At(self._parse_quoted(node.value), at.depth + 1)
                 continue
             self._check_own(node)
             bound = self._bound(node)
@@ -826,7 +828,7 @@ class _SchemaReading:
                 return at
             at = _At(bound.node, at.depth + 1)
 
-    def _quoted(self, text: str) -> ast.expr:
+    def _parse_quoted(self, text: str) -> ast.expr:
         if len(text) > MAX_ANNOTATION_CHARS:
             self._refuse(f"an annotation of more than {MAX_ANNOTATION_CHARS:,} characters in quotes is not read")
         try:
@@ -835,7 +837,7 @@ class _SchemaReading:
             return self._refuse(f"what stands in quotes is no type; these are fine: {TYPES_HERE}")
 
     def _check_own(self, node: ast.AST) -> None:
-        """Refuse a name that means a field of the class in which it is used."""
+        """Raise an error for a name that refers to a field of its own class."""
         for _ in range(MAX_DEPTH_LEVELS):
             if not isinstance(node, ast.Attribute):
                 break
@@ -843,13 +845,13 @@ class _SchemaReading:
         if isinstance(node, ast.Name) and node.id in self._own:
             self._refuse(f"{node.id!r} stands for the field of that name here; another name of the field would be fine")
 
-    def _single(self, at: _At) -> _Read:
+    def _read_single(self, at: _At) -> _Read:
         node = at.node
         if isinstance(node, ast.Name | ast.Attribute):
             return self._read_name(node, at.depth)
         if isinstance(node, ast.Subscript):
             self._check_own(node.value)
-            return self._subscripted(node, at.depth + 1)
+            return self._read_subscript(node, at.depth + 1)
         return self._refuse(f"{_name_of_node(node)} is no type; these are fine: {TYPES_HERE}")
 
     def _read_name(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
@@ -861,59 +863,63 @@ class _SchemaReading:
             kind, schema = PLAIN[what]
             return _Read(dict(schema), kind)
         if what in LISTS | SETS | TUPLES:
-            return _Read({"type": "array", "items": {}, **_unique(what)}, "array")
+            return _Read({"type": "array", "items": {}, **_unique_items(what)}, "array")
         if what in DICTS:
             return _Read({"type": "object", "additionalProperties": True}, "object")
         if what == TYPE:
-            return self._type_alias(bound.node, depth + 1)
+            return self._read_type_alias(bound.node, depth + 1)
         if what == CLASS and bound.node.name in self._kinds:
-            return self._referred(bound.node.name, bound.node.name)
+            return self._make_reference(bound.node.name, bound.node.name)
         if what == CLASS and any(self._bound(base).what in ENUMS for base in bound.node.bases):
-            self._values(bound.node)
-            return self._referred(bound.node.name, LEFT_OUT)
+            self._read_enum(bound.node)
+            return self._make_reference(bound.node.name, LEFT_OUT)
         return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
 
-    def _referred(self, name: str, shape: str) -> _Read:
+    def _make_reference(self, name: str, shape: str) -> _Read:
         self._refers.add(name)
         return _Read({"$ref": f"#/$defs/{name}"}, "other", shape)
 
-    def _subscripted(self, node: ast.Subscript, depth: int) -> _Read:
-        what, items = self._bound(node.value).what, _items(node.slice)
+    def _read_subscript(self, node: ast.Subscript, depth: int) -> _Read:
+        what, items = self._bound(node.value).what, _tuple_items(node.slice)
         if what == "typing.Literal":
-            return _Read(_enum(self._literals(items, depth)))
+            return _Read(_enum_schema(self._read_literals(items, depth)))
         if what == "typing.Annotated":
-            return self._annotated(items, depth)
+            return self._read_annotated(items, depth)
         if what in TUPLES:
-            return self._tuple(items, depth)
+            return self._read_tuple(items, depth)
         if what in LISTS | SETS and len(items) == 1:
-            read = self._inner(items[0], depth)
+            read = self._read_inner(items[0], depth)
             if what in SETS and read.shape != LEFT_OUT:
                 self._refuse("schema classes do not go into a set; list[...] would be fine")
-            return _Read({"type": "array", "items": read.schema, **_unique(what)}, "array", _of("list[{}]", read.shape))
+            return _Read(
+                {"type": "array", "items": read.schema, **_unique_items(what)},
+                "array",
+                _format_shape("list[{}]", read.shape),
+            )
         if what in DICTS and len(items) == 2:  # noqa: PLR2004 - key and value
-            return self._dict(items, depth)
+            return self._read_dict(items, depth)
         return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
 
-    def _inner(self, node: ast.expr, depth: int) -> _Read:
-        """Return what an annotation inside of another one says."""
-        read = self._read(_At(node, depth))
+    def _read_inner(self, node: ast.expr, depth: int) -> _Read:
+        """Return the schema of a nested annotation."""
+        read = self._read_annotation(_At(node, depth))
         if read.given:
             self._refuse("only a field has a default or an alias, not what stands inside of its type")
         return read
 
-    def _dict(self, items: Sequence[ast.expr], depth: int) -> _Read:
-        key = self._inner(items[0], depth)
+    def _read_dict(self, items: Sequence[ast.expr], depth: int) -> _Read:
+        key = self._read_inner(items[0], depth)
         if key.schema != {"type": "string"}:
             self._refuse("the keys of an object are str; dict[str, ...] would be fine")
-        value = self._inner(items[1], depth)
+        value = self._read_inner(items[1], depth)
         schema = {"type": "object", "additionalProperties": value.schema or True}
-        return _Read(schema, "object", _of("dict[str, {}]", value.shape))
+        return _Read(schema, "object", _format_shape("dict[str, {}]", value.shape))
 
-    def _tuple(self, items: Sequence[ast.expr], depth: int) -> _Read:
+    def _read_tuple(self, items: Sequence[ast.expr], depth: int) -> _Read:
         if len(items) == 2 and isinstance(items[1], ast.Constant) and items[1].value is ...:  # noqa: PLR2004 - X, ...
-            read = self._inner(items[0], depth)
-            return _Read({"type": "array", "items": read.schema}, "array", _of("list[{}]", read.shape))
-        reads = [self._inner(item, depth) for item in items]
+            read = self._read_inner(items[0], depth)
+            return _Read({"type": "array", "items": read.schema}, "array", _format_shape("list[{}]", read.shape))
+        reads = [self._read_inner(item, depth) for item in items]
         schema: dict[str, Any] = {"type": "array", "minItems": len(reads), "maxItems": len(reads)}
         if reads:
             schema["prefixItems"] = [read.schema for read in reads]
@@ -921,33 +927,33 @@ class _SchemaReading:
         shape = LEFT_OUT if all(one == LEFT_OUT for one in shapes) else f"tuple[{', '.join(shapes)}]"
         return _Read(schema, "other", shape)
 
-    def _annotated(self, items: Sequence[ast.expr], depth: int) -> _Read:
-        read = self._read(_At(items[0], depth)) if items else _Read({})
+    def _read_annotated(self, items: Sequence[ast.expr], depth: int) -> _Read:
+        read = self._read_annotation(_At(items[0], depth)) if items else _Read({})
         for node in items[1:]:
             if not isinstance(node, ast.Call) or self._bound(node.func).what != "pydantic.Field":
                 self._refuse(
                     f"Annotated[..., {_name_of_node(node)}] is not read; Annotated[..., Field(...)] would be fine"
                 )
-            read = self._with_field(read, node)
+            read = self._apply_field_call(read, node)
         return read
 
-    def _type_alias(self, node: Any, depth: int) -> _Read:
-        """Return a reference to what a ``type`` statement says."""
+    def _read_type_alias(self, node: Any, depth: int) -> _Read:
+        """Return a reference to the schema of a ``type`` statement."""
         name = node.name.id
         if node.type_params:
             self._refuse(f"{name!r} has type parameters, which are not read; an alias for each type would be fine")
         if name not in self._definitions:
             self._definitions[name] = None
             refers, self._refers, left = self._refers, set(), self._left
-            read = self._inner(node.value, depth)
-            self._definitions[name] = self._defined(read.schema, frozenset(self._refers), left - self._left)
+            read = self._read_inner(node.value, depth)
+            self._definitions[name] = self._make_definition(read.schema, frozenset(self._refers), left - self._left)
             self._refers = refers
             self._shapes[name] = read.shape
-        return self._referred(name, self._shapes.get(name, f"list[{UNENDING}]"))
+        return self._make_reference(name, self._shapes.get(name, f"list[{UNENDING}]"))
 
     # --- values
 
-    def _values(self, node: ast.ClassDef) -> dict[str, Any]:
+    def _read_enum(self, node: ast.ClassDef) -> dict[str, Any]:
         """Return the members of an Enum, and define it."""
         if node.name in self._enums:
             return self._enums[node.name]
@@ -960,22 +966,24 @@ class _SchemaReading:
         left = self._left
         for at, statement in enumerate(node.body):
             self._line = statement.lineno
-            self._take_value(statement, OF_ENUMS[bases], values, is_first=at == 0)
+            self._read_enum_member(statement, OF_ENUMS[bases], values, is_first=at == 0)
         if not values:
             self._refuse("an Enum without members takes no value; one with members such as `LOW = 'low'` would be fine")
         first: dict[Any, Any] = {}
         values = {
             name: first.setdefault(value, value) for name, value in values.items()
         }  # `1` and `True` are one member
-        schema = {**_description(node), **_type_of_values([*first]), "enum": [*first]}
+        schema = {**_class_description(node), **_type_of_values([*first]), "enum": [*first]}
         if schema.get("type") == "null":
             del schema["type"]
         self._enums[node.name] = values
-        self._definitions[node.name] = self._defined(schema, frozenset(), left - self._left)
+        self._definitions[node.name] = self._make_definition(schema, frozenset(), left - self._left)
         self._line, self._where, self._own = kept
         return values
 
-    def _take_value(self, statement: ast.stmt, kind: type | None, values: dict[str, Any], *, is_first: bool) -> None:
+    def _read_enum_member(
+        self, statement: ast.stmt, kind: type | None, values: dict[str, Any], *, is_first: bool
+    ) -> None:
         match statement:
             case ast.Pass():
                 pass
@@ -983,7 +991,7 @@ class _SchemaReading:
                 if is_first:
                     self._spend_text(text)
             case ast.Assign(targets=[ast.Name(id=name)]) if not name.startswith("_") and name not in values:
-                value = self._literal(_At(statement.value, 0))
+                value = self._evaluate_literal(_At(statement.value, 0))
                 if isinstance(value, list | dict) or (kind and type(value) is not kind):
                     self._refuse(
                         f"the value of {name!r} does not fit; a literal {kind.__name__ if kind else 'str or int'} would be fine"
@@ -992,8 +1000,8 @@ class _SchemaReading:
             case _:
                 self._refuse(f"{_name_of_node(statement)} is not read in an Enum; members such as `LOW = 'low'` are")
 
-    def _literals(self, items: Sequence[ast.expr], depth: int) -> list[Any]:
-        """Return the values of a ``Literal[...]``, those of others inside of it too, each once."""
+    def _read_literals(self, items: Sequence[ast.expr], depth: int) -> list[Any]:
+        """Return the values of a ``Literal[...]`` and of nested ones, without duplicates."""
         found: dict[tuple[type, Any], Any] = {}
         self._spend(len(items))
         if len(items) > MAX_LITERAL_VALUES:
@@ -1003,13 +1011,13 @@ class _SchemaReading:
             at = left.pop()
             node = at.node
             if isinstance(node, ast.Name | ast.Attribute):
-                at = self._unwrapped(at)
+                at = self._unwrap(at)
                 node = at.node
             if isinstance(node, ast.Subscript) and self._bound(node.value).what == "typing.Literal":
-                left.extend(_At(one, at.depth + 1) for one in reversed(_items(node.slice)))
+                left.extend(_At(one, at.depth + 1) for one in reversed(_tuple_items(node.slice)))
                 continue
             is_value = isinstance(node, ast.Constant | ast.UnaryOp)
-            value = self._literal(at) if is_value else NOTHING
+            value = self._evaluate_literal(at) if is_value else NOTHING
             if not isinstance(value, str | int | None):
                 self._refuse(
                     f"Literal[...] holds texts, whole numbers, True, False and None, not {_name_of_node(node)}"
@@ -1017,7 +1025,7 @@ class _SchemaReading:
             found.setdefault((type(value), value), value)
         return list(found.values()) or self._refuse("Literal[...] holds at least one value")
 
-    def _literal(self, at: _At) -> Any:
+    def _evaluate_literal(self, at: _At) -> Any:
         """Return the JSON value that an expression writes out."""
         self._spend()
         node, depth = at.node, at.depth
@@ -1025,38 +1033,38 @@ class _SchemaReading:
             self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; fewer would be fine")
         match node:
             case ast.Constant(value=str() | bool() | int() | float() | None as value):
-                return self._scalar(value)
+                return self._check_scalar(value)
             case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant(value=int() | float() as value)):
                 if not isinstance(value, bool):
-                    return self._scalar(-value if isinstance(node.op, ast.USub) else value)
+                    return self._check_scalar(-value if isinstance(node.op, ast.USub) else value)
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
-                return [self._literal(_At(one, depth + 1)) for one in elts]
+                return [self._evaluate_literal(_At(one, depth + 1)) for one in elts]
             case ast.Dict() if all(node.keys):
-                return self._written_out(node, depth + 1)
+                return self._evaluate_dict(node, depth + 1)
             case ast.Name() | ast.Attribute():
-                return self._constant(node, depth)
+                return self._evaluate_constant(node, depth)
             case _:
                 pass
         return self._refuse(
             f"{_name_of_node(node)} is no value that can be read without running it; a literal would be fine"
         )
 
-    def _written_out(self, node: ast.Dict, depth: int) -> dict[str, Any]:
-        names = [self._literal(_At(key, depth)) for key in node.keys if key]
+    def _evaluate_dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
+        names = [self._evaluate_literal(_At(key, depth)) for key in node.keys if key]
         if not all(isinstance(name, str) for name in names):
             self._refuse("the keys of an object are texts")
-        return dict(zip(names, [self._literal(_At(one, depth)) for one in node.values], strict=True))
+        return dict(zip(names, [self._evaluate_literal(_At(one, depth)) for one in node.values], strict=True))
 
-    def _constant(self, node: ast.Name | ast.Attribute, depth: int) -> Any:
+    def _evaluate_constant(self, node: ast.Name | ast.Attribute, depth: int) -> Any:
         """Return the value of a constant of the file, or of a member of one of its Enums."""
         self._check_own(node)
         bound = self._bound(node)
         if bound.what == ASSIGNED and not any(isinstance(one, ast.List | ast.Dict) for one in ast.walk(bound.node)):
-            return self._literal(_At(bound.node, depth + 1))
+            return self._evaluate_literal(_At(bound.node, depth + 1))
         if isinstance(node, ast.Attribute):
             owner = self._bound(node.value)
             if owner.what == CLASS and any(self._bound(base).what in ENUMS for base in owner.node.bases):
-                values = self._values(owner.node)
+                values = self._read_enum(owner.node)
                 if node.attr in values:
                     return values[node.attr]
         return self._refuse(
@@ -1064,7 +1072,7 @@ class _SchemaReading:
             "tuple of them once, would be fine"
         )
 
-    def _scalar(self, value: Any) -> Any:
+    def _check_scalar(self, value: Any) -> Any:
         if isinstance(value, str):
             self._spend_text(value)
         elif isinstance(value, float) and not math.isfinite(value):
@@ -1083,9 +1091,9 @@ class _SchemaReading:
     def _spend_text(self, text: str) -> None:
         self._spend(len(text) // CHARS_PER_PLACE)
 
-    def _defined(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
+    def _make_definition(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
         try:
-            return _Definition(freeze_object(without_titles(_sorted(schema))), frozenset(refers), size + 1)
+            return _Definition(freeze_object(without_titles(_sort_like_pydantic(schema))), frozenset(refers), size + 1)
         except DataError as error:
             return self._refuse(f"it is no JSON: {error}; texts of whole characters would be fine")
 
@@ -1097,26 +1105,27 @@ class _SchemaReading:
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-def _items(node: ast.expr) -> list[ast.expr]:
+def _tuple_items(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
 def _valued(node: ast.ClassDef) -> Iterator[str]:
-    """Give the names that a class binds to values."""
+    """Yield the names that a class binds to values."""
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and one.value is not None and isinstance(one.target, ast.Name):
             yield one.target.id
 
 
-def _unique(what: str) -> dict[str, Any]:
+def _unique_items(what: str) -> dict[str, Any]:
+    """Return ``uniqueItems`` for the annotation of a set, nothing for other arrays."""
     return {"uniqueItems": True} if what in SETS else {}
 
 
-def _of(form: str, shape: str) -> str:
+def _format_shape(form: str, shape: str) -> str:
     return shape if shape == LEFT_OUT else form.format(shape)
 
 
-def _either(shapes: Sequence[str]) -> str:
+def _join_shapes(shapes: Sequence[str]) -> str:
     """Return the shape of a value that may have several."""
     different = list(dict.fromkeys(one.removesuffix(" | None") for one in shapes))
     null = " | None" if any(one.endswith(" | None") for one in shapes) else ""
@@ -1124,14 +1133,14 @@ def _either(shapes: Sequence[str]) -> str:
 
 
 def _any_of(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the schema of what fits one of several, each once."""
+    """Return the schema that accepts any of several schemas, without duplicates."""
     flat = [one for schema in schemas for one in (schema["anyOf"] if schema.keys() == {"anyOf"} else [schema])]
-    members = _each_once(flat, key=repr)  # `1` and `True` are equal, and not the same in JSON
+    members = _without_duplicates(flat, key=repr)  # `1` and `True` are equal, and not the same in JSON
     return members[0] if len(members) == 1 else {"anyOf": members}
 
 
-def _each_once(values: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
-    """Return the first of those that have a key in common, for each key."""
+def _without_duplicates(values: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
+    """Return the first value of each key."""
     found: dict[Any, Any] = {}
     for value in values:
         found.setdefault(key(value), value)
@@ -1143,17 +1152,17 @@ def _type_of_values(values: Sequence[Any]) -> dict[str, Any]:
     return {"type": JSON_TYPES[types.pop()]} if len(types) == 1 else {}
 
 
-def _enum(values: Sequence[Any]) -> dict[str, Any]:
+def _enum_schema(values: Sequence[Any]) -> dict[str, Any]:
     return {**({"const": values[0]} if len(values) == 1 else {"enum": [*values]}), **_type_of_values(values)}
 
 
-def _description(node: ast.ClassDef) -> dict[str, Any]:
+def _class_description(node: ast.ClassDef) -> dict[str, Any]:
     text = ast.get_docstring(node, clean=False)
     return {"description": inspect.cleandoc(text)} if text else {}
 
 
-def _object(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, extra: bool | None) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object", **_description(node)}
+def _object_schema(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, extra: bool | None) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", **_class_description(node)}
     schema["properties"] = {field.alias or name: field.schema for name, field in fields.items()}
     if required := [field.alias or name for name, field in fields.items() if field.is_required]:
         schema["required"] = required
@@ -1162,18 +1171,18 @@ def _object(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, extra: boo
     return schema
 
 
-def _sorted(value: Any, above: str = "") -> Any:
+def _sort_like_pydantic(value: Any, above: str = "") -> Any:
     """Return a schema in the order in which pydantic writes it."""
     if isinstance(value, list):
-        return [_sorted(one, above) for one in value]
+        return [_sort_like_pydantic(one, above) for one in value]
     if not isinstance(value, dict):
         return value
     names = value if above in {"properties", "default"} else sorted(value)
-    return {name: _sorted(value[name], name) for name in names}
+    return {name: _sort_like_pydantic(value[name], name) for name in names}
 
 
 def _name_of_node(node: ast.AST) -> str:
-    """Return what something is called in a message, without its text, which may be of any length."""
+    """Return the name of a node for messages, without its source text."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
         parts.append(node.attr)

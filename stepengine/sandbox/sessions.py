@@ -3,7 +3,7 @@ Where programs run: a worker process of Monty, which has no files, network, envi
 
 A session goes on until its program waits, and says for which calls; it is told what came of them. Sessions of programs that only
 wait give their workers back when others need one: what they were told is kept, and a new session is told it again, which comes to
-the same place since a program is a pure function of its text and its answers. What calls mean stands in ``running``.
+the same place since a program is a pure function of its text and its answers. What calls mean stands in ``program_tool``.
 """
 
 from __future__ import annotations
@@ -21,24 +21,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.sandbox.byte_counter import TooManyBytes, argument_size
 from stepengine.sandbox.check_workers import STOPPED, CheckWorkers, StopSignal
-from stepengine.sandbox.checking import CheckedProgram, checked_by_monty
-from stepengine.sandbox.crossing import TooManyBytes, argument_size
+from stepengine.sandbox.program_checks import CheckedProgram, check_with_monty
 from stepengine.sandbox.stubs import ALIASES, Stubs
 from stepengine.workspace.after_fork import Lock
-
-__all__ = (
-    "PRINTED",
-    "CallAnswer",
-    "MontySandbox",
-    "ProgramCall",
-    "ProgramEnded",
-    "ProgramRaised",
-    "ProgramSession",
-    "ProgramWaiting",
-    "Sandbox",
-    "Turn",
-)
 
 PRELUDE = "".join([f"{name} = {own}\n" for name, own in ALIASES.items()])
 """Monty has no exception classes of one's own: what a failed tool raises has a name nevertheless."""
@@ -72,9 +59,15 @@ CROSSED = "crossed"
 
 class ProgramCall(NamedTuple):
     """
-    A call that a program made; *name* is ``"asyncio.sleep"`` for a wait, whose first argument is its seconds.
+    A call of a function by a program.
 
-    With *is_cut* it has no arguments any more: those of all calls of the turn have more bytes than the program may use.
+    Attributes:
+        id: Unique in its turn; ``ProgramSession.answer`` names the call by it.
+        name: The function; ``"asyncio.sleep"`` for a wait, whose first argument is its seconds.
+        args: Positional arguments, as JSON values.
+        kwargs: Keyword arguments.
+        line: The calling line, from 1.
+        is_cut: Whether the arguments were dropped, because those of all calls of the turn have more bytes than ``memory``.
     """
 
     id: int
@@ -86,7 +79,13 @@ class ProgramCall(NamedTuple):
 
 
 class CallAnswer(NamedTuple):
-    """What came of a call: its value, or with *error* the name of the exception that it raises there, and its words."""
+    """
+    The result of a call, as the program receives it.
+
+    Attributes:
+        value: The value, or with *error* the text of the exception.
+        error: The name of the exception that the call raises in the program, such as ``"ToolError"``; ``""`` for a value.
+    """
 
     value: Any = None
     error: str = ""
@@ -95,11 +94,11 @@ class CallAnswer(NamedTuple):
 @frozen
 class ProgramWaiting:
     """
-    A program that goes on when it is told what came of calls.
+    A program that waits for the results of calls.
 
     Attributes:
-        calls: Those that it made since it was told something, in the order in which it made them.
-        line: Where it waits.
+        calls: All calls since the program was last resumed, in their order, also those that it does not await yet.
+        line: The waiting line, from 1.
     """
 
     calls: tuple[ProgramCall, ...]
@@ -109,11 +108,11 @@ class ProgramWaiting:
 @frozen
 class ProgramEnded:
     """
-    A program that came to its end.
+    A program that ended.
 
     Attributes:
-        value: The value of its last line.
-        unawaited: The calls that it made and did not wait for.
+        value: The value of its last expression; ``None`` without one.
+        unawaited: Calls that it never awaited, so that they did not run.
     """
 
     value: Any
@@ -126,10 +125,10 @@ class ProgramRaised:
     A program that ended with an exception.
 
     Attributes:
-        kind: The name of its class.
-        text: What Python prints of it.
-        line: Where, from 1; 0 where nobody knows.
-        is_fatal: Whether the session cannot be used any more.
+        kind: The name of its class; ``"TimeoutError"``, ``"MemoryError"`` and ``"printed"`` for a limit.
+        text: The traceback, as Python prints it.
+        line: The innermost line of the program, from 1; 0 if it is unknown.
+        is_fatal: Whether the session ended, too.
     """
 
     kind: str
@@ -138,7 +137,8 @@ class ProgramRaised:
     is_fatal: bool = False
 
 
-Turn = ProgramWaiting | ProgramEnded | ProgramRaised
+ProgramTurn = ProgramWaiting | ProgramEnded | ProgramRaised
+"""How a turn of a program ends."""
 
 
 BEFORE = datetime.fromtimestamp(0, UTC)
@@ -152,36 +152,46 @@ Host: TypeAlias = Callable[[Sequence[Any]], "CallAnswer"]
 
 
 class ProgramSession(Protocol):
-    """One program after the other, whose variables live on."""
+    """
+    A session of a sandbox. Its programs run one after the other and share their variables.
+
+    One may also have ``variables(names)``, which returns their values as texts, for the debugger.
+
+    Attributes:
+        printed: The output of the latest program so far.
+    """
 
     printed: str
-    """What the program printed since it began."""
 
-    def feed(self, code: str, now: datetime) -> Turn:
-        """Begin a program; *now* is what its clock says."""
+    def feed(self, code: str, now: datetime) -> ProgramTurn:
+        """Start a program and run it until it waits or ends; its clock shows *now*."""
 
-    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
-        """Go on with what came of calls, by their ids."""
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+        """Resume the program with the results of all its calls, by call id, and run it until it waits or ends."""
 
     def close(self) -> None:
-        """End it, from any thread; what runs in it ends as ``ProgramRaised``."""
+        """End the session, from any thread; a running turn returns a fatal ``ProgramRaised`` or raises ``ToolError``."""
 
 
 class Sandbox(Protocol):
-    """What makes sessions."""
+    """
+    Executes untrusted programs. Its methods are called in several threads at once.
+
+    A program is a pure function of its text, seed, clock and answers: a resumed run starts it again and sends it the same answers.
+    """
 
     @property
     def name(self) -> str:
-        """Its name and version, as it stands in a record; asking for it raises ``DefinitionError`` where it is not installed."""
+        """The name and version, for journals; raises ``DefinitionError`` if the sandbox is not installed."""
 
     def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
         """
-        Check a program, before any of it runs, as only the sandbox can.
+        Check a program before any of it runs, after the engine's own check.
 
         Args:
             code: The program.
-            stubs: The functions that it has.
-            known: The names that programs before it have left.
+            stubs: The functions that it may call.
+            known: The global names that earlier programs of the session defined.
             stop: Ends the check from another thread.
 
         Raises:
@@ -195,11 +205,11 @@ class Sandbox(Protocol):
         Return a new session.
 
         Args:
-            functions: The names of what its programs may call.
+            functions: The names of the functions that its programs may call.
             seconds: How long a program may compute between two waits.
             memory: How many bytes it may use.
-            printed: How many bytes it may print.
-            seed: Where its chance begins.
+            printed: How many bytes one program may print.
+            seed: The seed of its random numbers.
 
         Raises:
             ToolError: when there is none.
@@ -208,7 +218,7 @@ class Sandbox(Protocol):
 
 class MontySandbox:
     """
-    Sessions in worker processes of Monty; one such object is enough for a process.
+    A sandbox with sessions in worker processes of Monty; a process needs only one.
 
     Args:
         workers: How many there may be at a time; by default as many as there are processors, from 2 to 8.
@@ -224,7 +234,7 @@ class MontySandbox:
     def __init__(self, workers: int | None = None) -> None:
         self._most = workers or min(8, max(2, os.cpu_count() or 2))
         self._pool: Any = None
-        self.checks = CheckWorkers(self._check_pool, self._most)
+        self.checks = CheckWorkers(self._start_check_pool, self._most)
         self._checking = Lock()
         self._checked: dict[tuple[str, str, frozenset[str]], CheckedProgram] = {}
         self._changed = threading.Condition()
@@ -232,7 +242,7 @@ class MontySandbox:
 
     @cached_property
     def monty(self) -> Any:
-        """The package."""
+        """The package ``pydantic_monty``."""
         try:
             import pydantic_monty
         except ImportError as error:
@@ -242,18 +252,18 @@ class MontySandbox:
 
     @property
     def name(self) -> str:
-        """Its name and version, as it stands in a record."""
+        """The name and version, as recorded in journals."""
         return f"monty/{self.monty.__version__}"
 
     def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
-        """Check a program in a worker of its own, which has none of the programs that wait."""
+        """Check a program in a worker without waiting programs; return the known result of an earlier check if there is one."""
         self._check_process()
         asked = (code, stubs.text, frozenset(known))
         # Held for the table alone: a check under a lock would let the programs of every engine wait for the slowest.
         with self._checking:
             checked = self._checked.get(asked)
         if checked is None:
-            checked = checked_by_monty(partial(self.checks.checkout, stop), code, stubs, known)
+            checked = check_with_monty(partial(self.checks.checkout, stop), code, stubs, known)
         if checked.is_whole:
             with self._checking:
                 self._checked.pop(asked, None)
@@ -265,7 +275,7 @@ class MontySandbox:
     def open(
         self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
     ) -> ProgramSession:
-        """Return a new session; where every worker is taken, one whose program waits is taken from it."""
+        """Return a new session. If all workers are busy, it takes the worker of a waiting program."""
         limits = {
             "max_turn_duration_secs": seconds,
             "max_memory": memory,
@@ -275,7 +285,7 @@ class MontySandbox:
 
     def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
         """
-        Return a new session for a handler; the arguments are those of ``open``, and *host* answers calls of ``_se_host`` at once.
+        Return a new session for a handler. Arguments are those of ``open``; *host* answers calls of ``_se_host`` at once.
 
         A ``TooManyBytes`` that *host* raises ends the session.
 
@@ -285,14 +295,14 @@ class MontySandbox:
         return _MontySession(self, (), limits, printed, seed, host=host)
 
     def seat(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
-        """Return a worker for a turn; ``leave`` gives it back, ``rest`` lets others have it when they need one."""
+        """Return a new worker for a turn, after ending an idle one if there are too many; ``rest`` or ``leave`` follows the turn."""
         self._check_process()
         with self._changed:
             while True:
                 if is_closed():
                     raise ToolError(STOPPED)
                 if self._pool is None:
-                    self._pool = self._monty_pool(self._most)
+                    self._pool = self._start_program_pool(self._most)
                 if len(self._seats) < self._most:
                     break
                 idle = next((seat for seat in self._seats if not seat.is_busy), None)
@@ -321,21 +331,21 @@ class MontySandbox:
     def _check_process(self) -> None:
         MontySandbox._process = MontySandbox._process or os.getpid()
         if self._is_forked:
-            msg = "programs cannot run in a process that was forked after another program had run; begin a new one"
+            msg = "programs cannot run in a process that was forked after another program had run; start a new one"
             raise ToolError(msg)
 
-    def _monty_pool(self, most: int) -> Any:
+    def _start_program_pool(self, most: int) -> Any:
         pool = self.monty.Monty(max_processes=most)
         pool.__enter__()
         return pool
 
-    def _check_pool(self, most: int, seconds: float) -> Any:
+    def _start_check_pool(self, most: int, seconds: float) -> Any:
         pool = self.monty.Monty(max_processes=most, checkout_timeout=seconds, turn_duration_limit_grace=GRACE_SECONDS)
         pool.__enter__()
         return pool
 
     def close(self) -> None:
-        """End the workers; the next program starts new ones. In a forked child they are the parent's, and stay."""
+        """End the workers; the next program starts new ones. In a forked child the parent's workers are not affected."""
         if self._is_forked:
             return
         with self._changed:
@@ -348,7 +358,7 @@ class MontySandbox:
         self.checks.close()
 
     def take(self, seat: _SessionWorker) -> bool:
-        """Return whether a session still has its worker, alive, and has it for a turn from now on."""
+        """Claim the worker of a session for a turn; return False if it was ended for another session or has died."""
         self._check_process()
         with self._changed:
             if seat not in self._seats:
@@ -361,7 +371,7 @@ class MontySandbox:
 
     def stop(self, seat: _SessionWorker | None) -> None:
         """
-        End the turn of a worker, from any thread: whoever drives it hears that it has crashed. One at rest is given back.
+        End the turn of a worker, from any thread. Its caller gets a crash. An idle worker is released.
 
         Whoever waits for one, as ``None`` says, looks again whether it still wants it.
         """
@@ -377,7 +387,7 @@ class MontySandbox:
             self.leave(seat)
 
     def rest(self, seat: _SessionWorker) -> None:
-        """Keep a worker for a program that waits, as long as nobody else needs it."""
+        """Mark a worker as idle; it keeps its session until another session needs its place."""
         if self._is_forked:
             return
         with self._changed:
@@ -388,7 +398,7 @@ class MontySandbox:
             self._changed.notify()
 
     def leave(self, seat: _SessionWorker) -> None:
-        """Give a worker back."""
+        """End a worker's session, so that another session may start."""
         if self._is_forked:
             return
         with self._changed:
@@ -413,7 +423,7 @@ class _SessionWorker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the worker has not ended; one that rested may have been killed, for example for lack of memory."""
+        """Whether the worker process still runs; an idle one may have been killed, for example for lack of memory."""
         if not hasattr(os, "waitid"):
             return True
         try:
@@ -431,8 +441,8 @@ class _SessionWorker:
             self.session.__exit__(None, None, None)
 
 
-class _Told(NamedTuple):
-    """A program of a session, what it was told at which time, and what the host said at once."""
+class _ProgramInputs(NamedTuple):
+    """A program of a session, the answers that it received with their times, and the immediate answers of the host."""
 
     code: str
     now: datetime
@@ -452,9 +462,9 @@ class _MontySession:
         host: Host | None = None,
     ) -> None:
         self._host = host
-        self._telling: _Told | None = None
+        self._telling: _ProgramInputs | None = None
         self._heard = 0
-        self._functions = {name: _stand_in(name) for name in functions}
+        self._functions = {name: _make_stand_in(name) for name in functions}
         self._most_printed = printed
         self._most_argued: int = limits["max_memory"]
         self._seconds: float = limits["max_turn_duration_secs"]
@@ -468,33 +478,33 @@ class _MontySession:
         self._lock = Lock()
         self._is_closed = False
         self._snapshot: Any = None
-        self._told: list[_Told] = []
+        self._told: list[_ProgramInputs] = []
         self._weight = 0
         self._base: bytes | None = None  # what it held before the programs of `_told`
         self._output: Any = None
         self._waits = False
         self.printed = ""
 
-    def feed(self, code: str, now: datetime) -> Turn:
-        def begin(seat: _SessionWorker) -> Turn:
-            told = _Told(code, now, [], [])
+    def feed(self, code: str, now: datetime) -> ProgramTurn:
+        def begin(seat: _SessionWorker) -> ProgramTurn:
+            told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
             self._weight += len(code) + TURN
-            return self._fed(seat, told)
+            return self._feed_program(seat, told)
 
-        return self._turn(begin)
+        return self._run_turn(begin)
 
-    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
-        def go_on(_: _SessionWorker) -> Turn:
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+        def resume(_: _SessionWorker) -> ProgramTurn:
             self._told[-1].answers.append((answers, now))
-            self._weight += sum([_weight(answer.value) for answer in answers.values()], TURN)
+            self._weight += sum([_approximate_size(answer.value) for answer in answers.values()], TURN)
             return self._resume_with(answers, now)
 
-        return self._turn(go_on)
+        return self._run_turn(resume)
 
     def variables(self, names: Sequence[str]) -> dict[str, str]:
         """
-        Return what variables hold, modules apart, as texts of at most 200 characters; nothing while a program waits.
+        Return the variables as texts of at most 200 characters, without modules; nothing while a program waits.
 
         A copy of the session is asked, so that nothing changes for the programs to come, not even what they are called in errors.
 
@@ -503,7 +513,7 @@ class _MontySession:
         """
         if self._waits:
             return {}
-        seat, lost = self._at_hand()
+        seat, lost = self._get_worker()
         try:
             if lost is not None:
                 raise ToolError(lost.text)
@@ -515,11 +525,11 @@ class _MontySession:
         copy = self._sandbox.seat(checkout, lambda: self._is_closed)
         try:
             copy.session.load_session(copied)
-            return self._looked_at(copy.session, names)
+            return self._read_variables(copy.session, names)
         finally:
             self._sandbox.leave(copy)
 
-    def _looked_at(self, session: Any, names: Sequence[str]) -> dict[str, str]:
+    def _read_variables(self, session: Any, names: Sequence[str]) -> dict[str, str]:
         monty, found = self._sandbox.monty, dict[str, str]()
         for name in names:
             found[name] = "<cannot be shown>"
@@ -542,29 +552,29 @@ class _MontySession:
 
     # --- the worker ---------------------------------------------------------------------------------------------------
 
-    def _turn(self, do: Callable[[_SessionWorker], Turn]) -> Turn:
-        """Have a turn on the worker, which is there for others afterwards, however that ends."""
-        turn: Turn | None = None
+    def _run_turn(self, do: Callable[[_SessionWorker], ProgramTurn]) -> ProgramTurn:
+        """Run a turn on the worker, and always release the worker for other sessions."""
+        turn: ProgramTurn | None = None
         try:
-            seat, turn = self._at_hand()
+            seat, turn = self._get_worker()
             if turn is None:
                 turn = do(seat)
             self._waits = isinstance(turn, ProgramWaiting)
         finally:
             if self._seat is not None:
-                leaves = turn is None or self._is_condensed(self._seat, turn)
+                leaves = turn is None or self._try_condense(self._seat, turn)
                 (self._sandbox.leave if leaves else self._sandbox.rest)(self._seat)
         if self._is_closed or (isinstance(turn, ProgramRaised) and turn.is_fatal):
             self.close()  # also where it was closed behind its end: nobody goes on with it
         return turn
 
-    def _at_hand(self) -> tuple[_SessionWorker, ProgramRaised | None]:
+    def _get_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         seat = self._seat
-        return (seat, None) if seat is not None and self._sandbox.take(seat) else self._seated()
+        return (seat, None) if seat is not None and self._sandbox.take(seat) else self._replay_in_new_worker()
 
-    def _seated(self) -> tuple[_SessionWorker, ProgramRaised | None]:
+    def _replay_in_new_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         """
-        Return another worker that was told what the one before was, and what went wrong with that.
+        Return a new worker that has replayed the session, and the error of the replay.
 
         A worker that was given to somebody else, or has ended while it rested, is replaced so.
         """
@@ -572,13 +582,13 @@ class _MontySession:
         with self._lock:
             self._seat = seat
             is_closed = self._is_closed
-        turn = GONE if is_closed else self._going(lambda: self._open_seat(seat), BEFORE)
+        turn = GONE if is_closed else self._run_until_waiting(lambda: self._open_seat(seat), BEFORE)
         for told in self._told:
             for given, at in [(None, told.now), *told.answers]:
                 if isinstance(turn, ProgramRaised) and turn.is_fatal:
-                    return seat, self._not_again(turn)
-                turn = self._fed(seat, told) if given is None else self._resume_with(given, at)
-        return seat, self._not_again(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
+                    return seat, self._explain_lost_replay(turn)
+                turn = self._feed_program(seat, told) if given is None else self._resume_with(given, at)
+        return seat, self._explain_lost_replay(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
 
     def _open_seat(self, seat: _SessionWorker) -> Any:
         if self._base is None:
@@ -586,15 +596,15 @@ class _MontySession:
         seat.session.load_session(self._base)
         return None
 
-    def _not_again(self, turn: ProgramRaised) -> ProgramRaised:
+    def _explain_lost_replay(self, turn: ProgramRaised) -> ProgramRaised:
         if self._is_closed:
             return turn
         said = f"the variables of earlier programs could not be brought back, since one of these did not end again: {turn.text}"
         return ProgramRaised(turn.kind, said, 0, is_fatal=True)
 
-    def _is_condensed(self, seat: _SessionWorker, turn: Turn) -> bool:
+    def _try_condense(self, seat: _SessionWorker, turn: ProgramTurn) -> bool:
         """
-        Keep what the session holds in the place of what it was told; return whether that went well.
+        Replace the history of the session by a snapshot, and return True if this worked.
 
         It goes on from there at once, and not only where its worker is taken from it: objects stand at other addresses then, which
         a program can see. When that happens depends on what it was told alone, so it is the same in every process.
@@ -612,24 +622,26 @@ class _MontySession:
         self._told, self._weight = [], 0
         return True
 
-    def _fed(self, seat: _SessionWorker, told: _Told) -> Turn:
+    def _feed_program(self, seat: _SessionWorker, told: _ProgramInputs) -> ProgramTurn:
         monty = self._sandbox.monty
         self._telling, self._heard = told, 0
         self._output = monty.CollectString(self._most_printed)
-        return self._going(lambda: seat.session.feed_start(told.code, print_callback=self._output), told.now)
+        return self._run_until_waiting(
+            lambda: seat.session.feed_start(told.code, print_callback=self._output), told.now
+        )
 
-    def _resume_with(self, answers: Mapping[int, CallAnswer], now: datetime) -> Turn:
-        settled = {id_: _settled(answers[id_]) for id_ in sorted(answers)}
-        return self._going(lambda: self._snapshot.resume(settled), now)
+    def _resume_with(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+        settled = {id_: _answer_to_dict(answers[id_]) for id_ in sorted(answers)}
+        return self._run_until_waiting(lambda: self._snapshot.resume(settled), now)
 
-    def _going(self, begin: Any, now: datetime) -> Turn:
-        """Go on until the program waits or ends."""
+    def _run_until_waiting(self, begin: Any, now: datetime) -> ProgramTurn:
+        """Run until the program waits or ends."""
         try:
-            return self._until_turn(begin, now)
+            return self._run_until_turn_ends(begin, now)
         except TooManyBytes as error:
             return ProgramRaised(CROSSED, str(error), 0, is_fatal=True)
 
-    def _until_turn(self, begin: Any, now: datetime) -> Turn:
+    def _run_until_turn_ends(self, begin: Any, now: datetime) -> ProgramTurn:
         monty, calls = self._sandbox.monty, list[ProgramCall]()
         self._argued = 0
         # The sandbox's own clock begins anew with everything that it asks the host for, if only the time.
@@ -643,19 +655,19 @@ class _MontySession:
                     return ProgramEnded(snapshot.output, tuple(calls))
                 if isinstance(snapshot, monty.FutureSnapshot):
                     self._snapshot = snapshot
-                    return ProgramWaiting(tuple(calls), self._line(snapshot.position))
+                    return ProgramWaiting(tuple(calls), self._line_number(snapshot.position))
                 if time.monotonic() > until:
                     return OVER
-                snapshot = self._step(snapshot, calls, now)
+                snapshot = self._resume_snapshot(snapshot, calls, now)
         except monty.MontyCrashedError as error:
             kind = "TimeoutError" if getattr(error, "timed_out", False) else "MemoryError"
             return ProgramRaised(kind, f"the sandbox of the program ended: {error}", 0, is_fatal=True)
         except monty.MontyError as error:
-            return self._raised(error)
+            return self._make_raised(error)
         finally:
             self.printed = self._output.output if self._output is not None else ""
 
-    def _step(self, snapshot: Any, calls: list[ProgramCall], now: datetime) -> Any:
+    def _resume_snapshot(self, snapshot: Any, calls: list[ProgramCall], now: datetime) -> Any:
         monty = self._sandbox.monty
         if isinstance(
             snapshot, monty.NameLookupSnapshot
@@ -664,16 +676,16 @@ class _MontySession:
             return snapshot.resume() if known is None else snapshot.resume(value=known)
         name = str(snapshot.function_name)
         if snapshot.is_os_function and name != SLEEP:
-            clock = _clock(name, snapshot.args, now)
+            clock = _read_clock(name, snapshot.args, now)
             return snapshot.resume_not_handled() if clock is None else snapshot.resume({"return_value": clock})
         if name == HOST and self._host is not None:
-            return snapshot.resume(_settled(self._answer_at_once(snapshot.args)))
-        calls.append(self._call(snapshot, name))
+            return snapshot.resume(_answer_to_dict(self._answer_at_once(snapshot.args)))
+        calls.append(self._make_call(snapshot, name))
         return snapshot.resume({"future": ...})
 
-    def _call(self, snapshot: Any, name: str) -> ProgramCall:
-        """Return a call of the program; each has its own copy of its arguments in this process, so their bytes are limited."""
-        args, kwargs, line = snapshot.args, snapshot.kwargs, self._line(snapshot.position)
+    def _make_call(self, snapshot: Any, name: str) -> ProgramCall:
+        """Return a call of the program. Arguments beyond the size limit are dropped; with a host they raise ``TooManyBytes``."""
+        args, kwargs, line = snapshot.args, snapshot.kwargs, self._line_number(snapshot.position)
         most = self._most_argued
         self._argued += argument_size(args) + argument_size(kwargs)
         if self._argued <= most:
@@ -684,16 +696,16 @@ class _MontySession:
         return ProgramCall(snapshot.call_id, name, (), {}, line, is_cut=True)
 
     def _answer_at_once(self, args: Sequence[Any]) -> CallAnswer:
-        """Return what the host says at once: what it said, where a session is told again what it was told."""
-        said = cast("_Told", self._telling).said
+        """Return the host's immediate answer; while a session is replayed, its earlier one."""
+        said = cast("_ProgramInputs", self._telling).said
         if self._heard == len(said):
             answer = cast("Host", self._host)(args)
             said.append(answer)
-            self._weight += _weight(answer.value)
+            self._weight += _approximate_size(answer.value)
         self._heard += 1
         return said[self._heard - 1]
 
-    def _line(self, position: Any) -> int:
+    def _line_number(self, position: Any) -> int:
         if self._host is not None:
             if position.filename != FILE or len(self._told) < 2:  # noqa: PLR2004 - see `open_handler`
                 return 0
@@ -701,7 +713,7 @@ class _MontySession:
         text = self._told[-1].code.encode()[: position.start] if self._told else b""
         return text.count(b"\n") + 1
 
-    def _raised(self, error: Any) -> ProgramRaised:
+    def _make_raised(self, error: Any) -> ProgramRaised:
         inner = error.exception()
         kind = type(inner).__name__
         frames = error.traceback() if hasattr(error, "traceback") else []
@@ -726,17 +738,17 @@ RAISED: Mapping[str, type[BaseException]] = {
 """What the host may raise there, by name."""
 
 
-def _weight(value: object) -> int:
-    """Return about how many characters a value has that a program is told: the same number wherever it is told that."""
+def _approximate_size(value: object) -> int:
+    """Return the approximate size of a value that is sent to a program. It is the same in a replay."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum([len(key) + _weight(inner) for key, inner in value.items()], SMALL)
-    return sum(map(_weight, value), SMALL) if isinstance(value, list) else SMALL
+        return sum([len(key) + _approximate_size(inner) for key, inner in value.items()], SMALL)
+    return sum(map(_approximate_size, value), SMALL) if isinstance(value, list) else SMALL
 
 
-def _stand_in(name: str) -> Callable[..., Any]:
-    """Return what stands for a function inside: a call of it is a call of that name."""
+def _make_stand_in(name: str) -> Callable[..., Any]:
+    """Return a function for the sandbox whose call is reported as a call of *name*."""
 
     def function(*_: object, **__: object) -> None:
         raise RuntimeError(name)
@@ -745,14 +757,14 @@ def _stand_in(name: str) -> Callable[..., Any]:
     return function
 
 
-def _settled(answer: CallAnswer) -> dict[str, Any]:
+def _answer_to_dict(answer: CallAnswer) -> dict[str, Any]:
     if not answer.error:
         return {"return_value": answer.value}
     return {"exception": RAISED.get(answer.error, RuntimeError)(answer.value)}
 
 
-def _clock(name: str, args: Sequence[Any], now: datetime) -> Any:
-    """Return what a clock of the program says: the recorded time of its run, which a replay has, too; ``None`` for no clock."""
+def _read_clock(name: str, args: Sequence[Any], now: datetime) -> Any:
+    """Return the value of a clock function of the program, from the recorded time of the run; ``None`` for other functions."""
     if name == "datetime.now":
         zone = args[0] if args else None
         return now.replace(tzinfo=None) if zone is None else now.astimezone(zone)

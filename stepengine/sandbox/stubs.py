@@ -25,10 +25,8 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import MAX_INT, thaw
 from stepengine.data.tools import ToolSpec
 from stepengine.sandbox.sandbox import ABSENT, BUILTINS, MODULES
+from stepengine.tools.agent_tools import agent_tool
 from stepengine.tools.arguments import without_titles
-from stepengine.tools.spawning import agent_tool
-
-__all__ = ("ALIASES", "HEADER", "RESERVED", "Function", "Kind", "Stubs", "stubs_of")
 
 Kind: TypeAlias = Literal["tool", "agent", "ask", "search", "describe"]
 
@@ -93,13 +91,13 @@ may print what they give and be followed by another. Their names: {names}"""
 
 
 @frozen
-class Function:
+class ProgramFunction:
     """
-    A function of a program.
+    A function that a program may call.
 
     Attributes:
         name: Its name in the program.
-        kind: What a call of it is.
+        kind: What a call does: ``"tool"``, ``"agent"``, ``"ask"``, ``"search"`` or ``"describe"``.
         of: The tool's name or the agent's id; of the helpers their own name.
         parameters: In the order of positional arguments.
         takes_args: Whether its one parameter ``args`` is the whole input, because some names of the input are no identifiers.
@@ -116,7 +114,7 @@ class Function:
     more: bool = attrs.field(default=False, kw_only=True)
 
     def fault(self, given: int, names: Collection[str]) -> str:
-        """Return what Python says of a call with so many positional arguments and keywords of these *names*; ``""`` if nothing."""
+        """Return Python's error message for a call with *given* positional arguments and these keywords; ``""`` if it is valid."""
         for name in names:
             if name not in self.parameters:
                 if not self.more:
@@ -124,14 +122,14 @@ class Function:
             elif self.parameters.index(name) < given:
                 return f"{self.name}() got multiple values for argument {name!r}"
         if given > len(self.parameters):
-            return self._too_many(given)
+            return self._too_many_text(given)
         missing = [repr(name) for name in self.parameters[given : self.required] if name not in names]
         if not missing:
             return ""
         plural = "" if len(missing) == 1 else "s"
         return f"{self.name}() missing {len(missing)} required positional argument{plural}: {_join_names(missing)}"
 
-    def _too_many(self, given: int) -> str:
+    def _too_many_text(self, given: int) -> str:
         most = len(self.parameters)
         takes = f"{most}" if self.required == most else f"from {self.required} to {most}"
         plural = "" if most == 1 and self.required == most else "s"
@@ -139,7 +137,7 @@ class Function:
 
     def input_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Return a call's arguments as the input of what the function stands for; defaults are left to that.
+        Return the arguments of a call as the input of the function's tool, without defaults.
 
         Raises:
             TypeError: in Python's own words, when they do not fit the parameters.
@@ -171,7 +169,7 @@ def _join_names(names: Sequence[str]) -> str:
 @frozen
 class Stubs:
     """
-    The functions of a program, and how they are shown.
+    The functions that a program may call, with their stubs for models.
 
     Attributes:
         functions: By the name in the program, in the order in which they were given.
@@ -181,14 +179,14 @@ class Stubs:
         summaries: The first sentence of each function's description, ``""`` without one.
     """
 
-    functions: Mapping[str, Function]
+    functions: Mapping[str, ProgramFunction]
     text: str
     description: str
     declarations: Mapping[str, str]
     summaries: Mapping[str, str]
 
     def search(self, query: str) -> list[str]:
-        """Return the functions that fit *query* best, at most ten, as signature and first sentence; what the helper gives."""
+        """Return at most ten functions that match *query* best, as signature and first sentence."""
         words = {word.casefold() for word in re.findall(r"\w+", query[:MAX_QUERY_CHARS])}
         found = []
         for place, name in enumerate(self.functions):
@@ -199,7 +197,7 @@ class Stubs:
         return [self._line(name) for _, _, name in sorted(found)[:MAX_FOUND_FUNCTIONS]]
 
     def describe(self, name: str) -> str:
-        """Return the stub of one function; for an unknown name, the names that come close. What the helper gives."""
+        """Return the stub of one function, or the nearest names for an unknown one."""
         if name in self.declarations:
             return self.declarations[name]
         near = find_nearest(name[:MAX_NAME_CHARS], self.functions, n=3)
@@ -212,7 +210,7 @@ class Stubs:
 
 
 class _StubSource(NamedTuple):
-    """What a function is made of."""
+    """The tool or agent behind a function, and its schemas."""
 
     kind: Kind
     of: str
@@ -222,7 +220,7 @@ class _StubSource(NamedTuple):
     output: Any
 
 
-def stubs_of(
+def make_stubs(
     tools: Sequence[ToolSpec],
     agents: Sequence[AgentDefinition],
     *,
@@ -230,7 +228,7 @@ def stubs_of(
     outputs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Stubs:
     """
-    Return tools and agents as the functions of a program.
+    Return stubs for tools and agents, which programs call as functions.
 
     Args:
         tools: Each becomes a function of its input's members.
@@ -241,21 +239,21 @@ def stubs_of(
     Raises:
         DefinitionError: for an agent whose params have no JSON Schema.
     """
-    sources = [_of_tool(tool, outputs.get(tool.name)) for tool in tools]
-    sources += [_of_agent(agent) for agent in agents]
+    sources = [_stub_source_of_tool(tool, outputs.get(tool.name)) for tool in tools]
+    sources += [_stub_source_of_agent(agent) for agent in agents]
     is_many = len(sources) + ask > MAX_STUBS
     helpers = [*([ASK] if ask else []), *([SEARCH, DESCRIBE] if is_many else [])]
-    names = _names(sources)
+    names = _make_names(sources)
     taken = {*RESERVED, *names}
-    made = [_declared(source, names[place], taken) for place, source in enumerate(sources)]
-    made += [_declared(source, source.raw, taken) for source in helpers]
+    made = [_declare_function(source, names[place], taken) for place, source in enumerate(sources)]
+    made += [_declare_function(source, source.raw, taken) for source in helpers]
     declarations = {each.function.name: each.text for each in made}
     text = "\n\n\n".join([HEADER, *declarations.values()]) + "\n"
     ast.parse(text)
     shown = [each for each in made if not is_many or each.function.kind in HELPERS]
     description = [ABSTRACT.format(modules=", ".join(SHOWN_MODULES))]
     if is_many:
-        description.append(CATALOGUE.format(n=len(sources), names=_shortened(", ".join(names))))
+        description.append(CATALOGUE.format(n=len(sources), names=_shorten_names(", ".join(names))))
     return Stubs(
         MappingProxyType({each.function.name: each.function for each in made}),
         text,
@@ -265,48 +263,52 @@ def stubs_of(
     )
 
 
-def _shortened(names: str) -> str:
+def _shorten_names(names: str) -> str:
     if len(names) <= MAX_NAMES_CHARS:
         return names
     return f"{names[:MAX_NAMES_CHARS].rpartition(', ')[0]}, and others."
 
 
-def _of_tool(tool: ToolSpec, output: Any) -> _StubSource:
+def _stub_source_of_tool(tool: ToolSpec, output: Any) -> _StubSource:
     return _StubSource("tool", tool.name, tool.name, tool.description, tool.input_schema, output)
 
 
-def _of_agent(agent: AgentDefinition) -> _StubSource:
+def _stub_source_of_agent(agent: AgentDefinition) -> _StubSource:
     spec = agent_tool(agent).spec
     given: Any = agent.output_schema
     output = given if given is None or isinstance(given, Mapping) else without_titles(given.model_json_schema())
     return _StubSource("agent", agent.id, spec.name, spec.description, spec.input_schema, output)
 
 
-def _helper(name: Kind, description: str, output: Any, required: Sequence[str], /, **properties: Any) -> _StubSource:
+def _stub_source_of_helper(
+    name: Kind, description: str, output: Any, required: Sequence[str], /, **properties: Any
+) -> _StubSource:
     return _StubSource(name, name, name, description, {"properties": properties, "required": required}, output)
 
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
-ASK = _helper(
+ASK = _stub_source_of_helper(
     "ask", "Ask a person, and wait for the answer for as long as it takes.", _TEXT, ["question"],
     question=_TEXT, options={"anyOf": [_TEXTS, {"type": "null"}], "default": None},
 )  # fmt: skip
-SEARCH = _helper("search", "Find functions by words of their names and descriptions.", _TEXTS, ["query"], query=_TEXT)
-DESCRIBE = _helper("describe", "Get the whole stub of one function.", _TEXT, ["name"], name=_TEXT)
+SEARCH = _stub_source_of_helper(
+    "search", "Find functions by words of their names and descriptions.", _TEXTS, ["query"], query=_TEXT
+)
+DESCRIBE = _stub_source_of_helper("describe", "Get the whole stub of one function.", _TEXT, ["name"], name=_TEXT)
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-def _names(sources: Sequence[_StubSource]) -> list[str]:
+def _make_names(sources: Sequence[_StubSource]) -> list[str]:
     """
     Return a name for each, in that order; no two are equal.
 
     A source whose own name will do has that, whatever else there is; the rest are given names by kind and name, so that a set of
     tools has the same names in whatever order it comes.
     """
-    wanted = [_identifier(source.raw) for source in sources]
+    wanted = [_make_identifier(source.raw) for source in sources]
 
     def turn(place: int) -> tuple[bool, bool, str, int]:
         return wanted[place] != sources[place].raw, sources[place].kind != "tool", sources[place].raw, place
@@ -314,12 +316,12 @@ def _names(sources: Sequence[_StubSource]) -> list[str]:
     taken: set[str] = set()
     names = dict.fromkeys(range(len(sources)), "")
     for place in sorted(names, key=turn):
-        names[place] = _free(wanted[place], taken)
+        names[place] = _find_free_name(wanted[place], taken)
         taken.add(names[place])
     return list(names.values())
 
 
-def _identifier(raw: str) -> str:
+def _make_identifier(raw: str) -> str:
     name = re.sub(r"[^A-Za-z0-9_]", "_", raw[:MAX_NAME_CHARS])
     # A name with a leading underscore does not get out of the stubs, where the checker imports them with a star.
     if not name or name[0] == "_" or name[0].isdigit() or name.startswith(OURS):
@@ -327,14 +329,14 @@ def _identifier(raw: str) -> str:
     return f"{name}_tool" if name in RESERVED else name
 
 
-def _free(name: str, taken: Collection[str]) -> str:
+def _find_free_name(name: str, taken: Collection[str]) -> str:
     if name not in taken:
         return name
     return next(f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in taken)
 
 
 def _is_parameter(name: object) -> bool:
-    """Return whether a member of an input can be a parameter: an identifier that Python reads as it is written."""
+    """Return True if a member of an input can be a parameter: a valid and normalized identifier."""
     return (
         isinstance(name, str)
         and name.isidentifier()
@@ -349,7 +351,7 @@ def _is_parameter(name: object) -> bool:
 
 
 class _Declared(NamedTuple):
-    function: Function
+    function: ProgramFunction
     text: str
     summary: str
 
@@ -360,13 +362,13 @@ class _Parameter(NamedTuple):
     is_required: bool
 
 
-def _declared(source: _StubSource, name: str, taken: set[str]) -> _Declared:
-    """Return the stub of one function; with less in it where it does not come back from its text as it was made."""
-    summary = _summary(source.description)
+def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Declared:
+    """Return the stub of one function; it is simplified if its text cannot be parsed back to the same."""
+    summary = _first_sentence(source.description)
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
         used = set(taken)
-        made = _Making(source, name, used, is_typed=is_typed)
-        function, tree = made.function(_docstring(source) if is_documented else "")
+        made = _StubBuilder(source, name, used, is_typed=is_typed)
+        function, tree = made.function(_make_docstring(source) if is_documented else "")
         text = _unparse_body([*made.classes, tree])
         if text:
             taken |= used
@@ -385,8 +387,8 @@ def _unparse_body(body: list[ast.stmt]) -> str:
         return ""
 
 
-class _Making:
-    """One stub while it is made."""
+class _StubBuilder:
+    """Builds the stub of one function."""
 
     def __init__(self, source: _StubSource, name: str, taken: set[str], *, is_typed: bool) -> None:
         self.source, self.name, self.taken = source, name, taken
@@ -397,14 +399,14 @@ class _Making:
     def classes(self) -> list[ast.stmt]:
         return [*self.types.classes, *self.output.classes]
 
-    def function(self, docstring: str) -> tuple[Function, ast.stmt]:
+    def function(self, docstring: str) -> tuple[ProgramFunction, ast.stmt]:
         schema = self.types.resolved(self.source.schema)
-        found = _parameters(schema)
+        found = _input_parameters(schema)
         if found is None:
-            made, arguments = self._whole(schema)
+            made, arguments = self._with_whole_input(schema)
         else:
-            made, arguments = self._split(schema, found)
-        returns = self.output.annotation(self.source.output, f"{_camel(self.name)}Result")
+            made, arguments = self._with_parameters(schema, found)
+        returns = self.output.annotation(self.source.output, f"{_to_camel_case(self.name)}Result")
         body: list[ast.stmt] = [ast.Expr(ast.Constant(docstring))] if docstring else []
         body.append(ast.Expr(ast.Constant(...)))
         tree = ast.AsyncFunctionDef(
@@ -414,24 +416,31 @@ class _Making:
             tree.type_params = []  # type: ignore[attr-defined,unused-ignore]
         return made, tree
 
-    def _whole(self, schema: Mapping[str, Any]) -> tuple[Function, ast.arguments]:
-        """Return a function of one parameter, the input as it is."""
-        is_needed = bool(_names_in(schema.get("required")))
-        kind = self.types.annotation({**schema, "type": "object"}, f"{_camel(self.name)}Args")
-        function = Function(self.name, self.source.kind, self.source.of, ("args",), True, required=int(is_needed))
+    def _with_whole_input(self, schema: Mapping[str, Any]) -> tuple[ProgramFunction, ast.arguments]:
+        """Return a function with one parameter, the whole input."""
+        is_needed = bool(_required_names(schema.get("required")))
+        kind = self.types.annotation({**schema, "type": "object"}, f"{_to_camel_case(self.name)}Args")
+        function = ProgramFunction(
+            self.name, self.source.kind, self.source.of, ("args",), True, required=int(is_needed)
+        )
         defaults: list[ast.expr] = [] if is_needed else [ast.Dict([], [])]
-        return function, _arguments([ast.arg("args", kind)], defaults)
+        return function, _make_arguments([ast.arg("args", kind)], defaults)
 
-    def _split(self, schema: Mapping[str, Any], found: list[_Parameter]) -> tuple[Function, ast.arguments]:
-        made = [ast.arg(p.name, self.types.annotation(p.schema, f"{_camel(self.name)}{_camel(p.name)}")) for p in found]
-        defaults = [_default(p.schema) for p in found if not p.is_required]
+    def _with_parameters(
+        self, schema: Mapping[str, Any], found: list[_Parameter]
+    ) -> tuple[ProgramFunction, ast.arguments]:
+        made = [
+            ast.arg(p.name, self.types.annotation(p.schema, f"{_to_camel_case(self.name)}{_to_camel_case(p.name)}"))
+            for p in found
+        ]
+        defaults = [_default_value(p.schema) for p in found if not p.is_required]
         names = tuple([p.name for p in found])
         more: ast.arg | None = None
         others = schema.get("additionalProperties")
         if others is True or (isinstance(others, Mapping) and others.get("not") != {}):
-            called = _free("more", names)
-            more = ast.arg(called, self.types.annotation(others, f"{_camel(self.name)}More"))
-        function = Function(
+            called = _find_free_name("more", names)
+            more = ast.arg(called, self.types.annotation(others, f"{_to_camel_case(self.name)}More"))
+        function = ProgramFunction(
             self.name,
             self.source.kind,
             self.source.of,
@@ -439,21 +448,21 @@ class _Making:
             required=len(names) - len(defaults),
             more=more is not None,
         )
-        return function, _arguments(made, defaults, more)
+        return function, _make_arguments(made, defaults, more)
 
 
-def _arguments(made: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
+def _make_arguments(made: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
     return ast.arguments(
         posonlyargs=[], args=made, vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=more, defaults=defaults
     )
 
 
-def _parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
-    """Return the members of an input as parameters, those that must be given first; ``None`` where they cannot be."""
+def _input_parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
+    """Return the members of an input as parameters, required ones first; ``None`` if they cannot be parameters."""
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):
         return None
-    required = _names_in(schema.get("required"))
+    required = _required_names(schema.get("required"))
     members = {**properties, **{name: {} for name in required if name not in properties}}
     if len(members) > MAX_PARAMETERS or not all(_is_parameter(name) for name in members):
         return None
@@ -461,17 +470,17 @@ def _parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
     return sorted(found, key=lambda parameter: not parameter.is_required)
 
 
-def _names_in(required: Any) -> list[str]:
+def _required_names(required: Any) -> list[str]:
     names = required if isinstance(required, list | tuple) else ()
     return list(dict.fromkeys([name for name in names if isinstance(name, str)]))
 
 
-def _default(schema: Any) -> ast.expr:
-    """Return a parameter's default as it is shown; ``...`` where there is none that is short, and plain JSON."""
+def _default_value(schema: Any) -> ast.expr:
+    """Return the default of a parameter for its stub; ``...`` unless it is short, plain JSON."""
     if isinstance(schema, Mapping) and "default" in schema:
         try:
             shown = repr(thaw(schema["default"]))
-            if len(shown) <= DEFAULT_CHARS and _clean(shown) == shown:
+            if len(shown) <= DEFAULT_CHARS and _remove_unprintable(shown) == shown:
                 value = ast.literal_eval(shown)
                 if value == value:  # noqa: PLR0124 - a NaN is written as a name
                     return ast.parse(shown, mode="eval").body
@@ -495,64 +504,64 @@ class _Types:
         self.classes: list[ast.stmt] = []
 
     def annotation(self, schema: Any, hint: str, depth: int = 0) -> ast.expr:
-        """Return *schema* as an annotation; a class that it needs is called as *hint* says."""
+        """Return the annotation for *schema*; a class for it is named after *hint*."""
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH_LEVELS:
-            return _name(ANY)
+            return _make_name(ANY)
         schema = self.resolved(schema)
-        forms = _forms(schema)
+        forms = _union_schemas(schema)
         if forms is not None:
-            return self._union([self.annotation(form, hint, depth + 1) for form in forms])
+            return self._make_union([self.annotation(form, hint, depth + 1) for form in forms])
         if "const" in schema or isinstance(schema.get("enum"), list | tuple):
-            return _literal([schema["const"]] if "const" in schema else schema["enum"])
+            return _make_literal([schema["const"]] if "const" in schema else schema["enum"])
         if isinstance(schema.get("allOf"), list | tuple) and len(schema["allOf"]) == 1 and "properties" not in schema:
             return self.annotation(schema["allOf"][0], hint, depth + 1)
-        return self._plain(schema, hint, depth)
+        return self._annotate_plain(schema, hint, depth)
 
     def resolved(self, schema: Any) -> Mapping[str, Any]:
-        """Return what *schema* refers to; what cannot be found, and what is not an object, says nothing."""
+        """Return the schema that *schema* refers to; an empty one for an unresolvable reference or a non-object."""
         for _ in range(MAX_DEPTH_LEVELS):
             if not isinstance(schema, Mapping):
                 return {}
             if not isinstance(schema.get("$ref"), str):
                 return schema
-            schema = _pointed(self._root, schema["$ref"])
+            schema = _resolve_pointer(self._root, schema["$ref"])
         return {}
 
-    def _plain(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+    def _annotate_plain(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
         kind = schema.get("type")
         if kind is None and isinstance(schema.get("properties"), Mapping):
             kind = "object"
         if kind == "null":
             return ast.Constant(None)
         if kind == "array":
-            return self._array(schema, hint, depth)
+            return self._annotate_array(schema, hint, depth)
         if kind == "object":
-            return self._object(schema, hint, depth)
-        return _name(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
+            return self._annotate_object(schema, hint, depth)
+        return _make_name(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
 
-    def _array(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
-        return _of("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
+    def _annotate_array(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+        return _make_subscript("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
 
-    def _object(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+    def _annotate_object(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
             others = self.annotation(schema.get("additionalProperties"), f"{hint}Value", depth + 1)
-            return _of("dict", _name("str"), others)
+            return _make_subscript("dict", _make_name("str"), others)
         names = list(properties)
         if len(names) > MAX_PARAMETERS or not all(_is_literal(name) for name in names):
-            return _of("dict", _name("str"), _name(ANY))
-        required = set(_names_in(schema.get("required")))
+            return _make_subscript("dict", _make_name("str"), _make_name(ANY))
+        required = set(_required_names(schema.get("required")))
         fields: dict[str, ast.expr] = {}
         for name, member in properties.items():
-            field = self.annotation(member, f"{hint}{_camel(name)}", depth + 1)
-            fields[name] = field if name in required else _of("NotRequired", field)
-        return self._class(hint, fields)
+            field = self.annotation(member, f"{hint}{_to_camel_case(name)}", depth + 1)
+            fields[name] = field if name in required else _make_subscript("NotRequired", field)
+        return self._add_class(hint, fields)
 
-    def _class(self, hint: str, fields: Mapping[str, ast.expr]) -> ast.expr:
-        called = _free(hint[:MAX_NAME_CHARS], self._taken)
+    def _add_class(self, hint: str, fields: Mapping[str, ast.expr]) -> ast.expr:
+        called = _find_free_name(hint[:MAX_NAME_CHARS], self._taken)
         self._taken.add(called)
-        base = _name("TypedDict")
+        base = _make_name("TypedDict")
         # Names that begin with two underscores would get the class's name before them.
         if all(_is_parameter(name) and not name.startswith("__") for name in fields):
             body: list[ast.stmt] = [
@@ -565,20 +574,20 @@ class _Types:
             members = ast.Dict([ast.Constant(name) for name in fields], list(fields.values()))
             made = ast.Assign([ast.Name(called, ast.Store())], ast.Call(base, [ast.Constant(called), members], []))
         self.classes.append(made)
-        return _name(called)
+        return _make_name(called)
 
-    def _union(self, members: Sequence[ast.expr]) -> ast.expr:
+    def _make_union(self, members: Sequence[ast.expr]) -> ast.expr:
         distinct = list({ast.dump(member): member for member in members}.values())
         if not distinct or any(isinstance(m, ast.Name) and m.id == ANY for m in distinct):
-            return _name(ANY)
+            return _make_name(ANY)
         made = distinct[0]
         for member in distinct[1:]:
             made = ast.BinOp(made, ast.BitOr(), member)
         return made
 
 
-def _forms(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the forms that a value may have, of which a union is made; ``None`` where there is but one."""
+def _union_schemas(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the schemas of a union; ``None`` if the value has only one form."""
     if schema.get("nullable") is True:
         return [{name: value for name, value in schema.items() if name != "nullable"}, {"type": "null"}]
     for word in ("anyOf", "oneOf"):
@@ -593,44 +602,44 @@ def _forms(schema: Mapping[str, Any]) -> list[Any] | None:
     return None
 
 
-def _literal(values: Sequence[Any]) -> ast.expr:
+def _make_literal(values: Sequence[Any]) -> ast.expr:
     if not 0 < len(values) <= MOST_LITERALS or not all(_is_literal(value) for value in values):
-        return _name(ANY)
+        return _make_name(ANY)
     distinct = {(type(value).__name__, value): value for value in values}
-    members = [_constant(value) for value in distinct.values()]
+    members = [_make_constant(value) for value in distinct.values()]
     if len(members) == 1 and distinct == {("NoneType", None): None}:
         return members[0]
     inner: ast.expr = members[0] if len(members) == 1 else ast.Tuple(members, ast.Load())
-    return ast.Subscript(_name("Literal"), inner, ast.Load())
+    return ast.Subscript(_make_name("Literal"), inner, ast.Load())
 
 
 def _is_literal(value: Any) -> bool:
     if isinstance(value, str):
-        return len(value) <= LITERAL_CHARS and _clean(value) == value
+        return len(value) <= LITERAL_CHARS and _remove_unprintable(value) == value
     return value is None or isinstance(value, bool) or (type(value) is int and abs(value) <= MAX_INT)
 
 
-def _constant(value: Any) -> ast.expr:
+def _make_constant(value: Any) -> ast.expr:
     if type(value) is int and value < 0:
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     return ast.Constant(value)
 
 
-def _name(name: str) -> ast.expr:
+def _make_name(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
 
-def _of(generic: str, *parts: ast.expr) -> ast.expr:
+def _make_subscript(generic: str, *parts: ast.expr) -> ast.expr:
     inner = parts[0] if len(parts) == 1 else ast.Tuple(list(parts), ast.Load())
-    return ast.Subscript(_name(generic), inner, ast.Load())
+    return ast.Subscript(_make_name(generic), inner, ast.Load())
 
 
-def _camel(name: str) -> str:
+def _to_camel_case(name: str) -> str:
     parts = re.sub(r"[^A-Za-z0-9]", " ", name).split()
     return "".join([part[0].upper() + part[1:] for part in parts]) or "Value"
 
 
-def _pointed(root: Any, ref: str) -> Any:
+def _resolve_pointer(root: Any, ref: str) -> Any:
     """Return what a reference inside of *root* points to, and ``None`` for any other."""
     if not ref.startswith("#"):
         return None
@@ -649,33 +658,33 @@ def _pointed(root: Any, ref: str) -> Any:
 # --- words ----------------------------------------------------------------------------------------------------------
 
 
-def _clean(text: str) -> str:
-    """Return *text* without what is not printed, such as marks that turn the direction of writing, and lone surrogates."""
+def _remove_unprintable(text: str) -> str:
+    """Return *text* without unprintable characters, such as direction marks and lone surrogates."""
     return "".join([char for char in text if char.isprintable()])
 
 
 def _line(text: Any, most: int) -> str:
-    """Return a foreign text as one line of at most so many characters."""
+    """Return an untrusted text as one line of at most *most* characters."""
     words = " ".join(text[: 4 * most].split()) if isinstance(text, str) else ""
-    line = _clean(words)
+    line = _remove_unprintable(words)
     return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
 
 
-def _summary(description: str) -> str:
+def _first_sentence(description: str) -> str:
     return _line(description.strip().partition("\n")[0], PARAMETER_CHARS)
 
 
-def _docstring(source: _StubSource) -> str:
+def _make_docstring(source: _StubSource) -> str:
     lines = [_line(source.description, DESCRIPTION_CHARS)]
     properties = _Types(source.schema, set(), 0).resolved(source.schema).get("properties")
     for name, member in properties.items() if isinstance(properties, Mapping) else ():
         said = _line(member.get("description"), PARAMETER_CHARS) if isinstance(member, Mapping) else ""
         if said:
             lines.append(f"{_line(name, MAX_NAME_CHARS)}: {said}")
-    return _cut([line for line in lines if line])
+    return _cut_lines([line for line in lines if line])
 
 
-def _cut(lines: Iterable[str]) -> str:
+def _cut_lines(lines: Iterable[str]) -> str:
     kept, left = [], DOCSTRING_CHARS
     for line in lines:
         left -= len(line) + 1

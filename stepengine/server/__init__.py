@@ -1,27 +1,25 @@
 """
 Runs over HTTP: an ASGI application for an engine (extra ``serve``).
 
-A request becomes a call of what an engine, or a deployment on a database, offers anyway; the answer is JSON, or a stream of the run's
-events. The run does not belong to the connection: it goes on when the page is closed, and whoever comes back reads on behind the
-last event id that it has. ``runs`` (in process, on a folder of journals) and ``durable_runs`` (on PostgreSQL) offer the same to
-``routes``, which know neither. What is asked from outside is bounded before it is read (``bodies``), and ``access`` refuses before any
-route sees it; whose run is whose is decided where runs are looked up. What is said to a run is written down before whoever says it is
-told that it arrived. Errors are problem documents; no traceback leaves the process.
+A request becomes a call of a part of ``Runs`` (in process, on a folder of journals) or ``DurableRuns`` (on PostgreSQL). Both have the same
+parts: a launcher, a reader, a watcher, a messenger and conversations; ``routes`` know neither store. The answer is JSON, or a stream of
+the run's events. A run does not belong to a connection: it continues when the page is closed, and a client that reconnects reads
+on from the last event id that it has. Requests are bounded before they are read (``bodies``), and ``access`` refuses before any
+route sees them. Who owns a run is decided where runs are found. A message to a run is stored before the sender is told that it
+arrived. Errors are problem documents; no traceback leaves the process.
 
-What lives here: routes, who may use them, and what they say when they refuse. Starlette is imported only here.
+Routes, access rules and refusals belong here. Starlette is imported only here. Rules of agents and output for terminals do not.
 
-Must not be here: agents' rules, and anything that a terminal shows.
-
-Begin with ``application`` and ``routes``; then ``runs``, ``watching`` (streams), ``access`` and ``webhooks``.
+Begin with ``application`` and ``routes``; then ``runs`` and its parts, ``access`` and ``webhooks``.
 """
 
 from __future__ import annotations
 
 from stepengine.server.access import Caller, Caps, Guard, Logins, Tokens, check_folder
 from stepengine.server.application import Application, app
+from stepengine.server.event_json import sse_line
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.quotas import Quotas
-from stepengine.server.showing import sse_line
 from stepengine.server.webhooks import Webhooks, sign, verify
 
 __all__ = (

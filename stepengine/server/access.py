@@ -34,7 +34,7 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
-from stepengine.server.extra import check_extra
+from stepengine.server.extra import check_extra_installed
 from stepengine.server.problems import Problem, problem_of
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
@@ -46,28 +46,13 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = (
-    "SCOPES",
-    "Authenticate",
-    "Caller",
-    "Caps",
-    "Guard",
-    "KnownToken",
-    "Logins",
-    "ScopeName",
-    "Tokens",
-    "caller_of",
-    "check_folder",
-    "opened_secret",
-)
-
 logger = logging.getLogger(__name__)
 
 ScopeName: TypeAlias = Literal["read", "run", "answer", "debug", "metrics", "admin"]
 SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 
 
-def _scopes(given: Iterable[str]) -> frozenset[ScopeName]:
+def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
     found = frozenset(given)
     strange = sorted(found.difference(SCOPES))
     if strange or not found or isinstance(given, str):
@@ -80,7 +65,7 @@ def _scopes(given: Iterable[str]) -> frozenset[ScopeName]:
 @frozen
 class Caller:
     """
-    Who makes a request. What belongs to somebody belongs to a *name*: two tokens of one owner are one caller.
+    The authenticated caller of a request. Resources belong to its *name*: two tokens of one owner are one caller.
 
     Attributes:
         name: Whose runs these are, and what an answer's ``by`` says.
@@ -88,15 +73,15 @@ class Caller:
     """
 
     name: str
-    scopes: frozenset[ScopeName] = attrs.field(converter=_scopes)
+    scopes: frozenset[ScopeName] = attrs.field(converter=_check_scopes)
 
     def may(self, scope: ScopeName) -> bool:
-        """Return whether the caller has a scope."""
+        """Return whether the caller has the scope *scope* or ``admin``, which includes all."""
         return scope in self.scopes or "admin" in self.scopes
 
     def must(self, scope: ScopeName) -> None:
         """
-        Let who has a scope pass.
+        Raise ``Problem`` unless the caller has the scope *scope* or ``admin``.
 
         Raises:
             Problem: 403, for everybody else.
@@ -108,7 +93,7 @@ class Caller:
 
 def caller_of(request: Request | Scope) -> Caller:
     """
-    Return who makes a request that the guard let through.
+    Return the caller of an authenticated request.
 
     Raises:
         Problem: 401, where no guard stands in front, or the path is open to everybody.
@@ -116,7 +101,7 @@ def caller_of(request: Request | Scope) -> Caller:
     scope = request if isinstance(request, dict) else request.scope  # type: ignore[union-attr,unused-ignore]
     found = scope.get(CALLER)
     if not isinstance(found, Caller):
-        raise _unknown()
+        raise _make_unauthenticated_problem()
     return found
 
 
@@ -139,7 +124,7 @@ FORMAT = 1
 @frozen(kw_only=True)
 class KnownToken:
     """
-    A token as its file knows it: all but the token.
+    The stored facts of a token: its name, owner, scopes and times, without the token itself.
 
     Attributes:
         name: What it is removed by.
@@ -151,13 +136,13 @@ class KnownToken:
 
     name: str
     owner: str
-    scopes: frozenset[ScopeName] = attrs.field(converter=_scopes)
+    scopes: frozenset[ScopeName] = attrs.field(converter=_check_scopes)
     created: datetime
     expires: datetime | None = None
 
 
 @frozen
-class _Entry:
+class _TokenEntry:
     digest: bytes
     known: KnownToken
 
@@ -173,27 +158,27 @@ class Tokens:
         self.path = path.absolute()
         self._clock = clock
         self._seen: tuple[int, ...] | None = None
-        self._entries: tuple[_Entry, ...] = ()
+        self._entries: tuple[_TokenEntry, ...] = ()
         self._reading = Lock()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Tokens:
         """
-        Return the tokens of a file, which the first ``add`` makes.
+        Return the tokens of a file; the first ``add`` creates it.
 
         Raises:
             DefinitionError: where others could read or change the file.
             DataError: where it is not a file of tokens.
         """
         tokens = cls(Path(path), clock=clock)
-        tokens._read()
+        tokens._load_entries()
         return tokens
 
     def add(
         self, name: str, scopes: Iterable[ScopeName], expires: datetime | None = None, owner: str | None = None
     ) -> str:  # fmt: skip
         """
-        Make a token of 256 random bits, and return it: this is the only time that it is seen.
+        Create a token of 256 random bits and return it; it is not stored and cannot be shown again.
 
         Args:
             name: What it is listed and removed by.
@@ -215,26 +200,26 @@ class Tokens:
             raise DefinitionError(msg)
         token = f"{PREFIX}{secrets.token_urlsafe(TOKEN_BYTES)}"
         made = KnownToken(name=name, owner=owner, scopes=scopes, created=now, expires=expires)
-        with self._changing() as entries:
+        with self._update_entries() as entries:
             if any(entry.known.name == name for entry in entries):
                 msg = f"there is a token {name!r} in {str(self.path)!r}; another name would be fine, or remove it first"
                 raise DefinitionError(msg)
             if len(entries) >= MAX_TOKENS:
                 msg = f"{str(self.path)!r} holds {MAX_TOKENS:,} tokens, and no file holds more; remove some"
                 raise DefinitionError(msg)
-            entries.append(_Entry(_digest(token), made))
+            entries.append(_TokenEntry(_hash_token(token), made))
         return token
 
     def find(self, token: str) -> Caller | None:
         """
-        Return whose token it is; ``None`` where it is nobody's, or has expired.
+        Return the caller of a token; ``None`` if it is unknown or has expired.
 
         It takes as long for a wrong token as for a right one, and looks at the file again where that was changed.
         """
-        digest, found = _digest(token[:MAX_TOKEN]), None
+        digest, found = _hash_token(token[:MAX_TOKEN]), None
         # All of them, and no early way out: how long a refusal takes would tell how near a guess was. Digests are
         # compared, so that the file is of no use to who reads it.
-        for entry in self._read():
+        for entry in self._load_entries():
             if hmac.compare_digest(entry.digest, digest):
                 found = entry.known
         if found is None or (found.expires is not None and found.expires <= self._clock()):
@@ -242,20 +227,20 @@ class Tokens:
         return Caller(found.owner, found.scopes)
 
     def listed(self) -> tuple[KnownToken, ...]:
-        """Return what is known of each token, the oldest first; those that have expired, too."""
-        return tuple([entry.known for entry in self._read()])
+        """Return name, owner, scopes and times of all tokens, the oldest first, including expired ones."""
+        return tuple([entry.known for entry in self._load_entries()])
 
     def remove(self, name: str) -> bool:
         """Remove a token; return whether there was one of that name."""
-        with self._changing() as entries:
+        with self._update_entries() as entries:
             kept = [entry for entry in entries if entry.known.name != name]
             was_there = len(kept) < len(entries)
             entries[:] = kept
         return was_there
 
     @contextmanager
-    def _changing(self) -> Iterator[list[_Entry]]:
-        """Hold the lock of the file, which lies beside it, against other threads and processes, and write what was changed."""
+    def _update_entries(self) -> Iterator[list[_TokenEntry]]:
+        """Lock the file against other threads and processes, yield its entries, and write them back if they changed."""
         import fcntl
 
         try:
@@ -267,20 +252,20 @@ class Tokens:
             raise DefinitionError(msg) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            before = self._read()
+            before = self._load_entries()
             entries = list(before)
             yield entries
             if tuple(entries) != before:
-                data = json.dumps({"format": FORMAT, "tokens": [_entry_as_json(entry) for entry in entries]}, indent=1)
+                data = json.dumps({"format": FORMAT, "tokens": [_entry_to_dict(entry) for entry in entries]}, indent=1)
                 replace_path(self.path, f"{data}\n".encode(), mode=OWNER_FILE_MODE)
         finally:
             # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def _read(self) -> tuple[_Entry, ...]:
+    def _load_entries(self) -> tuple[_TokenEntry, ...]:
         with self._reading:
-            with opened_secret(self.path, "tokens") as fd:
+            with open_secret_file(self.path, "tokens") as fd:
                 if fd is None:
                     self._seen, self._entries = None, ()
                     return ()
@@ -290,15 +275,15 @@ class Tokens:
                 seen = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
                 if seen != self._seen:
                     with open(fd, "rb", closefd=False) as file:
-                        self._entries = _entries(file.read(MAX_FILE + 1), self.path)
+                        self._entries = _parse_entries(file.read(MAX_FILE + 1), self.path)
                     self._seen = seen
             return self._entries
 
 
 @contextmanager
-def opened_secret(path: Path, what: str) -> Iterator[int | None]:
+def open_secret_file(path: Path, what: str) -> Iterator[int | None]:
     """
-    Open a file of secrets that nobody else may have read or written, or put there; ``None`` where there is none.
+    Open a file of secrets after a check of its owner and mode; yield ``None`` if it does not exist.
 
     Args:
         path: The file.
@@ -318,13 +303,13 @@ def opened_secret(path: Path, what: str) -> Iterator[int | None]:
         msg = f"{str(path)!r} cannot be read as a file of {what}: {error.strerror or type(error).__name__}"
         raise DefinitionError(msg) from None
     try:
-        _check_secret(os.fstat(fd), path, what)
+        _check_secret_file(os.fstat(fd), path, what)
         yield fd
     finally:
         os.close(fd)
 
 
-def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
+def _check_secret_file(status: os.stat_result, path: Path, what: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         msg = f"{str(path)!r} is not a regular file; a file of {what} is one"
         raise DefinitionError(msg)
@@ -342,11 +327,11 @@ def _check_secret(status: os.stat_result, path: Path, what: str) -> None:
         raise DefinitionError(msg)
 
 
-def _digest(token: str) -> bytes:
+def _hash_token(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
-def _entry_as_json(entry: _Entry) -> dict[str, Any]:
+def _entry_to_dict(entry: _TokenEntry) -> dict[str, Any]:
     known = entry.known
     return {
         "name": known.name,
@@ -358,7 +343,7 @@ def _entry_as_json(entry: _Entry) -> dict[str, Any]:
     }
 
 
-def _entries(data: bytes, path: Path) -> tuple[_Entry, ...]:
+def _parse_entries(data: bytes, path: Path) -> tuple[_TokenEntry, ...]:
     """
     Read a file of tokens.
 
@@ -373,13 +358,13 @@ def _entries(data: bytes, path: Path) -> tuple[_Entry, ...]:
         if read["format"] != FORMAT:
             msg = f"{str(path)!r} has another format than {FORMAT}, which a newer version may have written"
             raise DataError(msg, path="$.format")
-        return tuple([_entry(each) for each in read["tokens"]])
+        return tuple([_parse_entry(each) for each in read["tokens"]])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DefinitionError):
         msg = f"{str(path)!r} is not a file of tokens; `stepengine tokens add` makes one"
         raise DataError(msg) from None
 
 
-def _entry(each: Mapping[str, Any]) -> _Entry:
+def _parse_entry(each: Mapping[str, Any]) -> _TokenEntry:
     digest = bytes.fromhex(each["sha256"])
     times = [None if each[k] is None else datetime.fromisoformat(each[k]) for k in ("created", "expires")]
     created, expires = times
@@ -390,21 +375,21 @@ def _entry(each: Mapping[str, Any]) -> _Entry:
     known = KnownToken(
         name=each["name"], owner=each["owner"], scopes=each["scopes"], created=created, expires=expires
     )  # fmt: skip
-    return _Entry(digest, known)
+    return _TokenEntry(digest, known)
 
 
 # --- browsers -------------------------------------------------------------------------------------------------------
 
 
 @attrs.define
-class _Session:
+class _LoginSession:
     caller: Caller
     until: float
 
 
 class Logins:
     """
-    One-time links by which a browser gets the token of a session, and these sessions; both are kept in memory, and end with the server.
+    One-time login links and the sessions that they start; both are in memory and end with the server.
 
     The code of a link is behind its ``#``, so that no server and no log sees it. The page sends it in the body of a ``POST`` to *path*,
     and gets a token that it sends with each request. A cookie would be sent to every server on the same host.
@@ -422,41 +407,46 @@ class Logins:
     ) -> None:  # fmt: skip
         self.seconds, self.session_seconds, self.path = seconds, session_seconds, path
         self._clock = clock
-        self._codes: OrderedDict[bytes, _Session] = OrderedDict()
-        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._codes: OrderedDict[bytes, _LoginSession] = OrderedDict()
+        self._sessions: OrderedDict[bytes, _LoginSession] = OrderedDict()
         self._operators: set[bytes] = set()
         self._lock = Lock()
 
     def make(self, caller: Caller | None = None) -> str:
-        """Return the path of a link that lets a browser in once as *caller*; by default as whoever started the server."""
+        """Create a one-time login link for *caller*, by default the operator, and return its path."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
-            _keep(self._codes, _digest(code), _Session(caller or OPERATOR, self._clock() + self.seconds), self._clock())
+            _add_session(
+                self._codes,
+                _hash_token(code),
+                _LoginSession(caller or OPERATOR, self._clock() + self.seconds),
+                self._clock(),
+            )
         return f"/#login={code}"
 
     def make_token(self) -> str:
-        """Return a token of whoever started the server, which lasts as long as the server."""
+        """Create a token for the operator that is valid until the server stops."""
         secret = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
-            self._operators.add(_digest(secret))
+            self._operators.add(_hash_token(secret))
         return secret
 
     def exchange(self, code: str) -> str | None:
-        """Return the token of a new session for the code of a link; ``None`` where it was used, or came too late."""
+        """Exchange the code of a link for the token of a new session; ``None`` if it was used or has expired."""
         with self._lock:
             # Taken out before it is looked at: the same link twice, even at the same moment, is one session.
-            found = self._codes.pop(_digest(code[:MAX_TOKEN]), None)
+            found = self._codes.pop(_hash_token(code[:MAX_TOKEN]), None)
             if found is None or found.until <= self._clock():
                 return None
             secret = secrets.token_urlsafe(TOKEN_BYTES)
             until = self._clock() + self.session_seconds
-            _keep(self._sessions, _digest(secret), _Session(found.caller, until), self._clock())
+            _add_session(self._sessions, _hash_token(secret), _LoginSession(found.caller, until), self._clock())
             return secret
 
     def find(self, secret: str) -> Caller | None:
-        """Return whose token it is; ``None`` where it is nobody's, or its session has ended."""
+        """Return the caller of a session token; ``None`` if it is unknown or has expired."""
         # What is compared are digests of what was sent, so how long it takes says nothing of a secret that is known.
-        digest = _digest(secret[:MAX_TOKEN])
+        digest = _hash_token(secret[:MAX_TOKEN])
         with self._lock:
             found = self._sessions.get(digest)
             if digest in self._operators:
@@ -466,7 +456,7 @@ class Logins:
     def end(self, secret: str) -> None:
         """End a session."""
         with self._lock:
-            self._sessions.pop(_digest(secret[:MAX_TOKEN]), None)
+            self._sessions.pop(_hash_token(secret[:MAX_TOKEN]), None)
 
 
 OPERATOR = Caller("operator", frozenset({"admin"}))
@@ -474,8 +464,8 @@ OPERATOR = Caller("operator", frozenset({"admin"}))
 MAX_SESSIONS = 10_000
 
 
-def _keep(among: OrderedDict[bytes, _Session], digest: bytes, new: _Session, now: float) -> None:
-    """Keep one more; what has ended goes, and the oldest where there are too many."""
+def _add_session(among: OrderedDict[bytes, _LoginSession], digest: bytes, new: _LoginSession, now: float) -> None:
+    """Add a session; remove expired ones, and the oldest if there are too many."""
     # All of one kind last equally long, so what ended stands in front.
     while among and (len(among) >= MAX_SESSIONS or next(iter(among.values())).until <= now):
         among.popitem(last=False)
@@ -512,7 +502,7 @@ PREFLIGHT = {
 }
 
 
-def _positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
+def _check_positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         msg = f"Caps({of.name}={value!r}) is not a number above 0"
         raise DefinitionError(msg)
@@ -533,18 +523,18 @@ class Caps:
         failure_seconds: See *failures*.
     """
 
-    body: int = attrs.field(default=1024 * 1024, validator=_positive)
-    body_seconds: float = attrs.field(default=30.0, validator=_positive)
-    rate: float = attrs.field(default=200.0, validator=_positive)
-    burst: int = attrs.field(default=2_000, validator=_positive)
-    at_once: int = attrs.field(default=10_000, validator=_positive)
-    failures: int = attrs.field(default=30, validator=_positive)
-    failure_seconds: float = attrs.field(default=60.0, validator=_positive)
+    body: int = attrs.field(default=1024 * 1024, validator=_check_positive)
+    body_seconds: float = attrs.field(default=30.0, validator=_check_positive)
+    rate: float = attrs.field(default=200.0, validator=_check_positive)
+    burst: int = attrs.field(default=2_000, validator=_check_positive)
+    at_once: int = attrs.field(default=10_000, validator=_check_positive)
+    failures: int = attrs.field(default=30, validator=_check_positive)
+    failure_seconds: float = attrs.field(default=60.0, validator=_check_positive)
 
 
 class Guard:
     """
-    The ASGI middleware in front of an application: it lets through who is known, and what is no attack and no flood.
+    The ASGI middleware that authenticates callers and refuses oversized, cross-site and too frequent requests.
 
     A caller is known by ``Authorization: Bearer TOKEN``, the token of a browser's session included, or by *authenticate*. What is let
     through has its whole body already, and ``caller_of(request)``. Everything else gets a problem document; so does what the
@@ -573,29 +563,30 @@ class Guard:
         authenticate: Authenticate | None = None, hosts: Collection[str] = LOOPBACK, cors: Collection[str] = (),
         open_paths: Collection[str] = ("/health",), page_paths: Collection[str] = (), caps: Caps | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        check_extra()
+        check_extra_installed()
         if tokens is None and logins is None and authenticate is None:
             msg = "a guard needs tokens=, logins= or authenticate=; without one of them nobody would be known"
             raise DefinitionError(msg)
         caps = caps or Caps()
         self.app, self.tokens, self.logins, self.authenticate, self.caps = app, tokens, logins, authenticate, caps
-        self.hosts, self.cors = _hosts(hosts), _origins(cors)
+        self.hosts, self.cors = _check_hosts(hosts), _check_origins(cors)
         self.open_paths, self.page_paths = tuple(open_paths), tuple(page_paths)
-        self._requests = _Buckets(caps.rate, caps.burst, clock)
-        self._failures = _Buckets(caps.failures / caps.failure_seconds, caps.failures, clock)
+        self._requests = _TokenBuckets(caps.rate, caps.burst, clock)
+        self._failures = _TokenBuckets(caps.failures / caps.failure_seconds, caps.failures, clock)
         self._at_once: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
+        """Refuse a request, or pass it on to the application."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._answer(_RequestFacts(scope), receive, send)
+            await self._handle_http_request(_RequestFacts(scope), receive, send)
         else:
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "there are no web sockets here"})
 
-    async def _answer(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+    async def _handle_http_request(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        """Handle a request, add the security headers, and answer an error with a problem document."""
         more = self._cors_headers(asked)
         has_begun = False
 
@@ -603,72 +594,72 @@ class Guard:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
-                message = {**message, "headers": _secured(message.get("headers", ()), more)}
+                message = {**message, "headers": _add_security_headers(message.get("headers", ()), more)}
             await send(message)
 
         try:
-            await self._serve(asked, receive, guarded)
-        except _Gone:
+            await self._check_and_forward(asked, receive, guarded)
+        except _ClientDisconnected:
             return
         except Exception as error:
             if has_begun:
                 raise
             await problem_of(error).response()(asked.scope, receive, guarded)
 
-    async def _serve(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+    async def _check_and_forward(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         if not asked.query().isascii():
             # Applications that decode it would fail at it.
             msg = "the query of this request is not percent-encoded"
             raise Problem(msg, status=400, kind="bad_request")
-        if _is_among(asked.path, self.open_paths):
-            await self._serve_anybody(asked, receive, send)
+        if _matches_path(asked.path, self.open_paths):
+            await self._forward_unauthenticated(asked, receive, send)
             return
         self._check_host(asked)
-        if asked.method in SAFE and _is_among(asked.path, self.page_paths):
-            await self._serve_anybody(asked, receive, send)
+        if asked.method in SAFE and _matches_path(asked.path, self.page_paths):
+            await self._forward_unauthenticated(asked, receive, send)
             return
         if self._is_preflight(asked):
-            await _empty(204, PREFLIGHT)(asked.scope, receive, send)
+            await _empty_response(204, PREFLIGHT)(asked.scope, receive, send)
             return
         logins, is_posted = self.logins, asked.method == "POST"
         if logins is not None and asked.path == logins.path and is_posted:
-            self._limit(self._failures, asked.address, cost=0)
-            body = await self._body(asked, receive)
-            await self._logged_in(asked, logins, body)(asked.scope, receive, send)
+            self._check_rate(self._failures, asked.address, cost=0)
+            body = await self._read_body(asked, receive)
+            await self._log_in(asked, logins, body)(asked.scope, receive, send)
             return
-        caller = await self._caller(asked)
+        caller = await self._authenticate(asked)
         note_verified(asked.scope)
-        self._limit(self._requests, f"caller {caller.name}")
+        self._check_rate(self._requests, f"caller {caller.name}")
         with self._count_request(caller):
-            body = await self._body(asked, receive)
+            body = await self._read_body(asked, receive)
             if logins is not None and asked.path == LOGOUT and is_posted:
                 logins.end(asked.bearer() or "")
-                await _empty(204, {})(asked.scope, receive, send)
+                await _empty_response(204, {})(asked.scope, receive, send)
             elif logins is not None and asked.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
-                await _said({"link": logins.make(caller)})(asked.scope, receive, send)
+                await _json_response({"link": logins.make(caller)})(asked.scope, receive, send)
             else:
                 await self.app({**asked.scope, CALLER: caller}, _replay_body(body, receive), send)
 
-    async def _serve_anybody(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
-        self._limit(self._requests, f"address {asked.address}")
-        body = await self._body(asked, receive)
+    async def _forward_unauthenticated(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        self._check_rate(self._requests, f"address {asked.address}")
+        body = await self._read_body(asked, receive)
         await self.app(asked.scope, _replay_body(body, receive), send)
 
     # --- who it is ---
 
-    async def _caller(self, asked: _RequestFacts) -> Caller:
+    async def _authenticate(self, asked: _RequestFacts) -> Caller:
         bearer = asked.bearer()
-        if bearer is not None and self.tokens is not None and (caller := self._by_token(self.tokens, bearer)):
+        if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
         if bearer is not None and self.logins is not None and (caller := self.logins.find(bearer)):
             return caller
-        if self.authenticate is not None and (caller := await self._by_application(self.authenticate, asked)):
+        if self.authenticate is not None and (caller := await self._call_authenticate(self.authenticate, asked)):
             self._check_origin(asked, self.cors)
             return caller
-        raise self._refuse(asked)
+        raise self._count_failure(asked)
 
-    def _by_token(self, tokens: Tokens, bearer: str) -> Caller | None:
+    def _find_token_caller(self, tokens: Tokens, bearer: str) -> Caller | None:
         try:
             return tokens.find(bearer)
         except (DefinitionError, DataError) as error:
@@ -676,12 +667,12 @@ class Guard:
             msg = "the server's file of tokens cannot be used; its log says why"
             raise Problem(msg, status=503, kind="tokens_unusable") from error
 
-    async def _by_application(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
+    async def _call_authenticate(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import Request
 
-        if asked.is_presented():
-            self._limit(self._failures, asked.address, cost=0)
+        if asked.has_credentials():
+            self._check_rate(self._failures, asked.address, cost=0)
         request = Request(asked.scope)
         if inspect.iscoroutinefunction(authenticate) or inspect.iscoroutinefunction(type(authenticate).__call__):
             found = authenticate(request)
@@ -693,22 +684,23 @@ class Guard:
             raise TypeError(msg)
         return caller
 
-    def _refuse(self, asked: _RequestFacts) -> Problem:
-        if asked.is_presented():
-            self._limit(self._failures, asked.address)
-        return _unknown()
+    def _count_failure(self, asked: _RequestFacts) -> Problem:
+        """Count a failed authentication, and return the problem."""
+        if asked.has_credentials():
+            self._check_rate(self._failures, asked.address)
+        return _make_unauthenticated_problem()
 
-    def _logged_in(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
+    def _log_in(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
         try:
             code = json.loads(body)["code"]
         except (ValueError, KeyError, TypeError, RecursionError):
             code = ""
         token = logins.exchange(code) if isinstance(code, str) else None
         if token is None:
-            self._limit(self._failures, asked.address)
+            self._check_rate(self._failures, asked.address)
             msg = "this link was used before, or is too old; `stepengine studio --link` prints another one"
             raise Problem(msg, status=401, kind="link_spent", headers={"WWW-Authenticate": "Bearer"})
-        return _said({"token": token, "seconds": int(logins.session_seconds)})
+        return _json_response({"token": token, "seconds": int(logins.session_seconds)})
 
     # --- from where it comes ---
 
@@ -758,7 +750,7 @@ class Guard:
 
     # --- how much it is ---
 
-    def _limit(self, buckets: _Buckets, key: str, *, cost: int = 1) -> None:
+    def _check_rate(self, buckets: _TokenBuckets, key: str, *, cost: int = 1) -> None:
         wait = buckets.take(key, cost)
         if wait > 0:
             seconds = str(math.ceil(wait))
@@ -779,50 +771,50 @@ class Guard:
             if not self._at_once[caller.name]:
                 del self._at_once[caller.name]
 
-    async def _body(self, asked: _RequestFacts, receive: Receive) -> bytes:
+    async def _read_body(self, asked: _RequestFacts, receive: Receive) -> bytes:
         """
-        Return the whole body, so that no application ever acts on half of one.
+        Read the whole body, so that no application acts on a part of one.
 
         Raises:
             Problem: 400, 408 or 413.
-            _Gone: where the client left before its end.
+            _ClientDisconnected: where the client left before its end.
         """
         length = asked.header("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
             msg = "Content-Length is not a number"
             raise Problem(msg, status=400, kind="bad_request")
         if length is not None and (len(length) > MAX_DIGITS or int(length) > self.caps.body):
-            raise self._too_large()
+            raise self._make_size_problem()
         body = bytearray()
         try:
             async with asyncio.timeout(self.caps.body_seconds):
-                while await self._more(receive, body):
+                while await self._read_body_chunk(receive, body):
                     pass
         except TimeoutError:
             msg = f"the body of this request did not arrive within {self.caps.body_seconds:g} s"
             raise Problem(msg, status=408, kind="slow_body", headers={"Connection": "close"}) from None
         return bytes(body)
 
-    async def _more(self, receive: Receive, body: bytearray) -> bool:
+    async def _read_body_chunk(self, receive: Receive, body: bytearray) -> bool:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise _ClientDisconnected
         body += message.get("body", b"")
         if len(body) > self.caps.body:
-            raise self._too_large()
+            raise self._make_size_problem()
         return bool(message.get("more_body", False))
 
-    def _too_large(self) -> Problem:
+    def _make_size_problem(self) -> Problem:
         msg = f"the body of this request is larger than {self.caps.body:,} bytes"
         return Problem(msg, status=413, kind="body_too_large", headers={"Connection": "close"})
 
 
-class _Gone(Exception):
-    """The client left before it had sent its whole request: there is nobody to answer, and nothing to act on."""
+class _ClientDisconnected(Exception):
+    """The client disconnected before it had sent the whole request."""
 
 
 class _RequestFacts:
-    """What a request says of itself, read from its scope: bytes of strangers."""
+    """The untrusted facts of a request, read from its scope."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -839,12 +831,12 @@ class _RequestFacts:
         found = self._headers.get(name.encode("ascii"))
         return None if found is None else b", ".join(found).decode("latin-1")
 
-    def is_presented(self) -> bool:
-        """Return whether it says who it is."""
+    def has_credentials(self) -> bool:
+        """Return whether the request has credentials: a bearer token or a cookie."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
     def bearer(self) -> str | None:
-        """Return the token; ``None`` where there is none, ``""`` where there are several."""
+        """Return the bearer token of the request: ``None`` if it has none, ``""`` if it has several."""
         found = self._headers.get(b"authorization")
         if found is None:
             return None
@@ -854,12 +846,12 @@ class _RequestFacts:
         return token.strip() if len(found) == 1 else ""
 
     def query(self) -> str:
-        """Return what stands behind the question mark."""
+        """Return the query string."""
         return bytes(self.scope.get("query_string", b"")).decode("latin-1")
 
     def host(self) -> tuple[str, str]:
         """
-        Return the name that the client used, and the port.
+        Return the host name that the client used, and the port.
 
         Raises:
             Problem: 400, where it says none, or several.
@@ -871,7 +863,7 @@ class _RequestFacts:
         return found[1].rstrip("."), found[2] or PORTS.get(self.scope.get("scheme", "http"), "")
 
     def is_own(self, origin: str) -> bool:
-        """Return whether a page of this very server asks."""
+        """Return whether an origin, such as ``https://example.org``, is that of this server."""
         found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.header("host") or "").lower())
         if found is None or host is None:
             return False
@@ -882,7 +874,7 @@ class _RequestFacts:
 
     @property
     def address(self) -> str:
-        """The client's address; of IPv6 the network, as one client has all addresses of it."""
+        """The IP address of the client, ``"local"`` without one; for IPv6 its /64 network, which one client has whole."""
         client = self.scope.get("client")
         try:
             found = ipaddress.ip_address(client[0] if client else "")
@@ -893,15 +885,15 @@ class _RequestFacts:
         return str(ipaddress.ip_network((int(found), 64), strict=False))
 
 
-class _Buckets:
-    """A bucket of tokens for each key: *burst* at once, then *rate* a second. The keys that were used last are remembered."""
+class _TokenBuckets:
+    """Token buckets by key: *burst* requests at once, then *rate* a second. Only the most recently used keys are kept."""
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float]) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str, cost: int = 1) -> float:
-        """Take *cost* tokens and return 0; where there is not one, take nothing, and return the seconds until there is."""
+        """Remove *cost* tokens from the bucket of *key* and return 0; if it has none, return the seconds until it has one."""
         now = self._clock()
         level, at = self._levels.pop(key, (float(self._burst), now))
         level = min(self._burst, level + (now - at) * self._rate)
@@ -912,29 +904,29 @@ class _Buckets:
         return wait
 
 
-def _unknown() -> Problem:
+def _make_unauthenticated_problem() -> Problem:
     msg = "this needs a token: `Authorization: Bearer TOKEN`; `stepengine tokens add` makes one"
     return Problem(msg, status=401, kind="unauthenticated", headers={"WWW-Authenticate": "Bearer"})
 
 
-def _is_among(path: str, paths: Iterable[str]) -> bool:
-    """Return whether *path* is one of *paths*, or begins with one that ends with a slash."""
+def _matches_path(path: str, paths: Iterable[str]) -> bool:
+    """Return whether *path* is one of *paths*, or starts with one that ends with a slash."""
     return any(path == one or (one.endswith("/") and one != "/" and path.startswith(one)) for one in paths)
 
 
-def _said(told: Mapping[str, object]) -> Response:
+def _json_response(told: Mapping[str, object]) -> Response:
     from starlette.responses import JSONResponse
 
     return JSONResponse(told)
 
 
-def _empty(status: int, headers: Mapping[str, str]) -> Response:
+def _empty_response(status: int, headers: Mapping[str, str]) -> Response:
     from starlette.responses import Response
 
     return Response(status_code=status, headers=dict(headers))
 
 
-def _secured(
+def _add_security_headers(
     headers: Iterable[tuple[bytes, bytes]], more: Mapping[str, str]
 ) -> list[tuple[bytes, bytes]]:  # fmt: skip
     given = [(bytes(name).lower(), bytes(value)) for name, value in headers]
@@ -944,21 +936,21 @@ def _secured(
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return what gives a body that has arrived, then whatever comes after it."""
+    """Return a receive function that returns a body already read, then what *receive* returns."""
     is_given = False
 
-    async def given() -> Message:
+    async def receive_body() -> Message:
         nonlocal is_given
         if is_given:
             return await receive()
         is_given = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return given
+    return receive_body
 
 
-def _hosts(given: Collection[str]) -> frozenset[str]:
-    names = frozenset(name.lower().rstrip(".") for name in _several("hosts", given))
+def _check_hosts(given: Collection[str]) -> frozenset[str]:
+    names = frozenset(name.lower().rstrip(".") for name in _refuse_single_text("hosts", given))
     for name in names:
         if name != "*" and not HOST.fullmatch(name):
             msg = f"hosts= holds {name!r}; a name such as 'example.com', '127.0.0.1' or '[::1]' would be fine, with or without a port"
@@ -966,15 +958,15 @@ def _hosts(given: Collection[str]) -> frozenset[str]:
     return names
 
 
-def _origins(given: Collection[str]) -> frozenset[str]:
-    for origin in _several("cors", given):
+def _check_origins(given: Collection[str]) -> frozenset[str]:
+    for origin in _refuse_single_text("cors", given):
         if not ORIGIN.fullmatch(origin):
             msg = f"cors= holds {origin!r}; an origin such as 'https://example.com' would be fine, without a path and without *"
             raise DefinitionError(msg)
     return frozenset(given)
 
 
-def _several(what: str, given: Collection[str]) -> Collection[str]:
+def _refuse_single_text(what: str, given: Collection[str]) -> Collection[str]:
     if isinstance(given, str):
         msg = f"{what}={given!r} is one text; a list of them would be fine"
         raise DefinitionError(msg)
@@ -988,7 +980,7 @@ MAX_LINKS = 40
 
 def check_folder(path: str | os.PathLike[str]) -> Path:
     """
-    Return where a folder of runs really is, or the file of a database of them, if nobody else can put anything there.
+    Return the real path of a folder or database of runs; raise if another user could write to it or replace it.
 
     Whoever can write a journal decides what a run that goes on does next.
 
@@ -999,7 +991,7 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
     """
     place, real = Path(os.path.abspath(path)), os.path.realpath(path)  # noqa: PTH100  (links are looked at one by one)
     for _ in range(MAX_LINKS):
-        link = _first_link(place)
+        link = _find_first_link(place)
         if link is None:
             break
         rest = place.relative_to(link)
@@ -1011,12 +1003,12 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
     if str(place) != real:
         msg = f"{os.fspath(path)!r} leads by `..` out of a link; {real!r} would be fine"
         raise JournalError(msg)
-    _check_own(place)
+    _check_owner(place)
     return place
 
 
-def _first_link(place: Path) -> Path | None:
-    """Return the first link on the way to a place; the folders before it are looked at."""
+def _find_first_link(place: Path) -> Path | None:
+    """Return the first symbolic link in a path; raise if another user can change one of the folders before it."""
     for one in [*reversed(place.parents), place]:
         try:
             status = one.lstat()
@@ -1037,7 +1029,7 @@ def _first_link(place: Path) -> Path | None:
     return None
 
 
-def _check_own(place: Path) -> None:
+def _check_owner(place: Path) -> None:
     status = place.stat()
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
         msg = f"{str(place)!r} is neither a folder nor a file"

@@ -19,9 +19,9 @@ from stepengine.data.messages import UserMessage
 from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN
 from stepengine.server.access import caller_of
-from stepengine.server.bodies import json_of
+from stepengine.server.bodies import read_json_body
 from stepengine.server.openapi import Operation
-from stepengine.server.pages import Conversation, Taken, agent_of, paced
+from stepengine.server.pages import CallerConversation, StartedTurn, add_ping_comments, get_path_agent
 from stepengine.server.problems import Problem
 from stepengine.sessions import Session, SessionInfo
 
@@ -40,7 +40,7 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class AgentRun(BaseModel):
-    """`RunAgentInput` of AG-UI 1, which says what stands in its members."""
+    """The JSON body of an AG-UI 1 request, `RunAgentInput`."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -58,26 +58,28 @@ class AgentRun(BaseModel):
     resume: Annotated[list[dict[str, Any]] | None, Field(description="Answers to interrupts.")] = None
 
 
-async def run_agent(request: Request) -> Response:
-    given = await _read_input(request)
-    agent, thread = agent_of(request), await Conversation.of(request, given.thread_id)
-    thread.check_rests()
-    asked = asked_of(given, _session(thread.name, thread.state), shares=request.app.state.shares)
-    _check_answers(request, thread, given)
-    taken = await thread.take(agent, asked.prompt, asked.answers, metadata=asked.metadata, by=_by(thread, asked))
-    events = _with_results(request, taken, asked)
-    return _streamed(thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked))
+async def start_agent_turn(request: Request) -> Response:
+    given = await _parse_agent_run(request)
+    agent, thread = get_path_agent(request), await CallerConversation.load(request, given.thread_id)
+    thread.check_not_running()
+    asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
+    _check_may_answer(request, thread, given)
+    taken = await thread.take(
+        agent, asked.prompt, asked.answers, metadata=asked.metadata, by=_choose_answerer(thread, asked)
+    )
+    events = _stream_turns(request, taken, asked)
+    return _stream_response(thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked))
 
 
-async def _read_input(request: Request) -> Any:
+async def _parse_agent_run(request: Request) -> Any:
     if find_spec("ag_ui") is None:
         msg = "this server does not speak AG-UI; it would with the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
         raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
-    return input_of(plain(await json_of(request)))
+    return input_of(plain(await read_json_body(request)))
 
 
-def _check_answers(request: Request, thread: Conversation, given: Any) -> None:
-    """Refuse answers of who may not answer, and those to what another run asked: the questions of each are counted from the beginning."""
+def _check_may_answer(request: Request, thread: CallerConversation, given: Any) -> None:
+    """Raise if the caller may not answer, or answers questions of another run."""
     asks = thread.state is not None and any(not page_tool_of(question) for question in thread.state.pending)
     if given.resume or asks:
         caller_of(request).must("answer")
@@ -87,13 +89,13 @@ def _check_answers(request: Request, thread: Conversation, given: Any) -> None:
         raise AnswerRejected(msg)
 
 
-def _by(thread: Conversation, asked: Asked) -> str | None:
-    """Return who answers: the page, where it carries out a tool of its own, and else the caller."""
+def _choose_answerer(thread: CallerConversation, asked: Asked) -> str | None:
+    """Return ``Answer.by`` for the answers of a page: the page's name for results of its own tools, ``None`` for the caller."""
     return PAGE if page_answers(thread.state, asked.results).keys() & asked.answers.keys() else None
 
 
-async def _with_results(request: Request, taken: Taken, asked: Asked) -> AsyncGenerator[Event, None]:
-    """Give the events of a turn; where its run waits then for a result that the page has sent already, those of the next one, too."""
+async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
+    """Yield the events of a turn; if its run waits for a result that the page has sent already, also those of the next."""
     while True:
         results: dict[str, Any] = {}
         try:
@@ -106,64 +108,66 @@ async def _with_results(request: Request, taken: Taken, asked: Asked) -> AsyncGe
             await taken.events.aclose()
         if not results:
             return
-        thread = await Conversation.of(request, asked.thread_id)
-        taken = await thread.take(agent_of(request), "", results, by=PAGE)
+        thread = await CallerConversation.load(request, asked.thread_id)
+        taken = await thread.take(get_path_agent(request), "", results, by=PAGE)
 
 
-async def come_back(request: Request) -> Response:
-    given, agent = await _read_input(request), agent_of(request)
-    thread = await Conversation.of(request, given.thread_id)
+async def reconnect_to_turn(request: Request) -> Response:
+    given, agent = await _parse_agent_run(request), get_path_agent(request)
+    thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
     if thread.last is None or not thread.is_under_way:
-        return _streamed(thread, connected(given, _session(thread.name, thread.state), shares=shares))
+        return _stream_response(thread, connected(given, _session_from_state(thread.name, thread.state), shares=shares))
     if thread.last.agent != agent:
         msg = f"the agent {thread.last.agent!r} is at work in this conversation"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
     turn = thread.last.request.get("turn") or {}
-    before = turn.get("after") and await thread.runs.state(await thread.runs.find(thread.caller, turn["after"]))
-    session = _session(thread.name, before or None)
-    watched = _UnderWay([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last.run)
-    return _streamed(thread, connected(given, session, watched, shares=shares))
+    before = turn.get("after") and await thread.runs.reader.state(
+        await thread.runs.reader.find(thread.caller, turn["after"])
+    )
+    session = _session_from_state(thread.name, before or None)
+    watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last.run)
+    return _stream_response(thread, connected(given, session, watched, shares=shares))
 
 
 @frozen
-class _UnderWay:
-    """A run that a page comes back to: what was said before it does anything, and what it does."""
+class _ReconnectedTurn:
+    """A running turn that a page reconnects to: the messages before it, and its events."""
 
     history: Sequence[Message]
-    thread: Conversation
+    thread: CallerConversation
     run: str
 
     def events(self) -> AsyncIterable[Event]:
-        return self.thread.shown(self.run)
+        return self.thread.stream_events(self.run)
 
 
-def _session(thread: str, state: AgentState | None) -> Session:
+def _session_from_state(thread: str, state: AgentState | None) -> Session:
     info = SessionInfo(session_id=thread)
     if state is None:
         return Session(info=info)
     return Session(info=attrs.evolve(info, agent_id=state.agent_id), messages=state.message_history, state=state)
 
 
-def _streamed(thread: Conversation, shown: AsyncGenerator[Any, None]) -> Response:
+def _stream_response(thread: CallerConversation, shown: AsyncGenerator[Any, None]) -> Response:
     return StreamingResponse(
-        paced(_lines(shown), thread.runs.stopping), media_type="text/event-stream", headers=HEADERS
+        add_ping_comments(_encode_events(shown), thread.runs.stopping), media_type="text/event-stream", headers=HEADERS
     )
 
 
-async def _lines(shown: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
-    """Give events as lines, without secrets that the process knows."""
+async def _encode_events(shown: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+    """Yield events as server-sent events, with secrets redacted."""
     lines = sse(shown)
     try:
         async for line in lines:
-            yield str(KNOWN.seen(line))
+            yield str(KNOWN.redact_for_run(line))
     finally:
         await lines.aclose()
 
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        method="POST", path="/ag-ui/{agent}", name="run_agent", scope="run", handler=run_agent, body=AgentRun,
+        method="POST", path="/ag-ui/{agent}", name="run_agent", scope="run", handler=start_agent_turn, body=AgentRun,
         gives={200: "text/event-stream"}, refuses=(404, 409, 415, 429, 501, 503),
         about=(
             "Take a turn of a conversation, for pages that speak AG-UI.\n"
@@ -172,7 +176,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     Operation(
-        method="POST", path="/ag-ui/{agent}/connect", name="come_back_to_thread", scope="read", handler=come_back, body=AgentRun,
+        method="POST", path="/ag-ui/{agent}/connect", name="come_back_to_thread", scope="read", handler=reconnect_to_turn, body=AgentRun,
         gives={200: "text/event-stream"}, refuses=(404, 409, 415, 501),
         about="Come back to a conversation of AG-UI: its messages, what is shared, and the run that is under way, or what is asked.",
     ),

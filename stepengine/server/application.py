@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import DefinitionError
 from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of
-from stepengine.server.extra import check_extra
+from stepengine.server.extra import check_extra_installed
 from stepengine.server.problems import problem_of
 from stepengine.server.runs import GRACE_SECONDS, Runs
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from stepengine.debugging.desk import Maker
+    from stepengine.debugging.desk import EngineSpec
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
@@ -31,12 +31,10 @@ if TYPE_CHECKING:
     from stepengine.server.openapi import Operation
     from stepengine.server.quotas import Quotas
     from stepengine.server.reports import Reports
-    from stepengine.server.sources import Sources
+    from stepengine.server.sources import EngineSources
     from stepengine.server.webhooks import Webhooks
-    from stepengine.server.workshop import Workshop
+    from stepengine.server.workshop import InspectionService
     from stepengine.workspace.workspace import Workspace
-
-__all__ = ("Application", "app")
 
 MOST_LIVE = 64
 OPEN_PATHS = ("/health", "/ready", "/openapi.json", "/hooks/")
@@ -65,13 +63,13 @@ def app(
     webhooks: Webhooks | str | Path | None = None,
     shares: Collection[str] = (),
     ui: bool = False,
-    maker: Maker | None = None,
-    sources: Sources | None = None,
+    maker: EngineSpec | None = None,
+    sources: EngineSources | None = None,
     script: str = "",
     quotas: Quotas | None = None,
 ) -> Application:
     """
-    Return an ASGI application that starts, shows and keeps runs; `GET /openapi.json` describes what it takes.
+    Return an ASGI application that starts, shows and stores runs; `GET /openapi.json` describes its operations.
 
     A run belongs to whoever started it, and is not found by anybody else. What is under way when the process ends, however it
     ends, goes on when the application starts again; journals that it did not start are left alone. The engine is closed with the
@@ -116,20 +114,20 @@ def app(
         DataError: when the file of webhooks or tokens is none.
         JournalError: when others could write *reports*.
     """
-    check_extra()
-    check_extra("prometheus_client")
+    check_extra_installed()
+    check_extra_installed("prometheus_client")
     # Here, so that what needs no server, such as `stepengine tokens`, goes without the extra.
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
 
-    from stepengine.server.looking import OPERATIONS as LOOKING
+    from stepengine.server.debug_pages import OPERATIONS as LOOKING
     from stepengine.server.metrics import Metrics
     from stepengine.server.reports import Reports
     from stepengine.server.routes import OPERATIONS, PAGES
-    from stepengine.server.webhooks import Posts, Webhooks
-    from stepengine.server.workshop import Workshop
+    from stepengine.server.webhooks import Webhooks, WebhookSender
+    from stepengine.server.workshop import InspectionService
 
-    kept = _make_runs(
+    kept = _make_run_service(
         engine,
         runs,
         max_live,
@@ -158,21 +156,26 @@ def app(
         try:
             async with AsyncExitStack() as stack:
                 if hooks.out is not None and isinstance(kept, Runs):
-                    await stack.enter_async_context(Posts(kept, hooks.out, delivered=metrics.sent))
+                    await stack.enter_async_context(
+                        WebhookSender(kept, hooks.out, delivered=metrics.count_sent_webhook)
+                    )
                 yield
         finally:
-            await _shut(served, kept)
+            await _close_services(served, kept)
             await (kept.engine if isinstance(kept, Runs) else engine).aclose()
 
     operations = (*OPERATIONS, *(LOOKING if maker is not None else ()))
     served = Starlette(
-        routes=[_route(one) for one in (*operations, *(PAGES if ui else ()))],
+        routes=[_make_route(one) for one in (*operations, *(PAGES if ui else ()))],
         lifespan=lifespan,
         exception_handlers={Exception: _problem_response, HTTPException: _problem_response},
     )
-    _furnish(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
+    _store_app_state(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
     served.state.script = script
-    served.state.operations, served.state.workshop = operations, None if maker is None else Workshop(kept, maker)
+    served.state.operations, served.state.workshop = (
+        operations,
+        None if maker is None else InspectionService(kept.reader.content, maker),
+    )
     return Application(
         served,
         tokens=known,
@@ -186,7 +189,7 @@ def app(
     )
 
 
-def _furnish(
+def _store_app_state(
     served: Starlette,
     kept: AnyRuns,
     hooks: Webhooks,
@@ -195,10 +198,10 @@ def _furnish(
     shares: Collection[str],
     reports: Reports | None,
 ) -> None:
-    """Put what the routes need into the state of an application."""
-    from stepengine.server.foreign import Foreign
-    from stepengine.server.mcp import Door
-    from stepengine.server.studio import Views
+    """Store the objects that the routes use in the state of an application."""
+    from stepengine.server.foreign import ForeignJournals
+    from stepengine.server.mcp import McpEndpoint
+    from stepengine.server.studio import RunPageData
 
     if isinstance(kept, Runs):
         kept.observe(metrics)
@@ -206,30 +209,30 @@ def _furnish(
         kept.engine.add_observer(metrics)
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
-    kept.quotas.on_refusal = metrics.over_quota
+    kept.quotas.on_refusal = metrics.count_quota_refusal
     served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
-    served.state.mcp = Door(kept)
-    served.state.views = Views(kept)
-    served.state.foreign = Foreign(kept)
+    served.state.mcp = McpEndpoint(kept)
+    served.state.views = RunPageData(kept)
+    served.state.foreign = ForeignJournals(kept)
     served.state.shares = tuple(shares)
     served.state.reports = reports
 
 
-async def _shut(served: Starlette, kept: AnyRuns) -> None:
-    """Close what the routes used."""
-    workshop: Workshop | None = served.state.workshop
+async def _close_services(served: Starlette, kept: AnyRuns) -> None:
+    """Close the inspection service, the runs and the MCP server."""
+    workshop: InspectionService | None = served.state.workshop
     if workshop is not None:
         await workshop.close()
     await kept.close()
     await served.state.mcp.close()
 
 
-def _make_runs(
+def _make_run_service(
     engine: Engine | DurableEngine,
     place: str | Path | None,
     max_live: int | None,
     roots: Iterable[Any],
-    sources: Sources | None,
+    sources: EngineSources | None,
     **options: Any,
 ) -> AnyRuns:
     from stepengine.durable import DurableEngine
@@ -254,21 +257,21 @@ class Application(Guard):
     """The ASGI application that ``app`` returns: run by a server such as uvicorn, or mounted below a path of another one."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and count it: also one that the guard refuses."""
+        """Handle a request and count it, even if the guard refuses it."""
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        from stepengine.server.metrics import timed
+        from stepengine.server.metrics import handle_and_measure
 
         served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
         metrics: Metrics = served.state.metrics
         route: list[str] = []
-        await timed(super().__call__, {**scope, ROUTE: route}, receive, send, metrics=metrics, route=route)
+        await handle_and_measure(super().__call__, {**scope, ROUTE: route}, receive, send, metrics=metrics, route=route)
 
     @asynccontextmanager
     async def lifespan(self, _: object = None) -> AsyncIterator[None]:
         """
-        Look after the runs for as long as the block lasts.
+        Open the runs for the duration of the block.
 
         A server does this by itself. Whoever mounts the application does it, since Starlette and FastAPI begin and end nothing that is
         mounted: ``FastAPI(lifespan=served.lifespan)``.
@@ -278,12 +281,12 @@ class Application(Guard):
             yield
 
     def end_watching(self) -> None:
-        """End all streams of events: a server that is to stop would wait for them. Whoever watched comes back to the next one."""
+        """End all event streams, so that the server can stop; clients of the streams reconnect."""
         served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
         served.state.runs.stopping.set()
 
 
-def _route(one: Operation) -> Route:
+def _make_route(one: Operation) -> Route:
     from starlette.routing import Route
 
     async def answer(request: Request) -> Response:

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = (
-    "MOST_LISTED",
-    "Body",
-    "View",
-    "body_of",
-    "checked_as",
-    "cursor_of",
-    "json_of",
-    "limit_of",
-    "page_of",
-    "place_of",
-    "strict_json",
-    "unusable",
-)
-
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 MOST_LISTED = 100
@@ -43,27 +28,27 @@ MAX_CURSOR = 2_000
 
 
 class Body(BaseModel):
-    """What a client sends."""
+    """The base class of request bodies."""
 
     # What is not known is a mistake of whoever writes it: a misspelt name would be taken for its default.
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class View(BaseModel):
-    """What a client gets."""
+    """The base class of response bodies."""
 
     model_config = ConfigDict(extra="forbid")
 
     def response(self, status: int = 200) -> Response:
-        """Return it as a response."""
+        """Return the view as an HTTP response."""
         from starlette.responses import Response
 
         return Response(self.model_dump_json(), status, media_type="application/json")
 
 
-async def json_of(request: Request) -> Any:
+async def read_json_body(request: Request) -> Any:
     """
-    Return the JSON that was sent, which cannot be changed.
+    Return the JSON body of a request as an immutable value.
 
     Raises:
         InputError: for what is not JSON, or none that two readers would understand alike.
@@ -74,12 +59,12 @@ async def json_of(request: Request) -> Any:
         # A form of another site's page may send any of the other kinds without asking first.
         msg = f"a body is application/json, not {kind[:100] or 'without a type'!r}"
         raise Problem(msg, status=415, kind="no_json")
-    return strict_json(await request.body())
+    return parse_strict_json(await request.body())
 
 
-def strict_json(data: bytes) -> Any:
+def parse_strict_json(data: bytes) -> Any:
     """
-    Return JSON, which cannot be changed.
+    Parse JSON, and return it as an immutable value; duplicate keys, NaN and infinity are refused.
 
     Raises:
         InputError: for what is not JSON, or none that two readers would understand alike.
@@ -93,20 +78,20 @@ def strict_json(data: bytes) -> Any:
     return freeze(read)
 
 
-async def body_of(request: Request, model: type[Model], *, may_be_empty: bool = False) -> Model:
+async def parse_body(request: Request, model: type[Model], *, may_be_empty: bool = False) -> Model:
     """
-    Return what was sent as *model*; nothing at all as one without values, where that may be.
+    Parse the body of a request as *model*; an empty body gives the defaults if *may_be_empty* is true.
 
-    Errors are those of ``json_of`` and ``checked_as``.
+    Errors are those of ``read_json_body`` and ``validate_as``.
     """
     if may_be_empty and not await request.body():
         return model()
-    return checked_as(model, await json_of(request))
+    return validate_as(model, await read_json_body(request))
 
 
-def checked_as(model: type[Model], value: Any) -> Model:
+def validate_as(model: type[Model], value: Any) -> Model:
     """
-    Return JSON as *model*.
+    Return JSON as an object of *model*; raise ``InputError`` if it is invalid.
 
     Raises:
         InputError: with a sentence for each field that cannot be used.
@@ -115,13 +100,16 @@ def checked_as(model: type[Model], value: Any) -> Model:
         return model.model_validate(value)
     except ValidationError as error:
         issues = tuple(
-            [_issue(one) for one in error.errors(include_url=False, include_context=False, include_input=False)]
+            [
+                _format_validation_error(one)
+                for one in error.errors(include_url=False, include_context=False, include_input=False)
+            ]
         )
         msg = f"the body cannot be used: {'; '.join(issues[:5])}"
         raise InputError(msg, issues=issues) from None
 
 
-def _issue(one: Mapping[str, Any]) -> str:
+def _format_validation_error(one: Mapping[str, Any]) -> str:
     where = ".".join([str(part) for part in one["loc"]])
     return f"{where}: {one['msg']}" if where else str(one["msg"])
 
@@ -129,35 +117,35 @@ def _issue(one: Mapping[str, Any]) -> str:
 # --- lists that go on -------------------------------------------------------------------------------------------------
 
 
-def unusable(wrong: str) -> InputError:
-    """Return the error for one thing that cannot be used; *wrong* says what would have been fine."""
+def make_input_error(wrong: str) -> InputError:
+    """Return an ``InputError`` with one issue."""
     return InputError(wrong, issues=(wrong,))
 
 
-def limit_of(request: Request) -> int:
-    """Return how many a list is to have at most; raises ``InputError`` for what is no such number."""
+def parse_limit(request: Request) -> int:
+    """Parse the query parameter ``limit``, 20 by default; raises ``InputError`` for an invalid one."""
     limit = request.query_params.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
         msg = f"limit: 1 to {MOST_LISTED}"
-        raise unusable(msg)
+        raise make_input_error(msg)
     return int(limit)
 
 
-def page_of(
+def cut_page(
     found: Sequence[Item], limit: int, place: Callable[[Item], tuple[float, str]]
 ) -> tuple[list[Item], str | None]:
-    """Return what is shown of what was found, which may be one more than that, and the cursor of what follows."""
+    """Return the first *limit* items, and the cursor of the next page if there are more."""
     shown = list(found[:limit])
-    return shown, cursor_of(*place(shown[-1])) if len(found) > limit else None
+    return shown, encode_cursor(*place(shown[-1])) if len(found) > limit else None
 
 
-def cursor_of(at: float, name: str) -> str:
-    """Return the cursor of what follows a place in a list."""
+def encode_cursor(at: float, name: str) -> str:
+    """Encode a position in a list, a time and a name, as a cursor."""
     return base64.urlsafe_b64encode(json.dumps([at, name], ensure_ascii=False).encode()).decode()
 
 
-def place_of(request: Request) -> tuple[float, str] | None:
-    """Return the place behind which a list is to go on; ``None`` for its beginning; raises ``InputError`` for what no list gave."""
+def parse_cursor(request: Request) -> tuple[float, str] | None:
+    """Return the position in the query parameter ``cursor``; ``None`` for the first page, ``InputError`` for an invalid one."""
     cursor = request.query_params.get("cursor")
     if not cursor:
         return None
@@ -167,4 +155,4 @@ def place_of(request: Request) -> tuple[float, str] | None:
         if isinstance(created, float) and math.isfinite(created) and isinstance(run, str) and run.encode():
             return created, run
     msg = "cursor: what `next` of an earlier list said"
-    raise unusable(msg)
+    raise make_input_error(msg)

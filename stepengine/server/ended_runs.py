@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from stepengine.journal.sqlite import SqliteJournal
     from stepengine.runtime.handle import RunHandle
 
-__all__ = ("KEPT", "KEPT_BYTES", "EndedRuns", "journal_size")
-
 KEPT = 100
 KEPT_BYTES = 64 * 1024 * 1024
 """Of journals: a run takes about as much memory as its journal has bytes, or a few times that."""
@@ -26,12 +24,12 @@ class EndedRuns:
         self._bytes = 0
 
     def get(self, run: str) -> RunHandle | None:
-        """Return the handle of a run; ``None`` when there is none any more."""
+        """Return the handle of a run; ``None`` if it is not stored or was removed."""
         known = self._handles.get(run)
         return None if known is None else known[0]
 
     def put(self, run: str, handle: RunHandle, size: int = 0) -> None:
-        """Keep a handle as the newest one; *size* is that of its journal, 0 before it is measured."""
+        """Store the handle of a run as the newest; *size* is the size of its journal, 0 if it is not yet measured."""
         self.remove(run)
         self._handles[run] = (handle, size)
         self._bytes += size
@@ -40,8 +38,8 @@ class EndedRuns:
         """Remove the handle of a run, if there is one."""
         self._bytes -= self._handles.pop(run, (None, 0))[1]
 
-    def over(self) -> list[str]:
-        """Return the runs that are too many or too large together, the oldest ones."""
+    def list_excess_runs(self) -> list[str]:
+        """Return the oldest runs above the limits of number and size."""
         count, size, found = len(self._handles), self._bytes, list[str]()
         for run, (_, own) in self._handles.items():
             if count <= KEPT and size <= KEPT_BYTES:
@@ -52,7 +50,7 @@ class EndedRuns:
 
 
 def journal_size(journal: FileJournal | SqliteJournal) -> int:
-    """Return how many bytes a journal has; 0 when it is gone."""
+    """Return the size of a journal in bytes; 0 if it does not exist."""
     if not isinstance(journal, FileJournal):
         return len(journal.content())
     try:

@@ -6,12 +6,10 @@ from importlib.util import find_spec
 
 from stepengine.errors import DefinitionError
 
-__all__ = ("check_extra",)
 
-
-def check_extra(package: str = "starlette") -> None:
+def check_extra_installed(package: str = "starlette") -> None:
     """
-    Let who has the packages of the extra ``serve`` pass.
+    Raise unless a package of the extra ``serve`` is installed.
 
     Raises:
         DefinitionError: where *package* is not installed.

@@ -20,14 +20,14 @@ from pydantic import Field
 from starlette.responses import Response
 
 from stepengine.data.codec import plain
-from stepengine.debugging.viewing.payload import Texts
+from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.errors import StepEngineError
 from stepengine.journal.files import FileJournal
-from stepengine.journal.records import shown_address
+from stepengine.journal.records import format_address
 from stepengine.journal.show import status_of
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.server.access import caller_of
-from stepengine.server.bodies import Body, View, body_of, limit_of, page_of, place_of
+from stepengine.server.bodies import Body, View, cut_page, parse_body, parse_cursor, parse_limit
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
 from stepengine.server.runs import Runs
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
     from stepengine.server.durable_runs import AnyRuns
-    from stepengine.server.studio import Views
+    from stepengine.server.studio import RunPageData
 
-__all__ = ("OPERATIONS", "Foreign")
+__all__ = ("OPERATIONS", "ForeignJournals")
 
 SUFFIX = ".jsonl"
 KEPT = 2_000
@@ -69,7 +69,7 @@ class ForeignList(View):
 
 
 class PendingEffect(View):
-    """Something that was begun and has no result: what happens when the run goes on."""
+    """An effect that was started and has no result; a resumed run continues with it."""
 
     address: str
     kind: str
@@ -79,7 +79,7 @@ class PendingEffect(View):
 
 
 class ForeignView(ForeignSummary):
-    """A journal, and what would happen next."""
+    """A journal, its pending effects, and whether it can be resumed."""
 
     pending: list[PendingEffect]
     may_resume: bool
@@ -88,30 +88,30 @@ class ForeignView(ForeignSummary):
 
 
 class ResumeForeign(Body):
-    """A yes to what was shown."""
+    """The approval to resume a journal as it was shown."""
 
     seen: Annotated[str, Field(description="What the look at it said.", max_length=100)]
 
 
 class Resumed(View):
-    """A run that this server has now."""
+    """A run that this server resumed."""
 
     run_id: str
     events: str
 
 
 @frozen
-class _Lies:
-    """Where a journal lies: its name, and when it was changed, in seconds since 1970 (0 for one of a database)."""
+class _JournalFile:
+    """The name of a journal and its modification time in seconds since 1970; 0 in a database."""
 
     name: str
     changed: float
     size: int = 0
 
 
-class Foreign:
+class ForeignJournals:
     """
-    The journals of a place that its ledger does not know.
+    The journals in the server's folder that its ledger does not list.
 
     Args:
         runs: The runs of the server.
@@ -119,28 +119,30 @@ class Foreign:
 
     def __init__(self, runs: AnyRuns) -> None:
         self._runs = runs
-        self._known: OrderedDict[_Lies, ForeignSummary] = OrderedDict()
+        self._known: OrderedDict[_JournalFile, ForeignSummary] = OrderedDict()
 
-    def names(self) -> list[_Lies]:
-        """Return where they lie, newest first; reads the folder and the ledger."""
+    def names(self) -> list[_JournalFile]:
+        """Read the folder and the ledger, and return the journals that no server of this folder started, newest first."""
         if not isinstance(self._runs, Runs):
             return []
-        own = {run for (run,) in self._runs.ledger.read("SELECT run FROM served")}
-        place = self._runs.place
+        own = {run for (run,) in self._runs.store.ledger.read("SELECT run FROM served")}
+        place = self._runs.store.place
         if not place.is_dir():
-            return [_Lies(run, 0.0) for run in sorted(SqliteJournal(place).runs(), reverse=True) if run not in own]
+            return [
+                _JournalFile(run, 0.0) for run in sorted(SqliteJournal(place).runs(), reverse=True) if run not in own
+            ]
         found = []
         with os.scandir(place) as entries:
             for one in entries:
                 name = one.name.removesuffix(SUFFIX)
                 if one.name.endswith(SUFFIX) and name and name not in own and one.is_file(follow_symlinks=False):
                     status = one.stat(follow_symlinks=False)
-                    found.append(_Lies(name, status.st_mtime, status.st_size))
+                    found.append(_JournalFile(name, status.st_mtime, status.st_size))
         return sorted(found, key=lambda one: (one.changed, one.name), reverse=True)
 
     def journal(self, name: str) -> Journal:
         """
-        Return one of them.
+        Return one of the journals of ``names`` by its name.
 
         Raises:
             Problem: when there is none of that name.
@@ -148,40 +150,40 @@ class Foreign:
         if not isinstance(self._runs, Runs) or not any(one.name == name for one in self.names()):
             msg = f"there is no journal {name[:200]!r} here that this server did not start"
             raise Problem(msg, status=404, kind="no_such_journal")
-        place = self._runs.place
+        place = self._runs.store.place
         return FileJournal(place / f"{name}{SUFFIX}") if place.is_dir() else SqliteJournal(place, name)
 
-    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[_Lies, ForeignSummary]]:
-        """Return them, newest first, that come behind a place; of each its file is read once."""
+    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[_JournalFile, ForeignSummary]]:
+        """Return summaries of the journals after a position, newest first; each file is read once."""
         found = [one for one in self.names() if before is None or (one.changed, one.name) < before]
-        return [(one, self._summary(one)) for one in found[:limit]]
+        return [(one, self._summarize_cached(one)) for one in found[:limit]]
 
-    def _summary(self, lies: _Lies) -> ForeignSummary:
+    def _summarize_cached(self, lies: _JournalFile) -> ForeignSummary:
         known = self._known.get(lies)
         if known is None or not lies.changed:
-            known = self._known[lies] = _summary_of(self._journal(lies), lies.name)
+            known = self._known[lies] = _summarize_journal(self._journal(lies), lies.name)
             while len(self._known) > KEPT:
                 self._known.popitem(last=False)
         return known
 
-    def _journal(self, lies: _Lies) -> Journal:
-        place: Path = self._runs.place  # type: ignore[union-attr]  # no names without one
+    def _journal(self, lies: _JournalFile) -> Journal:
+        place: Path = self._runs.store.place  # type: ignore[union-attr]  # no names without one
         return FileJournal(place / f"{lies.name}{SUFFIX}") if place.is_dir() else SqliteJournal(place, lies.name)
 
     def look(self, name: str) -> ForeignView:
         """
-        Return what one holds, and what would happen next.
+        Return the summary of a journal, its pending effects, and whether it can be resumed.
 
         Raises:
             Problem: when there is none of that name.
         """
         journal = self.journal(name)
-        summary = _summary_of(journal, name)
+        summary = _summarize_journal(journal, name)
         pending, why = [], summary.error
         if not why:
             history = journal.history()
-            pending = _pending(history)
-            why = self._hindrance(history, summary, journal)
+            pending = _list_pending_effects(history)
+            why = self._find_resume_obstacle(history, summary, journal)
         told = json.dumps([name, summary.agent, [one.model_dump() for one in pending]], sort_keys=True)
         return ForeignView(
             **summary.model_dump(),
@@ -191,7 +193,8 @@ class Foreign:
             seen=hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest(),
         )
 
-    def _hindrance(self, history: History, summary: ForeignSummary, journal: Journal) -> str:
+    def _find_resume_obstacle(self, history: History, summary: ForeignSummary, journal: Journal) -> str:
+        """Return why a journal cannot be resumed; ``""`` if it can be."""
         if history.is_complete:
             return "It has ended."
         if journal.is_held():
@@ -201,8 +204,8 @@ class Foreign:
         return ""
 
 
-def _summary_of(journal: Journal, name: str) -> ForeignSummary:
-    clean = Texts().clean
+def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
+    clean = PageTexts().clean
     told: dict[str, Any] = {"agent": "", "status": "unreadable", "created": "", "prompt": "", "error": ""}
     told |= {"steps": None, "cost_usd": None}
     try:
@@ -219,8 +222,8 @@ def _summary_of(journal: Journal, name: str) -> ForeignSummary:
     )
 
 
-def _pending(history: History) -> list[PendingEffect]:
-    clean, found = Texts().clean, []
+def _list_pending_effects(history: History) -> list[PendingEffect]:
+    clean, found = PageTexts().clean, []
     for (path, seq), intent in list(history.open.items())[-MOST_PENDING:]:
         if intent.begins_run and any(other[0] == f"{path}.{seq}".removeprefix(".") for other in history.open):
             continue  # what its child does stands here itself
@@ -231,7 +234,7 @@ def _pending(history: History) -> list[PendingEffect]:
         }
         found.append(
             PendingEffect(
-                address=shown_address(path, seq),
+                address=format_address(path, seq),
                 kind=intent.type,
                 name=str(clean(str(name))),
                 input=clean(given) if given else None,
@@ -244,50 +247,50 @@ def _pending(history: History) -> list[PendingEffect]:
 # --- routes -----------------------------------------------------------------------------------------------------------
 
 
-def _foreign(request: Request) -> Foreign:
-    found: Foreign = request.app.state.foreign
+def _get_foreign_journals(request: Request) -> ForeignJournals:
+    found: ForeignJournals = request.app.state.foreign
     return found
 
 
 async def list_foreign(request: Request) -> Response:
-    limit, before = limit_of(request), place_of(request)
-    found = await asyncio.to_thread(_foreign(request).listed, before, limit + 1)
-    shown, following = page_of(found, limit, lambda one: (one[0].changed, one[0].name))
+    limit, before = parse_limit(request), parse_cursor(request)
+    found = await asyncio.to_thread(_get_foreign_journals(request).listed, before, limit + 1)
+    shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].name))
     return ForeignList(journals=[summary for _, summary in shown], next=following).response()
 
 
-async def look_at_foreign(request: Request) -> Response:
-    found = await asyncio.to_thread(_foreign(request).look, request.path_params["journal"])
+async def get_foreign(request: Request) -> Response:
+    found = await asyncio.to_thread(_get_foreign_journals(request).look, request.path_params["journal"])
     return found.response()
 
 
-async def view_foreign(request: Request) -> Response:
-    name, views = request.path_params["journal"], _views(request)
-    journal = await asyncio.to_thread(_foreign(request).journal, name)
+async def get_foreign_page_data(request: Request) -> Response:
+    name, views = request.path_params["journal"], _get_shared_page_data(request)
+    journal = await asyncio.to_thread(_get_foreign_journals(request).journal, name)
     after = request.query_params.get("after")
     given = (
         int(after) if after is not None and after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS else None
     )
     # A name of its own: a run of the server may be called so from tomorrow on.
-    payload = await views.followed(f"foreign {name}", journal, given, shown=name)
+    payload = await views.get_journal_page_data(f"foreign {name}", journal, given, shown=name)
     return Response(payload, media_type="application/json")
 
 
-def _views(request: Request) -> Views:
-    found: Views = request.app.state.views
+def _get_shared_page_data(request: Request) -> RunPageData:
+    found: RunPageData = request.app.state.views
     return found
 
 
 async def resume_foreign(request: Request) -> Response:
-    body, name = await body_of(request, ResumeForeign), request.path_params["journal"]
-    foreign, runs = _foreign(request), request.app.state.runs
+    body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
+    foreign, runs = _get_foreign_journals(request), request.app.state.runs
     look = await asyncio.to_thread(foreign.look, name)
     if not look.may_resume:
         raise Problem(look.why, status=409, kind="not_possible")
     if body.seen != look.seen:
         msg = "what would happen next is not what was shown; look at it again"
         raise Problem(msg, status=409, kind="changed")
-    await runs.adopt(caller_of(request), name, look.agent, look.prompt)
+    await runs.launcher.resume_foreign_journal(caller_of(request), name, look.agent, look.prompt)
     place = f"{request.scope.get('root_path', '')}/runs/{name}/events"
     return Resumed(run_id=name, events=place).response(202)
 
@@ -302,11 +305,11 @@ OPERATIONS: tuple[Operation, ...] = (
         about="List the journals of the place that this server did not start.\nNone of them goes on by itself.",
     ),
     Operation(
-        method="GET", path="/foreign/{journal}", name="look_at_foreign", scope="admin", handler=look_at_foreign,
+        method="GET", path="/foreign/{journal}", name="look_at_foreign", scope="admin", handler=get_foreign,
         gives={200: ForeignView}, refuses=(404,), about="Look at such a journal, and at what would happen next.",
     ),
     Operation(
-        method="GET", path="/foreign/{journal}/view", name="view_foreign", scope="admin", handler=view_foreign,
+        method="GET", path="/foreign/{journal}/view", name="view_foreign", scope="admin", handler=get_foreign_page_data,
         parameters=(HttpParameter("after", "As for the view of a run.", int),), gives={200: "application/json"}, refuses=(404, 409),
         about="Give what the page of such a journal shows.",
     ),

@@ -19,20 +19,18 @@ from attrs import frozen
 from stepengine.data.codec import bare, restored
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
 from stepengine.errors import InputError, JournalError
-from stepengine.journal.finding import database_of
-from stepengine.journal.mailbox import mailbox_of
-from stepengine.journal.records import to_text
-from stepengine.journal.sqlite import BUSY_SECONDS, made_database
-from stepengine.server.quotas import Usage
+from stepengine.journal.mailbox import mailbox_path
+from stepengine.journal.records import to_compact_json
+from stepengine.journal.sources import parse_database_path
+from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
+from stepengine.server.quotas import QuotaUsage
 from stepengine.workspace.after_fork import Lock
-from stepengine.workspace.write_ahead import Database, reason
+from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
 
     from stepengine.data.questions import Answer
-
-__all__ = ("OPEN", "Ledger", "RunRow", "SessionRow")
 
 FILE = ".serving.db"
 OPEN = ("started", "running", "suspended")
@@ -132,14 +130,14 @@ class Ledger:
     """
 
     def __init__(self, place: str | Path) -> None:
-        self._is_file = database_of(str(place)) is not None
+        self._is_file = parse_database_path(str(place)) is not None
         self.path = Path(place) if self._is_file else Path(place) / FILE
         self._database: Database | None = None
         self._opening = Lock()
         self._is_closed = False
 
     def close(self) -> None:
-        """Give the connection back, once the calls under way have ended; may be called twice, and later calls are refused."""
+        """Close the database connection after running calls have ended; may be called twice, and later calls are refused."""
         with self._opening:
             known, self._database, self._is_closed = self._database, None, True
         if known is not None:
@@ -147,12 +145,12 @@ class Ledger:
 
     def write(self, acts: Iterable[Act]) -> list[Any]:
         """
-        Do all of *acts* in one transaction, which is on the disk when this returns, and return what each gave.
+        Execute *acts* in one durable transaction, and return the result of each.
 
         One that raises ``InputError`` gives that error and does not spoil the others.
         """
         made: list[Any] = []
-        with self._use_database() as known, known.lock, known.writing() as database:
+        with self._open_shared_database() as known, known.lock, known.writing() as database:
             for act in acts:
                 try:
                     made.append(act(database))
@@ -162,16 +160,16 @@ class Ledger:
 
     def find(self, run: str) -> RunRow | None:
         """Return a run by its id."""
-        rows = self._rows("WHERE run = ?", (run,))
+        rows = self._select_rows("WHERE run = ?", (run,))
         return rows[0] if rows else None
 
     def newest(self, owner: str, session: str | None) -> RunRow | None:
-        """Return the last run of a conversation."""
-        rows = self._rows(NEWEST, (session, owner))
+        """Return the last run of a conversation; ``None`` if the owner has no such conversation."""
+        rows = self._select_rows(NEWEST, (session, owner))
         return rows[0] if rows else None
 
-    def left(self, row: RunRow) -> str | None:
-        """Return the state that a run left, as JSON, where it was the last one of its conversation to come to rest."""
+    def find_conversation_state(self, row: RunRow) -> str | None:
+        """Return the stored state of an ended or suspended run as JSON, if it is the last of its conversation."""
         # A run that waited and then ended left two; a process that was killed in between kept the first one alone.
         known = self._find_row(
             "SELECT state FROM served_left WHERE session = ? AND run = ? AND status = ?",
@@ -180,12 +178,12 @@ class Ledger:
         return None if known is None else str(known[0])
 
     def woken(self, run: str) -> int:
-        """Return how often something came for a run since it was suspended last."""
+        """Return how many messages arrived for a run since it was last suspended."""
         known = self._find_row("SELECT times FROM served_woken WHERE run = ?", (run,))
         return 0 if known is None else int(known[0])
 
-    def shown(self, run: str) -> tuple[str, str] | None:
-        """Return the id of the message of a page that shows a run, and behind which event of it that begins."""
+    def find_shown_message(self, run: str) -> tuple[str, str] | None:
+        """Return the id of the page message that shows a run, and the event after which it starts."""
         known: tuple[str, str] | None = self._find_row("SELECT message, place FROM served_shown WHERE run = ?", (run,))
         return known
 
@@ -194,8 +192,8 @@ class Ledger:
         known = self._find_row("SELECT created FROM served WHERE owner = ? AND key = ?", (owner, key))
         return known is not None and now - known[0] < IDEMPOTENCY_KEY_SECONDS
 
-    def usage(self, owner: str) -> Usage:
-        """Return what the runs of *owner* use: their requests, journals and mailboxes."""
+    def usage(self, owner: str) -> QuotaUsage:
+        """Return the open runs of *owner* and their stored bytes: requests, journals and mailboxes."""
         open_runs, stored = self._find_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,))  # noqa: S608 - of names of ours
         if self._is_file:
             for table in ("lines", "letters"):
@@ -206,16 +204,16 @@ class Ledger:
         else:
             for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,)):
                 journal = self.path.with_name(f"{run}.jsonl")
-                stored += _file_size(journal) + _file_size(mailbox_of(journal))
-        return Usage(open_runs, stored)
+                stored += _file_size(journal) + _file_size(mailbox_path(journal))
+        return QuotaUsage(open_runs, stored)
 
     def _find_row(self, statement: str, values: Sequence[object]) -> Any:
-        with self._use_database() as known, known.reading() as database:
+        with self._open_shared_database() as known, known.reading() as database:
             return database.execute(statement, values).fetchone()
 
     def under_way(self) -> list[str]:
-        """Return the ids of the runs that are not known to rest or to have ended: what goes on when its process was killed."""
-        with self._use_database() as known, known.reading() as database:
+        """Return the ids of the runs that are started or running by the ledger, even if their process was killed."""
+        with self._open_shared_database() as known, known.reading() as database:
             found = database.execute("SELECT run FROM served WHERE status IN ('started', 'running') ORDER BY run")
             return [run for (run,) in found]
 
@@ -231,7 +229,7 @@ class Ledger:
         search: str | None = None,
     ) -> list[RunRow]:
         """
-        Return runs, newest first: those of *owner* (``None`` for everybody's) that come behind the place *before*.
+        Return runs, newest first: those of *owner* (``None`` for all) after the position *before*.
 
         *search* leaves those whose request, id or agent holds it; of letters beyond ASCII only as they are written.
         """
@@ -248,13 +246,19 @@ class Ledger:
             values += before
         if search is not None:
             where.append("(request LIKE ? ESCAPE '!' OR run LIKE ? ESCAPE '!' OR agent LIKE ? ESCAPE '!')")
-            values += [_like(json.dumps(search)[1:-1]), _like(search), _like(search)]
-        return self._rows(f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit))
+            values += [
+                _make_like_pattern(json.dumps(search)[1:-1]),
+                _make_like_pattern(search),
+                _make_like_pattern(search),
+            ]
+        return self._select_rows(
+            f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit)
+        )
 
     def sessions(
         self, *, owner: str | None, before: tuple[float, str] | None, limit: int, session: str | None = None
     ) -> list[SessionRow]:
-        """Return conversations, those with the newest runs first: of *owner* (``None`` for everybody's), behind the place *before*."""
+        """Return conversations by their newest run: those of *owner* (``None`` for all) after the position *before*."""
         where, values = ["session IS NOT NULL"], list[object]()
         for column, value in (("owner", owner), ("session", session)):
             if value is not None:
@@ -270,27 +274,27 @@ class Ledger:
 
     def read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
-        with self._use_database() as known, known.reading() as database:
+        with self._open_shared_database() as known, known.reading() as database:
             return list(database.execute(query, values))
 
-    def _rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
-        return [_row(row) for row in self.read(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
+    def _select_rows(self, condition: str, values: Sequence[object]) -> list[RunRow]:
+        return [_run_row_from_columns(row) for row in self.read(f"SELECT {ROW} FROM served {condition}", values)]  # noqa: S608 - of names of ours
 
     @contextmanager
-    def _use_database(self) -> Iterator[Database]:
+    def _open_shared_database(self) -> Iterator[Database]:
         import sqlite3
 
         try:
-            known = self._share_database()
+            known = self._add_database_user()
             try:
                 yield known
             finally:
                 known.close()
         except (OSError, sqlite3.Error) as error:
-            msg = f"{self.path} cannot be used to remember what is served: {reason(error, BUSY_SECONDS)}"
+            msg = f"{self.path} cannot be used to remember what is served: {describe_error(error, BUSY_SECONDS)}"
             raise JournalError(msg) from error
 
-    def _share_database(self) -> Database:
+    def _add_database_user(self) -> Database:
         # Calls come from many threads, and those of a cancelled task go on after ``close``: each counts as a user, so that
         # whoever is the last one closes the connection, and nobody opens one that no one closes.
         with self._opening:
@@ -298,7 +302,7 @@ class Ledger:
                 msg = f"{self.path} is not used any more: the server that it belongs to was closed"
                 raise JournalError(msg)
             if self._database is None:
-                known = Database.at(self.path, made_database(self.path), seconds=BUSY_SECONDS)
+                known = Database.open(self.path, ensure_database(self.path), seconds=BUSY_SECONDS)
                 try:
                     with known.lock, known.writing() as database:
                         for statement in SCHEMA.split(";"):
@@ -317,13 +321,13 @@ def _file_size(path: Path) -> int:
         return 0
 
 
-def _like(text: str) -> str:
+def _make_like_pattern(text: str) -> str:
     for sign in "!%_":
         text = text.replace(sign, f"!{sign}")
     return f"%{text}%"
 
 
-def _row(row: tuple[Any, ...]) -> RunRow:
+def _run_row_from_columns(row: tuple[Any, ...]) -> RunRow:
     run, owner, agent, status, created, changed, request, session, tries, error = row
     return RunRow(run, owner, agent, status, created, changed, json.loads(request), session, tries, error)
 
@@ -331,9 +335,9 @@ def _row(row: tuple[Any, ...]) -> RunRow:
 # --- what is written: each of these is one of the acts of `Ledger.write` --------------------------------------------
 
 
-def registering(row: RunRow, key: str | None) -> Act:
+def make_register_act(row: RunRow, key: str | None) -> Act:
     """
-    Return what registers a run and gives ``None``, or gives the run that its owner started under the same key within a day.
+    Return an act that registers a run, unless the owner used the key in the last day: then it returns the earlier run.
 
     It raises ``InputError`` where that one was asked for something else.
     """
@@ -343,7 +347,7 @@ def registering(row: RunRow, key: str | None) -> Act:
             old = f"SELECT {ROW} FROM served WHERE owner = ? AND key = ?"  # noqa: S608 - of names of ours
             found = database.execute(old, (row.owner, key)).fetchone()
             if found is not None:
-                known = _row(found)
+                known = _run_row_from_columns(found)
                 if row.created - known.created < IDEMPOTENCY_KEY_SECONDS:
                     if (known.agent, known.session, known.request) != (row.agent, row.session, row.request):
                         msg = (
@@ -355,16 +359,26 @@ def registering(row: RunRow, key: str | None) -> Act:
                 database.execute("UPDATE served SET key = NULL WHERE run = ?", (known.run,))
         database.execute(
             "INSERT INTO served (run, owner, agent, status, created, changed, request, session, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (row.run, row.owner, row.agent, row.status, row.created, row.changed, _text(row.request), row.session, key),
+            (
+                row.run,
+                row.owner,
+                row.agent,
+                row.status,
+                row.created,
+                row.changed,
+                _request_to_json(row.request),
+                row.session,
+                key,
+            ),
         )
         return None
 
     return register
 
 
-def taking_turn(row: RunRow, after: str | None) -> Act:
+def make_next_turn_act(row: RunRow, after: str | None) -> Act:
     """
-    Return what registers the next run of a conversation behind the run *after*.
+    Return an act that registers the next run of a conversation, after the run *after*; the act fails if there is a newer run.
 
     It raises ``InputError`` where another one is there by now: of two who take a turn at the same time one comes too late.
     """
@@ -374,13 +388,13 @@ def taking_turn(row: RunRow, after: str | None) -> Act:
         if (None if found is None else found[0]) != after:
             msg = "the conversation went on in the meantime; come back to it, and see how"
             raise InputError(msg)
-        registering(row, None)(database)
+        make_register_act(row, None)(database)
 
     return take
 
 
-def leaving(session: str, run: str, status: str, state: str) -> Act:
-    """Return what keeps the state that a run of a conversation left, from which the next one goes on."""
+def make_conversation_state_act(session: str, run: str, status: str, state: str) -> Act:
+    """Return an act that stores the state of an ended or suspended run, for the next run of its conversation."""
 
     def leave(database: sqlite3.Connection) -> None:
         database.execute("INSERT OR REPLACE INTO served_left VALUES (?, ?, ?, ?)", (session, run, status, state))
@@ -388,8 +402,8 @@ def leaving(session: str, run: str, status: str, state: str) -> Act:
     return leave
 
 
-def showing(run: str, message: str, place: str) -> Act:
-    """Return what keeps that another message of a page than the first one shows a run, from behind the event *place* on."""
+def make_shown_message_act(run: str, message: str, place: str) -> Act:
+    """Return an act that stores the id of the page message that shows a run from the event *place* on."""
 
     def show(database: sqlite3.Connection) -> None:
         database.execute("INSERT OR REPLACE INTO served_shown VALUES (?, ?, ?)", (run, message, place))
@@ -397,8 +411,8 @@ def showing(run: str, message: str, place: str) -> Act:
     return show
 
 
-def noting(run: str, status: str, now: float, *, tries: int = 0, error: str = "") -> Act:
-    """Return what says what became of a run; one that has ended stays as it is, as another server may have gone on meanwhile."""
+def make_status_act(run: str, status: str, now: float, *, tries: int = 0, error: str = "") -> Act:
+    """Return an act that stores the status of a run, unless the run has ended."""
 
     def note(database: sqlite3.Connection) -> None:
         database.execute(
@@ -410,16 +424,16 @@ def noting(run: str, status: str, now: float, *, tries: int = 0, error: str = ""
     return note
 
 
-def deciding(run: str, decisions: Mapping[str, Answer]) -> Act:
+def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
-    Return the action that keeps decisions about effects in doubt until somebody resumes the run, and lets it go on.
+    Return an act that stores a person's decisions about effects in doubt, and marks a suspended run as running.
 
     It raises ``InputError`` where something else was decided, and nobody has gone on yet.
     """
 
     def decide(database: sqlite3.Connection) -> None:
         for question, answer in decisions.items():
-            text = to_text(bare(answer))
+            text = to_compact_json(bare(answer))
             database.execute("INSERT OR IGNORE INTO served_decided VALUES (?, ?, ?)", (run, question, text))
             known = "SELECT answer FROM served_decided WHERE run = ? AND question = ?"
             if database.execute(known, (run, question)).fetchone() != (text,):
@@ -430,8 +444,8 @@ def deciding(run: str, decisions: Mapping[str, Answer]) -> Act:
     return decide
 
 
-def waking(run: str) -> Act:
-    """Return what says that something came for a run: one that rests is to go on, and one that lies down looks whether it may."""
+def make_message_arrived_act(run: str) -> Act:
+    """Return an act that counts an arrived message for a run, and marks a suspended run as running."""
 
     def wake(database: sqlite3.Connection) -> None:
         database.execute(UNDER_WAY, (run,))
@@ -442,14 +456,14 @@ def waking(run: str) -> Act:
     return wake
 
 
-def suspending(run: str, now: float, woken: int) -> Act:
+def make_suspend_act(run: str, now: float, woken: int) -> Act:
     """
-    Return what says that a run is suspended, and gives ``True``, unless something came for it that nobody looked for.
+    Return an act that marks a run as suspended and returns ``True``, unless a message or decision arrived meanwhile.
 
     Args:
         run: The run.
         now: When, in seconds since 1970.
-        woken: What ``Ledger.woken`` gave before it was looked whether something had come.
+        woken: What ``Ledger.woken`` returned before the mailbox was checked.
     """
 
     def suspend(database: sqlite3.Connection) -> bool:
@@ -458,15 +472,15 @@ def suspending(run: str, now: float, woken: int) -> Act:
         if came != (woken,) or decided is not None:
             return False
         database.execute("DELETE FROM served_woken WHERE run = ?", (run,))
-        noting(run, "suspended", now)(database)
+        make_status_act(run, "suspended", now)(database)
         return True
 
     return suspend
 
 
-def taking_up(run: str) -> Act:
+def make_resume_act(run: str) -> Act:
     """
-    Return the action that notes that somebody resumes a run, and gives what was decided about its effects in doubt, by question.
+    Return an act that marks a suspended run as running, and removes and returns its decisions about effects in doubt.
 
     Each decision counts once: when a process is killed while it does something a second time, that is in doubt anew, and is
     asked anew.
@@ -482,9 +496,9 @@ def taking_up(run: str) -> Act:
     return take
 
 
-def forgetting(session: str) -> Act:
+def make_detach_act(session: str) -> Act:
     """
-    Return what lets the runs of a conversation stand alone; they stay.
+    Return an act that detaches all runs from a conversation without deleting them.
 
     It raises ``InputError`` while one of them has not ended.
     """
@@ -498,8 +512,8 @@ def forgetting(session: str) -> Act:
     return forget
 
 
-def removing(run: str) -> Act:
-    """Return what forgets a run that never began."""
+def make_remove_act(run: str) -> Act:
+    """Return an act that deletes the row of a run that never started."""
 
     def remove(database: sqlite3.Connection) -> None:
         database.execute("DELETE FROM served WHERE run = ?", (run,))
@@ -507,6 +521,6 @@ def removing(run: str) -> Act:
     return remove
 
 
-def _text(request: object) -> str:
+def _request_to_json(request: object) -> str:
     # Sorted: two requests with one key are compared.
     return json.dumps(request, sort_keys=True, separators=(",", ":"))

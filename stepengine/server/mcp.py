@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from stepengine.adapters.mcp.serving import AgentServer, Offered, OfferedCall, WaitingCall
+from stepengine.adapters.mcp.agent_server import AgentServer, Offered, OfferedCall, WaitingCall
 from stepengine.data.events import RunFinished
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.server.access import caller_of
 from stepengine.server.openapi import Operation
-from stepengine.server.pages import followed, noted, runs_of
+from stepengine.server.pages import delay_last_event, follow_journal_events, require_runs_in_folder
 from stepengine.server.problems import Problem
-from stepengine.server.runs import Runs, WantedRun
+from stepengine.server.run_requests import StartRequest
+from stepengine.server.runs import Runs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from stepengine.server.access import Caller
     from stepengine.server.durable_runs import AnyRuns
 
-__all__ = ("OPERATIONS", "Door")
+__all__ = ("OPERATIONS", "McpEndpoint")
 
 RUN = "stepengine/run"
 """The member of a result's ``_meta`` that names its run."""
@@ -41,9 +42,9 @@ RUN = "stepengine/run"
 OnEvent = Callable[["Event"], Awaitable[object]]
 
 
-class Door:
+class McpEndpoint:
     """
-    What answers clients of MCP at a server of runs, from the first one that comes until the server ends.
+    The MCP endpoint of a run server, from its first client until the server stops.
 
     Args:
         runs: The runs.
@@ -57,24 +58,24 @@ class Door:
 
     async def opened(self) -> Callable[..., Awaitable[None]]:
         """
-        Return what answers ASGI requests: ``answer(scope, receive, send, owner=...)``.
+        Return the ASGI handler ``answer(scope, receive, send, owner=...)``; the first call starts the MCP server.
 
         Raises:
             Problem: where agents cannot be offered so, or the server is about to end.
         """
         async with self._opening:
             if self._answer is None:
-                await self._open()
+                await self._start_server()
         if self._answer is None or self._runs.stopping.is_set():
             msg = "the server is about to stop; ask again in a moment"
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
         return self._answer
 
-    async def _open(self) -> None:
+    async def _start_server(self) -> None:
         if find_spec("mcp") is None:
             msg = "this server does not speak MCP; it would with the package mcp: pip install 'stepengine[mcp]'"
             raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
-        runs = runs_of(self._runs)
+        runs = require_runs_in_folder(self._runs)
         try:
             offered = [Offered(runs.engine, runs.engine.agent(name)) for name in runs.agents]
             # What it imports takes half a second.
@@ -82,26 +83,26 @@ class Door:
         except DefinitionError as error:
             raise Problem(error.message, status=501, kind="not_offered") from error
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._stay_open(server, opened))
+        self._task = asyncio.create_task(self._run_until_stopped(server, opened))
         await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
 
-    async def _stay_open(self, server: AgentServer, opened: asyncio.Future[None]) -> None:
-        """Hold what the package needs for as long as it answers: whoever opens it has to close it."""
-        async with server.over_http() as answer:
+    async def _run_until_stopped(self, server: AgentServer, opened: asyncio.Future[None]) -> None:
+        """Run the MCP server until the run server stops: one task has to open and close it."""
+        async with server.open_http() as answer:
             self._answer = answer
             opened.set_result(None)
             await self._runs.stopping.wait()
             self._answer = None
 
     async def close(self) -> None:
-        """End what is open, once the server is told to stop."""
+        """Wait until the MCP server has stopped."""
         if self._task is not None:
             await asyncio.wait((self._task,))
 
 
 class ServerCallRunner:
     """
-    Runs the calls of clients as runs of a server.
+    Executes the tool calls of MCP clients as runs of a server.
 
     Args:
         runs: The runs.
@@ -114,35 +115,39 @@ class ServerCallRunner:
     async def begin(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: OnEvent
     ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
-        """Run an agent until it ends or waits, and *tell* of its events."""
+        """Start a run and wait until it ends or is suspended; *tell* receives its events."""
         caller, asked = (
             caller_of(ctx.request),
-            WantedRun(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
+            StartRequest(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
         )
-        with _in_words():
-            run, _ = await self._runs.start(caller, asked)
-        handle = self._runs.whole(run)
-        events = followed(self._runs, caller, run, None) if handle is None else noted(self._runs, run, handle.events())
-        return _call(offered, run), await self._wait_for_end(caller, run, events, tell)
+        with _raise_problems_as_tool_errors():
+            run, _ = await self._runs.launcher.start(caller, asked)
+        handle = self._runs.live.find_complete_handle(run)
+        events = (
+            follow_journal_events(self._runs, caller, run, None)
+            if handle is None
+            else delay_last_event(self._runs, run, handle.events())
+        )
+        return _make_offered_call(offered, run), await self._wait_for_end(caller, run, events, tell)
 
     async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
-        """Go on with a run that waits, until it ends or waits again."""
+        """Answer a suspended run, and wait until it ends or is suspended again."""
         caller = caller_of(ctx.request)
-        with _in_words():
+        with _raise_problems_as_tool_errors():
             caller.must("answer")
-            row = await self._runs.find(caller, call.run)
-            handle = await self._runs.answer_turn(caller, row, answers)
+            row = await self._runs.reader.find(caller, call.run)
+            handle = await self._runs.messenger.answer_turn(caller, row, answers)
         events = (
-            followed(self._runs, caller, row.run, None)
+            follow_journal_events(self._runs, caller, row.run, None)
             if handle is None
-            else noted(self._runs, row.run, handle.events())
+            else delay_last_event(self._runs, row.run, handle.events())
         )
-        return await self._wait_for_end(caller, row.run, events, _nothing)
+        return await self._wait_for_end(caller, row.run, events, _ignore_event)
 
     async def _wait_for_end(
         self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: OnEvent
     ) -> RunResult:
-        """Return how a run ends; end it where the client takes its call back."""
+        """Return the result of a run; cancel the run if the client cancels its call."""
         result: RunResult | None = None
         try:
             async for event in events:
@@ -165,49 +170,51 @@ class ServerCallRunner:
 
     async def _cancel(self, caller: Caller, run: str) -> None:
         with contextlib.suppress(StepEngineError, Problem):
-            await self._runs.cancel(await self._runs.find(caller, run), "the client took its call back")
+            await self._runs.messenger.cancel(
+                await self._runs.reader.find(caller, run), "the client took its call back"
+            )
 
     def may_answer(self, ctx: Any) -> bool:
-        """Return whether who calls has the scope for it."""
+        """Return whether the caller has the scope ``answer``."""
         return caller_of(ctx.request).may("answer")
 
     def keep(self, waiting: WaitingCall) -> str:
-        """Return the run's id: it stands in the ledger, and belongs to its caller."""
+        """Return the run's id, by which ``find`` gets the call again; the ledger already stores the run."""
         return str(waiting.call.run)
 
     async def find(self, ctx: Any, word: str) -> WaitingCall | None:
         """Return a run of the caller that waits for answers."""
         try:
-            row = await self._runs.find(caller_of(ctx.request), word)
+            row = await self._runs.reader.find(caller_of(ctx.request), word)
         except Problem:
             return None
-        questions = (await self._runs.look(row)).questions
+        questions = (await self._runs.reader.details(row)).questions
         if not questions or row.agent not in self._runs.agents:
             return None
         engine = self._runs.engine
-        return WaitingCall(_call(Offered(engine, engine.agent(row.agent)), row.run), questions)
+        return WaitingCall(_make_offered_call(Offered(engine, engine.agent(row.agent)), row.run), questions)
 
 
-def _call(offered: Offered, run: str) -> OfferedCall:
+def _make_offered_call(offered: Offered, run: str) -> OfferedCall:
     goes_on = f"it is kept as the run {run!r} of this server, and goes on when what it waits for has come"
     return OfferedCall(offered, run, {RUN: run}, goes_on)
 
 
-async def _nothing(event: Event) -> None:
-    """Tell nobody."""
+async def _ignore_event(event: Event) -> None:
+    """Ignore the event."""
 
 
 @contextlib.contextmanager
-def _in_words() -> Any:
-    """Let the client read in its result why a call is refused: its request was fine."""
+def _raise_problems_as_tool_errors() -> Any:
+    """Raise a ``Problem`` of the block as an error whose message the client reads in the tool result."""
     try:
         yield
     except Problem as problem:
         raise StepEngineError(problem.message) from problem
 
 
-class _Passed(Response):
-    """An answer that something else gives."""
+class _DelegatedResponse(Response):
+    """A response that another ASGI application sends."""
 
     def __init__(self, answer: Callable[..., Awaitable[None]]) -> None:
         super().__init__()
@@ -217,9 +224,9 @@ class _Passed(Response):
         await self._answer(scope, receive, send, owner=caller_of(scope).name)
 
 
-async def pass_on(request: Request) -> Response:
-    door: Door = request.app.state.mcp
-    return _Passed(await door.opened())
+async def forward_to_mcp(request: Request) -> Response:
+    door: McpEndpoint = request.app.state.mcp
+    return _DelegatedResponse(await door.opened())
 
 
 ABOUT = (
@@ -229,15 +236,15 @@ ABOUT = (
 )
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        method="POST", path="/mcp", name="send_mcp_message", scope="run", handler=pass_on, refuses=(406, 415, 501),
+        method="POST", path="/mcp", name="send_mcp_message", scope="run", handler=forward_to_mcp, refuses=(406, 415, 501),
         gives={200: "text/event-stream", 202: None}, about=ABOUT.format("Send a message"),
     ),
     Operation(
-        method="GET", path="/mcp", name="listen_to_mcp", scope="run", handler=pass_on, refuses=(406, 501),
+        method="GET", path="/mcp", name="listen_to_mcp", scope="run", handler=forward_to_mcp, refuses=(406, 501),
         gives={200: "text/event-stream"}, about=ABOUT.format("Listen to what the server says by itself"),
     ),
     Operation(
-        method="DELETE", path="/mcp", name="end_mcp_session", scope="run", handler=pass_on, refuses=(404, 501),
+        method="DELETE", path="/mcp", name="end_mcp_session", scope="run", handler=forward_to_mcp, refuses=(404, 501),
         gives={200: None}, about=ABOUT.format("End a session"),
     ),
 )  # fmt: skip

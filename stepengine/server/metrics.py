@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.server.durable_runs import AnyRuns
 
-__all__ = ("OPERATIONS", "Metrics", "timed")
+__all__ = ("OPERATIONS", "Metrics", "handle_and_measure")
 
 OTHER = "other"
 """An agent that the ledger knows and the engine does not any more, a topic that nobody configured, a request that no route took."""
@@ -53,7 +53,7 @@ class Metrics:
     def __init__(self, runs: AnyRuns) -> None:
         self._runs = runs
         self.registry = CollectorRegistry()
-        counter, gauge = self._counter, self._gauge
+        counter, gauge = self._make_counter, self._make_gauge
         self._started = counter("runs_started", "Runs that this process began or resumed.", "agent", "resumed")
         self._finished = counter("runs_finished", "Runs that ended or were suspended in this process.", "agent", "status")  # fmt: skip
         self._calls = counter("model_calls", "Calls of models.", "model", "outcome")
@@ -63,8 +63,8 @@ class Metrics:
         self._events = counter("webhooks_received", "Events of other services.", "topic", "outcome")
         self._quotas = counter("quota_refusals", "Requests that exceeded a quota of their owner.", "quota")
         self._requests = counter("http_requests", "Requests that were answered.", "route", "method", "status")
-        gauge("live_runs", "Runs that are under way in this process.", lambda: runs.live)
-        gauge("live_questions", "Open questions of runs that are under way in this process.", lambda: runs.open_questions)  # fmt: skip
+        gauge("live_runs", "Runs that are under way in this process.", lambda: runs.live_count)
+        gauge("live_questions", "Open questions of runs that are under way in this process.", lambda: runs.open_question_count)  # fmt: skip
         self._watchers = gauge("watchers", "Streams of events that somebody reads from this process.")
         self._seconds = Histogram(
             "stepengine_http_request_seconds",
@@ -76,10 +76,10 @@ class Metrics:
         self._agent_of: dict[str, str] = {}
         self._models: set[str] = set()
 
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+    def _make_counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"stepengine_{name}", about, labels, registry=self.registry)
 
-    def _gauge(self, name: str, about: str, value: Any = None) -> Gauge:
+    def _make_gauge(self, name: str, about: str, value: Any = None) -> Gauge:
         made = Gauge(f"stepengine_{name}", about, registry=self.registry)
         if value is not None:
             made.set_function(value)
@@ -88,21 +88,21 @@ class Metrics:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def on_event(self, event: Event) -> None:
-        """Count what a run does; an observer of the engine."""
+        """Count an event of a run; an observer of the engine."""
         match event:
             case RunStarted(path=""):
-                self._agent_of[event.run_id] = self._agent(event.agent_id)
-                self._started.labels(self._agent(event.agent_id), str(event.resumed).lower()).inc()
+                self._agent_of[event.run_id] = self._agent_label(event.agent_id)
+                self._started.labels(self._agent_label(event.agent_id), str(event.resumed).lower()).inc()
             case RunFinished(path=""):
                 agent = self._agent_of.pop(event.run_id, OTHER)
                 self._finished.labels(agent, event.result.status.value).inc()
             case ModelFinished():
-                self._model(event)
+                self._count_model_call(event)
             case _:
                 pass
 
-    def _model(self, event: ModelFinished) -> None:
-        model = self._model_name(event.model)
+    def _count_model_call(self, event: ModelFinished) -> None:
+        model = self._model_label(event.model)
         self._calls.labels(model, "failed" if event.reply is None else "completed").inc()
         if event.reply is None:
             return
@@ -112,53 +112,53 @@ class Metrics:
         if event.reply.cost is not None:
             self._cost.labels(model).inc(float(event.reply.cost))
 
-    def _model_name(self, model: str) -> str:
+    def _model_label(self, model: str) -> str:
         # A handler may choose its model, by what it was asked for if its author lets it.
         if len(self._models) < MOST_MODELS:
             self._models.add(model)
         return model if model in self._models else OTHER
 
-    def _agent(self, agent: str) -> str:
+    def _agent_label(self, agent: str) -> str:
         return agent if any(agent == known.id for known in self._runs.engine.agents) else OTHER
 
     def received(self, topic: str, outcome: str) -> None:
-        """Count an event of another service; *topic* is one of the file of webhooks, or empty."""
+        """Count an event of another service; *topic* is a configured topic or empty."""
         self._events.labels(topic or OTHER, outcome).inc()
 
-    def sent(self, kind: str, is_taken: bool) -> None:  # noqa: FBT001 - a callback of one's own
-        """Count a try to send a webhook."""
+    def count_sent_webhook(self, kind: str, is_taken: bool) -> None:  # noqa: FBT001 - a callback of one's own
+        """Count an attempt to send a webhook."""
         self._posts.labels(kind, "taken" if is_taken else "failed").inc()
 
-    def over_quota(self, quota: str) -> None:
+    def count_quota_refusal(self, quota: str) -> None:
         """Count a request that exceeded a quota."""
         self._quotas.labels(quota).inc()
 
     def answered(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count an answer that has begun."""
+        """Count a response that has started, and the seconds until then."""
         known = method if method in METHODS else OTHER
         told = f"{status // 100}xx"
         self._requests.labels(route, known, told).inc()
         self._seconds.labels(route, told).observe(seconds)
 
     def watched(self, change: int) -> None:
-        """Count who begins or ends to read a stream of events."""
+        """Add *change* to the number of open event streams."""
         self._watchers.inc(change)
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
     async def text(self, accept: str) -> tuple[bytes, str]:
-        """Return all numbers and their media type: OpenMetrics, or Prometheus's older text for who asks for that alone."""
-        places = _Once([self._stand(await self._runs.counts()), *self.registry.collect()])
+        """Return all metrics and their media type: OpenMetrics, or the older Prometheus format on request."""
+        places = _CollectedMetrics([self._make_run_metric(await self._runs.reader.counts()), *self.registry.collect()])
         if "openmetrics-text" not in accept and "text/plain" in accept:
             encode, kind = choose_encoder("text/plain")
             return encode(places), kind
         return generate_latest(places), OPEN_METRICS  # type: ignore[no-untyped-call]  # theirs
 
-    def _stand(self, rows: Iterable[tuple[str, str, int]]) -> Metric:
+    def _make_run_metric(self, rows: Iterable[tuple[str, str, int]]) -> Metric:
         told = GaugeMetricFamily("stepengine_runs", "Runs of the place, by what became of them.", labels=("agent", "status"))  # fmt: skip
         counts: dict[tuple[str, str], int] = {}
         for agent, status, count in rows:
-            key = (self._agent(agent), status if status in STATUSES else OTHER)
+            key = (self._agent_label(agent), status if status in STATUSES else OTHER)
             counts[key] = counts.get(key, 0) + count
         for labels, count in sorted(counts.items()):
             told.add_metric(labels, count)
@@ -171,8 +171,8 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 MOST_MODELS = 100
 
 
-class _Once:
-    """What encoders read from: metrics that were collected."""
+class _CollectedMetrics:
+    """A registry of metrics that were collected already."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = tuple(metrics)
@@ -181,10 +181,10 @@ class _Once:
         yield from self._metrics
 
 
-async def timed(
+async def handle_and_measure(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, *, metrics: Metrics, route: list[str]
 ) -> None:  # fmt: skip
-    """Answer a request by *app*, and count how; the route that takes it has put its name into *route* by then."""
+    """Handle a request with *app*, and record its route, status and time to the response."""
     begun = time.perf_counter()
     is_watching = False
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from stepengine.server.access import ScopeName
 
-__all__ = ("HttpParameter", "Operation", "document")
-
 BY_GUARD = (400, 408, 413, 429)
 BY_SCOPE = (401, 403, 421, 503)
 BY_BODY = (415, 422)
@@ -59,7 +57,7 @@ class HttpParameter:
 @frozen(kw_only=True)
 class Operation:
     """
-    Something that a client may ask for.
+    An operation that a client may request.
 
     Attributes:
         method: The HTTP method.
@@ -86,7 +84,7 @@ class Operation:
     refuses: tuple[int, ...] = ()
 
 
-def document(operations: Iterable[Operation], *, version: str, base: str = "") -> dict[str, Any]:
+def make_document(operations: Iterable[Operation], *, version: str, base: str = "") -> dict[str, Any]:
     """
     Return the OpenAPI 3.1 document of *operations*.
 
@@ -128,7 +126,7 @@ def _describe_operation(one: Operation) -> dict[str, Any]:
     said: dict[str, Any] = {
         "operationId": one.name,
         "summary": title,
-        "parameters": [*_in_path(one.path), *[_parameter(each) for each in one.parameters]],
+        "parameters": [*_describe_path_parameters(one.path), *[_describe_parameter(each) for each in one.parameters]],
         "responses": {str(status): _describe_response(status, what) for status, what in one.gives.items()},
     }
     if more.strip():
@@ -146,12 +144,12 @@ def _describe_operation(one: Operation) -> dict[str, Any]:
     return said
 
 
-def _in_path(path: str) -> list[dict[str, Any]]:
+def _describe_path_parameters(path: str) -> list[dict[str, Any]]:
     names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _parameter(each: HttpParameter) -> dict[str, Any]:
+def _describe_parameter(each: HttpParameter) -> dict[str, Any]:
     schema = TypeAdapter(each.type).json_schema()
     return {"name": each.name, "in": each.place, "required": False, "description": each.about, "schema": schema}
 

@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from stepengine.data.events import RunFinished
-from stepengine.data.waiting import waits_in_words
+from stepengine.data.waits import describe_waits
 from stepengine.errors import AnswerRejected, InputError
-from stepengine.journal.watching import FIRST_PAUSE_SECONDS, Watch, next_pause
+from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, next_pause
 from stepengine.server.access import caller_of
+from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.ledger import OPEN
 from stepengine.server.problems import Problem
-from stepengine.server.runs import NextTurn, Runs, WantedRun
-from stepengine.server.showing import PING_SECONDS
+from stepengine.server.run_requests import NextTurn, StartRequest
+from stepengine.server.runs import Runs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -37,17 +38,15 @@ if TYPE_CHECKING:
     from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.ledger import RunRow
 
-__all__ = ("Conversation", "Taken", "agent_of", "followed", "noted", "paced")
-
-UNDER_WAY = ("started", "running")
+RUNNING = ("started", "running")
 MAX_NAME = 200
 """Characters of the name of a conversation, as of a session's."""
 PING = ": ping\n\n"
 
 
-def runs_of(known: AnyRuns) -> Runs:
+def require_runs_in_folder(known: AnyRuns) -> Runs:
     """
-    Return the runs in which conversations can be held.
+    Return the runs of a server without a database; raise ``Problem`` for one with a database, which has no conversations.
 
     Raises:
         Problem: 501, for those of a database, whose runs are not chained yet.
@@ -58,14 +57,14 @@ def runs_of(known: AnyRuns) -> Runs:
     return known
 
 
-def agent_of(request: Request) -> str:
+def get_path_agent(request: Request) -> str:
     """
-    Return the agent that a request names.
+    Return the id of the agent in the path of a request.
 
     Raises:
         Problem: when there is none of that id, or the runs are in a database.
     """
-    runs = runs_of(request.app.state.runs)
+    runs = require_runs_in_folder(request.app.state.runs)
     name: str = request.path_params["agent"]
     if name not in runs.agents:
         msg = f"there is no agent {name[:MAX_NAME]!r}"
@@ -74,9 +73,9 @@ def agent_of(request: Request) -> str:
 
 
 @frozen
-class Taken:
+class StartedTurn:
     """
-    A turn that was taken.
+    A started turn: its run, its events, and the event after which they start.
 
     Attributes:
         run: Its run.
@@ -90,9 +89,9 @@ class Taken:
 
 
 @frozen
-class Conversation:
+class CallerConversation:
     """
-    A conversation of a caller, as it stands.
+    A conversation of a caller and the state of its last run.
 
     Attributes:
         runs: The runs of the server.
@@ -109,9 +108,9 @@ class Conversation:
     state: AgentState | None
 
     @classmethod
-    async def of(cls, request: Request, name: str) -> Conversation:
+    async def load(cls, request: Request, name: str) -> CallerConversation:
         """
-        Return the conversation of whoever makes a request, by its name: nobody reaches another one's.
+        Return the caller's conversation by name. Conversations of other owners are not visible.
 
         Raises:
             InputError: for what is not a name.
@@ -120,19 +119,19 @@ class Conversation:
         if not (1 <= len(name) <= MAX_NAME and name.isprintable()):
             msg = f"a conversation is named by 1 to {MAX_NAME} printable characters"
             raise InputError(msg, issues=(msg,))
-        runs, caller = runs_of(request.app.state.runs), caller_of(request)
-        last = await runs.newest(caller, name)
-        state = None if last is None or last.status in UNDER_WAY else await runs.state(last)
+        runs, caller = require_runs_in_folder(request.app.state.runs), caller_of(request)
+        last = await runs.conversations.find_newest_run(caller, name)
+        state = None if last is None or last.status in RUNNING else await runs.reader.state(last)
         return cls(runs, caller, name, last, state)
 
     @property
     def is_under_way(self) -> bool:
-        """Whether its last run has neither ended nor asked anything."""
+        """Whether the last run is running: it has neither ended nor been suspended."""
         return self.last is not None and self.state is None
 
-    def check_rests(self) -> None:
+    def check_not_running(self) -> None:
         """
-        Let a turn be taken where it rests.
+        Raise ``Problem`` if the last run is still running.
 
         Raises:
             Problem: 409, while a run of it is under way.
@@ -152,9 +151,9 @@ class Conversation:
         *,
         metadata: Mapping[str, Any] | None = None,
         by: str | None = None,
-    ) -> Taken:
+    ) -> StartedTurn:
         """
-        Take the next turn: answer what the last run asks, or start another one. It is registered when this returns.
+        Register and start the next turn: answer the questions of the last run, or start a new run.
 
         What is said where something is asked is the answer to the first question.
 
@@ -169,24 +168,24 @@ class Conversation:
             AnswerRejected: when an answer does not fit what is asked.
             Problem: when a run is under way, waits for something else than a person, or too many are.
         """
-        self.check_rests()
+        self.check_not_running()
         if self.last is None or self.state is None or self.last.status not in OPEN:
             if answers:
                 msg = "nothing is asked here any more; nothing was taken"
                 raise AnswerRejected(msg)
-            asked = WantedRun(
+            asked = StartRequest(
                 agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=NextTurn(self.last), is_patient=False
             )  # fmt: skip
-            run, _ = await self.runs.start(self.caller, asked)
-            return Taken(run, self.shown(run))
-        await self._check_asks(agent, self.last, self.state)
+            run, _ = await self.runs.launcher.start(self.caller, asked)
+            return StartedTurn(run, self.stream_events(run))
+        await self._check_can_answer(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
         return await self._resume_with_answers(self.last, given, by=by, say=prompt if answers else "")
 
-    async def _check_asks(self, agent: str, last: RunRow, state: AgentState) -> None:
+    async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
         if not state.pending:
-            waits = (await self.runs.result(last)).waits_for
-            msg = f"the last run of this conversation has not ended, so nothing can be said to it yet. {waits_in_words(waits)}"
+            waits = (await self.runs.reader.result(last)).waits_for
+            msg = f"the last run of this conversation has not ended, so nothing can be said to it yet. {describe_waits(waits)}"
             raise Problem(msg.strip(), status=409, kind="waits", members={"run_id": last.run})
         if last.agent != agent:
             msg = f"the agent {last.agent!r} has asked something in this conversation, and waits for the answer"
@@ -194,30 +193,32 @@ class Conversation:
 
     async def _resume_with_answers(
         self, last: RunRow, given: Mapping[str, AnswerLike], *, by: str | None, say: str
-    ) -> Taken:
-        place = await asyncio.to_thread(_place, Watch(self.runs.journal(last.run)))
-        handle = await self.runs.answer_turn(self.caller, last, given, by=by, say=say)
+    ) -> StartedTurn:
+        place = await asyncio.to_thread(_last_event_id, JournalWatch(self.runs.store.journal(last.run)))
+        handle = await self.runs.messenger.answer_turn(self.caller, last, given, by=by, say=say)
         if handle is None:
-            return Taken(last.run, followed(self.runs, self.caller, last.run, place), place)
-        return Taken(last.run, noted(self.runs, last.run, handle.events()), place)
+            return StartedTurn(last.run, follow_journal_events(self.runs, self.caller, last.run, place), place)
+        return StartedTurn(last.run, delay_last_event(self.runs, last.run, handle.events()), place)
 
-    def shown(self, run: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+    def stream_events(self, run: str, after: str | None = None) -> AsyncGenerator[Event, None]:
         """
-        Give the events of a run from its first one on, or behind the event *after* of its journal.
+        Yield the events of a run from the first one, or from the one after the event *after*.
 
         Where the run began in this process texts come in pieces, else whole.
         """
-        handle = self.runs.whole(run) if after is None else None
+        handle = self.runs.live.find_complete_handle(run) if after is None else None
         return (
-            followed(self.runs, self.caller, run, after) if handle is None else noted(self.runs, run, handle.events())
+            follow_journal_events(self.runs, self.caller, run, after)
+            if handle is None
+            else delay_last_event(self.runs, run, handle.events())
         )
 
 
-async def followed(runs: Runs, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
-    """Give the events of a run by its journal, until it rests, and then how it does."""
-    watch, pause = Watch(runs.journal(run), after), FIRST_PAUSE_SECONDS
+async def follow_journal_events(runs: Runs, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
+    """Yield the events of a run from its journal until it is idle, then its result."""
+    watch, pause = JournalWatch(runs.store.journal(run), after), FIRST_PAUSE_SECONDS
     while True:
-        rests = await runs.rests(run)  # first: what was written before that is read by now
+        rests = await runs.reader.is_idle(run)  # first: what was written before that is read by now
         events = await asyncio.to_thread(watch.look)
         for event in events:
             # Whoever resumes a run that was stopped shows no second one.
@@ -227,23 +228,23 @@ async def followed(runs: Runs, caller: Caller, run: str, after: str | None) -> A
             break
         pause = next_pause(pause, has_news=bool(events))
         await asyncio.sleep(0 if watch.is_behind else pause)
-    row = await runs.find(caller, run)
-    yield RunFinished(result=await runs.result(row), run_id=run)
+    row = await runs.reader.find(caller, run)
+    yield RunFinished(result=await runs.reader.result(row), run_id=run)
 
 
-async def noted(runs: Runs, run: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """Give events; the end of the run when it is on the disk, so that whoever has seen it may take the next turn."""
+async def delay_last_event(runs: Runs, run: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """Yield events; the last one only after the ledger has the end of the run, so that the next turn may start."""
     try:
         async for event in events:
             if isinstance(event, RunFinished) and not event.path:
-                await runs.noted(run)
+                await runs.live.wait_recorded(run)
             yield event
     finally:
         await events.aclose()
 
 
-def _place(watch: Watch) -> str | None:
-    """Return the last event of a journal."""
+def _last_event_id(watch: JournalWatch) -> str | None:
+    """Return the id of the last event in a journal."""
     last: str | None = None
     while watch.is_behind:
         for event in watch.look():
@@ -251,12 +252,10 @@ def _place(watch: Watch) -> str | None:
     return last
 
 
-async def paced(
+async def add_ping_comments(
     lines: AsyncGenerator[str, None], stopping: asyncio.Event, *, ping: float = PING_SECONDS
 ) -> AsyncIterator[str]:
-    """
-    Give *lines*, and a comment whenever nothing came for *ping* seconds; end where the server does, and close *lines* in any case.
-    """
+    """Yield *lines*, and a comment after *ping* seconds without one, until the server stops; close *lines* in any case."""
     coming: asyncio.Future[str | None] = asyncio.ensure_future(anext(lines, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:

@@ -47,8 +47,6 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from starlette.responses import Response
 
-__all__ = ("MEDIA_TYPE", "Problem", "problem_of")
-
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
@@ -66,7 +64,7 @@ WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 class Problem(Exception):
     """
-    Why a request is refused, as the document that answers it.
+    The refusal of a request, with the document that answers it.
 
     Args:
         message: What happened and what would have been fine; the document's ``detail``.
@@ -84,17 +82,17 @@ class Problem(Exception):
         self.members, self.headers = dict(members), dict(headers)
 
     def document(self) -> dict[str, Any]:
-        """Return the document: ``type``, ``title``, ``status``, ``detail``, and its members; texts are made visible and cut."""
+        """Return the problem as JSON: ``type``, ``title``, ``status``, ``detail`` and further members, with texts cut and made visible."""
         own = {
             "type": f"{URN}{self.kind}",
-            "title": _title(self.status),
+            "title": _status_title(self.status),
             "status": self.status,
             "detail": _clean_text(self.message),
         }
-        return {**_Bounded().plain(self.members), **own}
+        return {**_BoundedConverter().plain(self.members), **own}
 
     def response(self) -> Response:
-        """Return the document as a response of Starlette, never to be stored."""
+        """Return the problem as a response of Starlette that must not be cached."""
         from starlette.responses import Response
 
         body = json.dumps(self.document(), ensure_ascii=True, allow_nan=False).encode("ascii")
@@ -104,7 +102,7 @@ class Problem(Exception):
 
 def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
     """
-    Return what a client is told of an error.
+    Return the HTTP problem that an error is shown as.
 
     An ``InputError`` is 422 with its ``issues``, an ``AnswerRejected`` 409, a journal that another process holds 409, one that
     is missing 404. What Starlette raises keeps its status. Whatever is nobody's request's fault is logged and is 500, without a
@@ -125,99 +123,109 @@ def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
 
     if isinstance(error, HTTPException):
         word = OF_STATUS.get(error.status_code, f"http_{error.status_code}")
-        return Problem(_title(error.status_code), status=error.status_code, kind=word, headers=error.headers or {})
+        return Problem(
+            _status_title(error.status_code), status=error.status_code, kind=word, headers=error.headers or {}
+        )
     logger.error("a request failed", exc_info=error)
     said = "the run's agent or its journal failed" if isinstance(error, StepEngineError) else "the server failed"
-    word = kind_of(error) if isinstance(error, StepEngineError) else "internal"
+    word = snake_case_name(error) if isinstance(error, StepEngineError) else "internal"
     return Problem(f"{said}; its log says why", status=500, kind=word, members=members)
 
 
-def kind_of(error: StepEngineError) -> str:
-    """Return the word for an error's class: ``input_error`` for ``InputError``."""
+def snake_case_name(error: StepEngineError) -> str:
+    """Return the class name of an error in snake case: ``input_error`` for ``InputError``."""
     return WORD.sub("_", type(error).__name__).lower()
 
 
 # --- what is told of each -------------------------------------------------------------------------------------------
 
 
-def _from_message(status: int, **fields: str) -> Callable[[Any], Problem]:
-    """Return what tells an error's own message, and attributes of it as members: its name here, and there."""
+def _make_message_converter(status: int, **fields: str) -> Callable[[Any], Problem]:
+    """Return a function that makes a problem from an error's message, with some of its attributes as members."""
 
-    def told(error: StepEngineError) -> Problem:
+    def make_problem(error: StepEngineError) -> Problem:
         members = {name: getattr(error, field) for name, field in fields.items()}
-        return Problem(error.message, status=status, kind=kind_of(error), members=members)
+        return Problem(error.message, status=status, kind=snake_case_name(error), members=members)
 
-    return told
+    return make_problem
 
 
-def _hidden(status: int, message: str, **fields: str) -> Callable[[Any], Problem]:
-    """Return what tells a sentence instead of the error's message, which says where things lie on the server."""
+def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Callable[[Any], Problem]:
+    """Return a function that makes a problem with a fixed text, since the error's message has paths of the server."""
 
-    def told(error: StepEngineError) -> Problem:
+    def make_problem(error: StepEngineError) -> Problem:
         # Whoever runs the server can mend it, and is the one to be told what it is.
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.warning("a request was refused: %s", error.message)
         members = {name: getattr(error, field) for name, field in fields.items()}
-        return Problem(message, status=status, kind=kind_of(error), members=members)
+        return Problem(message, status=status, kind=snake_case_name(error), members=members)
 
-    return told
+    return make_problem
 
 
-def _of_model(error: ModelError) -> Problem:
+def _problem_of_model_error(error: ModelError) -> Problem:
     logger.warning("a model failed", exc_info=error)
     wait = error.retry_after
     headers = {"Retry-After": str(math.ceil(wait))} if wait is not None and 0 <= wait < MAX_WAIT else {}
-    return Problem("the provider of the model failed", status=502, kind=kind_of(error), headers=headers)
+    return Problem("the provider of the model failed", status=502, kind=snake_case_name(error), headers=headers)
 
 
-def _of_database(error: DatabaseAway) -> Problem:
+def _problem_of_database_error(error: DatabaseAway) -> Problem:
     said = "the database of the runs cannot be reached; ask again in a moment"
-    return Problem(said, status=503, kind=kind_of(error), headers={"Retry-After": "5"})
+    return Problem(said, status=503, kind=snake_case_name(error), headers={"Retry-After": "5"})
 
 
-def _of_data(error: DataError) -> Problem:
+def _problem_of_data_error(error: DataError) -> Problem:
     members = {"path": error.path, "issues": [f"{error.path}: {error.message}"]}
-    return Problem(error.message, status=422, kind=kind_of(error), members=members)
+    return Problem(error.message, status=422, kind=snake_case_name(error), members=members)
 
 
-def _of_damage(error: JournalCorrupt) -> Problem:
+def _problem_of_damaged_journal(error: JournalCorrupt) -> Problem:
     logger.warning("a journal cannot be read: %s", error.message)
     record = DAMAGED_RECORD.search(error.message)
     which = "a record" if record is None else record[0]
     said = f"{which} of the run's journal is damaged or was not written by stepengine; its server can check it with `stepengine journal check`"
-    return Problem(said, status=409, kind=kind_of(error))
+    return Problem(said, status=409, kind=snake_case_name(error))
 
 
 DAMAGED_RECORD = re.compile(r"record [0-9]{1,9}")
 MAX_WAIT = 86_400
 TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
-    InputError: _from_message(422, issues="issues"),
-    ToolInputError: _from_message(422, issues="issues"),
-    DataError: _of_data,
-    TranscriptError: _from_message(422),
-    DefinitionError: _from_message(422),
-    UnknownModel: _from_message(422),
-    DatabaseAway: _of_database,
-    MissingKey: _hidden(
+    InputError: _make_message_converter(422, issues="issues"),
+    ToolInputError: _make_message_converter(422, issues="issues"),
+    DataError: _problem_of_data_error,
+    TranscriptError: _make_message_converter(422),
+    DefinitionError: _make_message_converter(422),
+    UnknownModel: _make_message_converter(422),
+    DatabaseAway: _problem_of_database_error,
+    MissingKey: _make_fixed_text_converter(
         503, "the server has no key for this model; where it was started it says which, and what would do instead"
     ),
-    ModelError: _of_model,
-    PermissionDenied: _from_message(403),
-    LimitExceeded: _from_message(409, limit_kind="kind", limit="limit"),
-    AnswerRejected: _from_message(409),
-    SessionConflict: _hidden(409, "somebody else wrote to this session in the meantime; read it again, then repeat"),
-    SessionError: _hidden(409, "the session refused this"),
-    JournalCorrupt: _of_damage,
-    JournalMissing: _hidden(404, "there is no such run"),
-    JournalLocked: _hidden(409, "another process holds this run; try again when it has ended"),
-    JournalVersion: _hidden(409, "a newer version of stepengine wrote this run; this server cannot read it"),
-    JournalWriteFailed: _hidden(503, "the run could not be recorded"),
-    ReplayDivergence: _hidden(
+    ModelError: _problem_of_model_error,
+    PermissionDenied: _make_message_converter(403),
+    LimitExceeded: _make_message_converter(409, limit_kind="kind", limit="limit"),
+    AnswerRejected: _make_message_converter(409),
+    SessionConflict: _make_fixed_text_converter(
+        409, "somebody else wrote to this session in the meantime; read it again, then repeat"
+    ),
+    SessionError: _make_fixed_text_converter(409, "the session refused this"),
+    JournalCorrupt: _problem_of_damaged_journal,
+    JournalMissing: _make_fixed_text_converter(404, "there is no such run"),
+    JournalLocked: _make_fixed_text_converter(409, "another process holds this run; try again when it has ended"),
+    JournalVersion: _make_fixed_text_converter(
+        409, "a newer version of stepengine wrote this run; this server cannot read it"
+    ),
+    JournalWriteFailed: _make_fixed_text_converter(503, "the run could not be recorded"),
+    ReplayDivergence: _make_fixed_text_converter(
         409, "the run does something else than its record says", divergence="kind", address="address", step="step"
     ),
-    UndoRefused: _hidden(409, "what the run wrote is not undone, and nothing was changed", files="files"),
-    UnknownOutcome: _hidden(409, "a call of this run was cut off, and nobody knows whether it happened"),
-    WorkspaceLost: _hidden(503, "the place where tools run cannot be reached"),
+    UndoRefused: _make_fixed_text_converter(
+        409, "what the run wrote is not undone, and nothing was changed", files="files"
+    ),
+    UnknownOutcome: _make_fixed_text_converter(
+        409, "a call of this run was cut off, and nobody knows whether it happened"
+    ),
+    WorkspaceLost: _make_fixed_text_converter(503, "the place where tools run cannot be reached"),
 }
 """What is told of each error, the special before the general; what is not here is a fault of the inside."""
 
@@ -225,7 +233,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
 # --- values as JSON -------------------------------------------------------------------------------------------------
 
 
-def _title(status: int) -> str:
+def _status_title(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -237,8 +245,8 @@ def _clean_text(text: str) -> str:
     return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]}..."
 
 
-class _Bounded:
-    """Makes JSON of a bounded size of values: an error's fields may hold what a stranger sent."""
+class _BoundedConverter:
+    """Converts values to JSON of bounded size, since an error's fields may hold untrusted data."""
 
     def __init__(self) -> None:
         self._left = MAX_ITEMS

@@ -1,5 +1,5 @@
 """
-``Process``: a process beside the server, in which the authors' code is imported as it is in its files now.
+``JsonChildProcess``: a process beside the server, in which the authors' code is imported as it is in its files now.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
-__all__ = ("Process",)
-
 LINE = 8 * 1024 * 1024
 END_SECONDS = 1.0
 
 
-class Process:
+class JsonChildProcess:
     """
-    A process that is spoken to in lines of JSON.
+    A child process that exchanges lines of JSON with the server.
 
     Args:
         child: The process.
@@ -31,8 +29,8 @@ class Process:
         self._child = child
 
     @classmethod
-    async def begun(cls, module: str, first: Mapping[str, Any]) -> Self:
-        """Start a module of this package, and say the first thing to it."""
+    async def start(cls, module: str, first: Mapping[str, Any]) -> Self:
+        """Start a module of this package in a process, and send it the first message."""
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # a file of the author's that is called like a module of Python's takes the place of none
@@ -53,21 +51,21 @@ class Process:
         return made
 
     async def say(self, told: Mapping[str, Any]) -> None:
-        """Say something; nobody may be there any more."""
+        """Send the process a message; if it has ended, nothing happens."""
         assert self._child.stdin is not None  # noqa: S101 - it was asked for
         self._child.stdin.write(json.dumps(told).encode() + b"\n")
         with contextlib.suppress(ConnectionError):
             await self._child.stdin.drain()
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """Give what it says, until it has ended, or says more in a line than is held for it."""
+        """Yield the messages of the process until it ends or sends an oversized line."""
         assert self._child.stdout is not None  # noqa: S101 - it was asked for
         with contextlib.suppress(ValueError):  # a line over the limit, of which the rest would be read as lines
             while line := await self._child.stdout.readline():
                 yield json.loads(line)
 
     async def end(self) -> None:
-        """End it, and what it began; may be called twice."""
+        """Terminate the process and its children; may be called twice."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)

@@ -26,8 +26,6 @@ from stepengine.data.quantities import parse_size
 from stepengine.errors import DefinitionError
 from stepengine.server.problems import Problem
 
-__all__ = ("QuotaTable", "QuotaUse", "Quotas", "Usage", "json_size", "parse_quotas")
-
 MIB = 1024 * 1024
 MINUTE = 60
 MAX_AGE_SECONDS = 10.0
@@ -62,9 +60,9 @@ class Quotas:
 
 
 @frozen
-class Usage:
+class QuotaUsage:
     """
-    What an owner uses.
+    The open runs and stored bytes of an owner.
 
     Attributes:
         open_runs: See ``Quotas``.
@@ -74,28 +72,28 @@ class Usage:
     open_runs: int = 0
     stored_bytes: int = 0
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(self.open_runs + other.open_runs, self.stored_bytes + other.stored_bytes)
+    def __add__(self, other: QuotaUsage) -> QuotaUsage:
+        return QuotaUsage(self.open_runs + other.open_runs, self.stored_bytes + other.stored_bytes)
 
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(self.open_runs - other.open_runs, self.stored_bytes - other.stored_bytes)
-
-
-Measure: TypeAlias = Callable[[str], Awaitable[Usage]]
+    def __sub__(self, other: QuotaUsage) -> QuotaUsage:
+        return QuotaUsage(self.open_runs - other.open_runs, self.stored_bytes - other.stored_bytes)
 
 
-class QuotaUse:
+Measure: TypeAlias = Callable[[str], Awaitable[QuotaUsage]]
+
+
+class AdmittedUse:
     """A use that was admitted."""
 
     def __init__(self) -> None:
         self.is_refunded = False
 
     def refund(self) -> None:
-        """Do not count this use: nothing new was stored."""
+        """Remove this use from the counts, because nothing new was stored."""
         self.is_refunded = True
 
 
-class _Window:
+class _MinuteWindow:
     """Bytes of the last minute, summed up by second."""
 
     def __init__(self) -> None:
@@ -113,7 +111,7 @@ class _Window:
             self.total -= self._seconds.popleft()[1]
 
     def seconds_until(self, total: int, now: float) -> int:
-        """Return after how many seconds the total is at most *total*."""
+        """Return after how many seconds the bytes of the last minute are at most *total*."""
         left = self.total
         for second, size in self._seconds:
             left -= size
@@ -122,21 +120,21 @@ class _Window:
         return MINUTE
 
 
-class _Owner:
+class _OwnerUsage:
     """The bookkeeping of one owner."""
 
     def __init__(self) -> None:
         self.measuring: asyncio.Task[None] | None = None
-        self.measured, self.measured_at = Usage(), -math.inf
-        self.added = Usage()
+        self.measured, self.measured_at = QuotaUsage(), -math.inf
+        self.added = QuotaUsage()
         """What was admitted since the last measurement."""
-        self.pending = Usage()
+        self.pending = QuotaUsage()
         """The part of it that may not be stored yet, which a measurement cannot see."""
-        self.window = _Window()
+        self.window = _MinuteWindow()
 
     def is_idle(self, now: float) -> bool:
         self.window.expire(now)
-        return self.measuring is None and self.pending == Usage() and not self.window.total
+        return self.measuring is None and self.pending == QuotaUsage() and not self.window.total
 
 
 class QuotaTable:
@@ -156,18 +154,18 @@ class QuotaTable:
         self.quotas = quotas
         self.on_refusal: Callable[[str], object] = lambda _: None
         self._measure, self._clock = measure, clock
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[str, _OwnerUsage] = {}
 
     @asynccontextmanager
-    async def use(self, owner: str, size: int, *, runs: int = 0) -> AsyncIterator[QuotaUse]:
+    async def use(self, owner: str, size: int, *, runs: int = 0) -> AsyncIterator[AdmittedUse]:
         """
-        Admit a request that stores *size* bytes and starts so many *runs*. What fails within the block is not counted.
+        Admit a request that stores *size* bytes and starts *runs* runs. If the block raises, the request is not counted.
 
         Raises:
             Problem: when the request exceeds a quota of *owner*.
         """
-        known, use, wanted = self._find_owner(owner), QuotaUse(), Usage(runs, size)
-        await self._admit(owner, known, wanted)
+        known, use, wanted = self._get_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
+        await self._check_and_count(owner, known, wanted)
         try:
             yield use
         except BaseException:
@@ -179,27 +177,27 @@ class QuotaTable:
                 known.added -= wanted
                 known.window.add(-size, self._clock())
 
-    def _find_owner(self, owner: str) -> _Owner:
+    def _get_owner_usage(self, owner: str) -> _OwnerUsage:
         if owner not in self._owners and len(self._owners) >= OWNERS_KEPT:
             now = self._clock()
             self._owners = {name: one for name, one in self._owners.items() if not one.is_idle(now)}
-        return self._owners.setdefault(owner, _Owner())
+        return self._owners.setdefault(owner, _OwnerUsage())
 
-    async def _admit(self, owner: str, known: _Owner, wanted: Usage) -> None:
+    async def _check_and_count(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> None:
         age = self._clock() - known.measured_at
-        if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._exceeded(known, wanted) is not None):
+        if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._find_exceeded_quota(known, wanted) is not None):
             # Requests that arrive together share a measurement and continue together: their runs are then registered together.
-            known.measuring = known.measuring or asyncio.ensure_future(self._measure_owner(owner, known))
+            known.measuring = known.measuring or asyncio.ensure_future(self._measure_usage(owner, known))
             await asyncio.shield(known.measuring)
-        now, exceeded = self._clock(), self._exceeded(known, wanted)
-        self._check_minute(known, wanted.stored_bytes, now)
+        now, exceeded = self._clock(), self._find_exceeded_quota(known, wanted)
+        self._check_bytes_per_minute(known, wanted.stored_bytes, now)
         if exceeded is not None:
-            self._refuse(*exceeded)
+            self._raise_exceeded(*exceeded)
         known.added += wanted
         known.pending += wanted
         known.window.add(wanted.stored_bytes, now)
 
-    async def _measure_owner(self, owner: str, known: _Owner) -> None:
+    async def _measure_usage(self, owner: str, known: _OwnerUsage) -> None:
         started = self._clock()
         known.added = known.pending
         try:
@@ -207,7 +205,7 @@ class QuotaTable:
         finally:
             known.measuring = None
 
-    def _exceeded(self, known: _Owner, wanted: Usage) -> tuple[str, int] | None:
+    def _find_exceeded_quota(self, known: _OwnerUsage, wanted: QuotaUsage) -> tuple[str, int] | None:
         """Return the name and the limit of the quota that *wanted* exceeds."""
         total = known.measured + known.added + wanted
         if wanted.open_runs and self.quotas.open_runs is not None and total.open_runs > self.quotas.open_runs:
@@ -216,14 +214,14 @@ class QuotaTable:
             return "stored_bytes", self.quotas.stored_bytes
         return None
 
-    def _check_minute(self, known: _Owner, size: int, now: float) -> None:
+    def _check_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
         known.window.expire(now)
         limit = self.quotas.bytes_per_minute
         # A fork of a journal that is larger than the quota is admitted in a minute without anything else.
         if limit is not None and size and known.window.total and known.window.total + size > limit:
-            self._refuse("bytes_per_minute", limit, known.window.seconds_until(max(0, limit - size), now))
+            self._raise_exceeded("bytes_per_minute", limit, known.window.seconds_until(max(0, limit - size), now))
 
-    def _refuse(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
+    def _raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
         self.on_refusal(quota)
         # Stored bytes decrease only when runs are deleted, so no time can be named.
         headers = {} if quota == "stored_bytes" else {"retry-after": str(seconds)}
@@ -241,13 +239,13 @@ MESSAGES = {
 
 
 def json_size(value: object) -> int:
-    """Return how many bytes a value has as JSON."""
+    """Return the size of a value as JSON, in bytes."""
     return len(json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace"))
 
 
 def parse_quotas(texts: Iterable[str]) -> Quotas:
     """
-    Return the quotas of texts such as ``"open-runs=100"``, ``"stored-bytes=2GiB"`` and ``"bytes-per-minute=none"``.
+    Parse texts such as ``"open-runs=100"``, ``"stored-bytes=2GiB"`` and ``"bytes-per-minute=none"``.
 
     Raises:
         DefinitionError: when a text is not a quota.

@@ -22,8 +22,6 @@ from stepengine.evaluation.scoring import FORMAT
 from stepengine.journal.files import FileJournal
 from stepengine.server.access import check_folder
 
-__all__ = ("Report", "ReportPlace", "Reports")
-
 logger = logging.getLogger(__name__)
 
 FILE = "results.json"
@@ -33,12 +31,12 @@ MAX_FOLDERS = 10_000
 MAX_SAMPLES = 100_000
 
 
-class _Part(BaseModel):
+class _ReportPart(BaseModel):
     # A newer version may write more.
     model_config = ConfigDict(extra="ignore")
 
 
-class Sample(_Part):
+class ReportSample(_ReportPart):
     """A run of a case."""
 
     side: str
@@ -55,24 +53,24 @@ class Sample(_Part):
     run_id: str | None = Field(default=None, description="The id of the run that its journal holds.")
 
 
-class Case(_Part):
+class ReportCase(_ReportPart):
     """A case of an evaluation."""
 
     id: str
     tags: list[str] = []
     group: str | None = None
-    samples: list[Sample] = []
+    samples: list[ReportSample] = []
 
 
-class Side(_Part):
-    """What was tried."""
+class ReportSide(_ReportPart):
+    """A tested agent or version of one."""
 
     name: str
     agent: str = ""
     models: list[str] = []
 
 
-class Report(_Part):
+class Report(_ReportPart):
     """The report of an evaluation."""
 
     id: str = ""
@@ -80,11 +78,11 @@ class Report(_Part):
     created: str = ""
     seed: int = 0
     n: int = 0
-    sides: list[Side] = []
+    sides: list[ReportSide] = []
     checks: list[str] = []
     spent: str = ""
     stopped: str = ""
-    cases: list[Case] = []
+    cases: list[ReportCase] = []
     summary: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
     ratios: list[dict[str, Any]] = []
@@ -93,7 +91,7 @@ class Report(_Part):
 @frozen
 class ReportPlace:
     """
-    Where a report lies.
+    The id, modification time and file of a report.
 
     Attributes:
         id: The path of its folder below that of all reports.
@@ -127,12 +125,12 @@ class Reports:
             check_folder(self._folder)
 
     def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, Report]]:
-        """Return reports, newest first, that come behind a place; their cases have no run ids."""
+        """Return reports after the position *before*, newest first; their cases have no run ids."""
         found: list[tuple[ReportPlace, Report]] = []
-        for place in sorted(self._places(), key=lambda one: (one.changed, one.id), reverse=True):
+        for place in sorted(self._find_report_files(), key=lambda one: (one.changed, one.id), reverse=True):
             if before is not None and (place.changed, place.id) >= before:
                 continue
-            report = _read(place)
+            report = _load_report(place)
             if report is not None:
                 found.append((place, report))
             if len(found) >= limit:
@@ -140,27 +138,27 @@ class Reports:
         return found
 
     def find(self, report_id: str) -> Report | None:
-        """Return a report by its id, with the ids of its runs; ``None`` where there is none."""
-        place = next((one for one in self._places() if one.id == report_id), None)
-        report = None if place is None else _read(place)
+        """Return a report by its id, with the ids of its runs; ``None`` if it does not exist."""
+        place = next((one for one in self._find_report_files() if one.id == report_id), None)
+        report = None if place is None else _load_report(place)
         if place is None or report is None:
             return None
         samples = [sample for case in report.cases for sample in case.samples]
         for sample in samples[:MAX_SAMPLES]:
-            sample.run_id = _run_of(place.file.parent, sample.journal)
+            sample.run_id = _find_run_id(place.file.parent, sample.journal)
         return report
 
     def journal(self, report_id: str, journal: str) -> FileJournal | None:
-        """Return the journal of a sample that a report names; ``None`` where it names none so, or there is none below it."""
-        place = next((one for one in self._places() if one.id == report_id), None)
-        report = None if place is None else _read(place)
+        """Return the journal of a sample that a report names; ``None`` if it names no such one, or the file is missing."""
+        place = next((one for one in self._find_report_files() if one.id == report_id), None)
+        report = None if place is None else _load_report(place)
         if place is None or report is None:
             return None
         named = any(sample.journal == journal for case in report.cases for sample in case.samples)
-        return _journal_in(place.file.parent, journal) if named else None
+        return _find_journal(place.file.parent, journal) if named else None
 
-    def _places(self) -> Iterator[ReportPlace]:
-        """Give each folder that has a report; links lead nowhere, so that nothing from elsewhere is shown."""
+    def _find_report_files(self) -> Iterator[ReportPlace]:
+        """Yield each folder with a report; links are not followed."""
         folders: list[tuple[Path, int]] = [(self._folder, 0)]
         for seen, (folder, depth) in enumerate(folders):
             if seen >= MAX_FOLDERS:
@@ -180,8 +178,8 @@ class Reports:
             yield ReportPlace(name, own.stat(follow_symlinks=False).st_mtime, Path(own.path))
 
 
-def _read(place: ReportPlace) -> Report | None:
-    """Return the report at a place; ``None`` for anything else, such as the results of another command."""
+def _load_report(place: ReportPlace) -> Report | None:
+    """Return the report at a place; ``None`` for other files, such as results of another command."""
     try:
         descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -195,37 +193,37 @@ def _read(place: ReportPlace) -> Report | None:
         # Evaluations write the scores of a sample, and not what they come to.
         judges = {row.get("check") for row in report.summary if row.get("judge")}
         for sample in [sample for case in report.cases for sample in case.samples if sample.passed is None]:
-            sample.passed = _passed(sample, judges)
+            sample.passed = _did_all_checks_pass(sample, judges)
     return report
 
 
-def _passed(sample: Sample, judges: Collection[Any]) -> bool | None:
-    """Return whether all checks that are functions pass; ``None`` when that is not known, or there is none."""
+def _did_all_checks_pass(sample: ReportSample, judges: Collection[Any]) -> bool | None:
+    """Return whether all function checks passed; ``None`` if that is unknown, or there are none."""
     asked = [score.get("passed") for name, score in sample.scores.items() if name not in judges]
     known = [each for each in asked if isinstance(each, bool)]
     return all(known) if asked and len(known) == len(asked) else None
 
 
 def _parse_report(data: bytes) -> Report | None:
-    """Return the report that a text holds; ``None`` where it holds none, or another kind; raises ``ValueError`` for a damaged one."""
+    """Parse a report; ``None`` for another kind of file; raises ``ValueError`` for a damaged one."""
     if not 0 < len(data) <= MAX_BYTES:
         return None
     read = jiter.from_json(data)
     return Report.model_validate(read) if isinstance(read, dict) and read.get("format") == FORMAT else None
 
 
-def _run_of(folder: Path, journal: str) -> str | None:
+def _find_run_id(folder: Path, journal: str) -> str | None:
     """Return the id of the run in a journal that a report names."""
     try:
-        found = _journal_in(folder, journal)
+        found = _find_journal(folder, journal)
         head = None if found is None else found.head()
     except (StepEngineError, OSError, ValueError):
         return None
     return None if head is None else head.run
 
 
-def _journal_in(folder: Path, journal: str) -> FileJournal | None:
-    """Return a journal that a report names, which lies below the report itself and not where a link leads."""
+def _find_journal(folder: Path, journal: str) -> FileJournal | None:
+    """Return a journal below the report's own folder; ``None`` for links and other places."""
     try:
         real = folder.resolve()
         place = (real / journal).resolve()

@@ -16,32 +16,45 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.alike import list_names
+from stepengine.data.choices import describe_scope
 from stepengine.data.codec import bare, plain
-from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.engine.describing import described, missing_model
+from stepengine.data.origins import sort_origins
+from stepengine.data.questions import Answer, AnswerLike, Question, offered_rules
+from stepengine.engine.agent_description import describe_agent, explain_missing_model
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
-from stepengine.evaluation.origins import origin_of
+from stepengine.evaluation.origins import find_origin
 from stepengine.journal.history import engine_version
 from stepengine.server.access import caller_of
 from stepengine.server.ag_ui import OPERATIONS as AG_UI
-from stepengine.server.bodies import MOST_LISTED, Body, View, cursor_of, limit_of, page_of, place_of, unusable
-from stepengine.server.bodies import body_of as _body
+from stepengine.server.bodies import (
+    MOST_LISTED,
+    Body,
+    View,
+    cut_page,
+    encode_cursor,
+    make_input_error,
+    parse_cursor,
+    parse_limit,
+)
+from stepengine.server.bodies import parse_body as _body
 from stepengine.server.durable_runs import AnyRuns
+from stepengine.server.event_json import encode_event_stream
 from stepengine.server.foreign import OPERATIONS as FOREIGN
 from stepengine.server.ledger import OPEN, RunRow, SessionRow
 from stepengine.server.mcp import OPERATIONS as MCP
 from stepengine.server.metrics import OPERATIONS as METRICS
-from stepengine.server.openapi import HttpParameter, Operation, document
-from stepengine.server.pages import Conversation
+from stepengine.server.openapi import HttpParameter, Operation, make_document
+from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports
-from stepengine.server.runs import NextTurn, Runs, RunStanding, WantedRun
-from stepengine.server.showing import sse
-from stepengine.server.studio import Asking, Views, get_page, get_part
+from stepengine.server.run_reader import ServedRun
+from stepengine.server.run_requests import NextTurn, StartRequest
+from stepengine.server.runs import Runs
+from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS
-from stepengine.tools.bundled.recalling import message_text
-from stepengine.tools.spawning import params_schema
+from stepengine.tools.agent_tools import params_schema
+from stepengine.tools.bundled.history_tool import message_text
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -51,7 +64,7 @@ if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
-    from stepengine.data.waiting import Waits
+    from stepengine.data.waits import Waits
 
 __all__ = ("OPERATIONS", "PAGES")
 
@@ -71,21 +84,21 @@ STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated",
 
 
 class RunLimits(Body):
-    """How much a run may have: no more than its agent may have here."""
+    """The limits of a run; they may not exceed those of its agent on this server."""
 
     max_steps: Annotated[int | None, Field(description="Calls of the model.", ge=1, le=1_000_000)] = None
     max_cost_usd: Annotated[float | None, Field(description="US dollars of the run and its children.", gt=0)] = None
 
 
 class Picture(Body):
-    """A picture that is said with the prompt."""
+    """An image that is sent with the prompt."""
 
     mime_type: Annotated[Literal["image/png", "image/jpeg", "image/gif", "image/webp"], Field()]
     data: Annotated[str, Field(description="Its bytes in base64.", max_length=8 * 1024 * 1024)]
 
 
 class StartRun(Body):
-    """A run that is to be started."""
+    """A request to start a run."""
 
     agent: Annotated[str, Field(description="The id of an agent.", max_length=200)]
     prompt: Annotated[str, Field(description="What it should do.", max_length=MAX_TEXT)] = ""
@@ -114,13 +127,13 @@ class AnswerObject(Body):
 
 
 class AnswerQuestions(Body):
-    """Answers by the ids of their questions; all of them are taken, or none."""
+    """Answers by question id; all are accepted, or none."""
 
     answers: Annotated[dict[str, bool | str | AnswerObject], Field(min_length=1, max_length=100)]
 
 
 class PostMessage(Body):
-    """A message for what receives on a topic."""
+    """A message for the receiver of a topic."""
 
     topic: Annotated[str, Field(max_length=200, pattern="^[A-Za-z0-9_.:/-]+$")]
     value: Any = None
@@ -129,26 +142,26 @@ class PostMessage(Body):
 
 
 class SayInput(Body):
-    """Something that the user says while the run is under way."""
+    """User input for a run that has not ended."""
 
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
 class ToolResultBody(Body):
-    """What came of a call of a deferred tool."""
+    """The result of a call of a deferred tool."""
 
     result: Any = None
     path: Annotated[str | None, Field(description="The child that made the call.", max_length=1_000)] = None
 
 
 class CancelRun(Body):
-    """Why a run is ended."""
+    """The reason for cancelling a run."""
 
     reason: Annotated[str, Field(max_length=1_000)] = ""
 
 
 class AgentChanges(Body):
-    """What is different of the agent of a run; what is null stays."""
+    """Changes to the agent of a forked run; null keeps the value."""
 
     system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
     instructions_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
@@ -159,7 +172,7 @@ class AgentChanges(Body):
 
 
 class ForkRun(Body):
-    """Where another run begins, and what is different there."""
+    """The effect at which a fork starts, and its changes."""
 
     at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
     edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
@@ -173,10 +186,10 @@ class ForkRun(Body):
 
 
 class UndoRun(Body):
-    """How much of what a run wrote is taken back."""
+    """Which writes of a run are undone."""
 
     at: Annotated[int | str, Field(description="The last effect whose writes stay; by default none do.")] = -1
-    dry_run: Annotated[bool, Field(description="Only say what would be done.")] = False
+    dry_run: Annotated[bool, Field(description="Only report what would be done.")] = False
     partial: Annotated[bool, Field(description="Leave files that were changed since, and bring back the rest.")] = False
 
 
@@ -269,6 +282,12 @@ class QuestionView(View):
     number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
     remember: Annotated[dict[str, Any] | None, Field(description="The rule that an answer with `remember` adds.")]
     wider: Annotated[list[dict[str, Any]], Field(description="Rules that allow more, by their ids for `covers`.")]
+    scopes: Annotated[list[str], Field(description="What `remember` and each of `wider` allows, in words.")]
+    provenance: Annotated[
+        list[dict[str, Any]],
+        Field(description="Where arguments come from, if a rule about untrusted data asks; untrusted ones first."),
+    ]
+    origins: Annotated[list[str], Field(description="The same in words, in the same order.")]
 
 
 class OpenQuestion(QuestionView):
@@ -291,7 +310,7 @@ class QuestionList(View):
 
 
 class RunDetails(View):
-    """What a list says of a run with ?details=1."""
+    """The details of a run in a list, with ``?details=1``."""
 
     prompt: str
     changed: str
@@ -366,13 +385,13 @@ class RunList(View):
 
 
 class Accepted(View):
-    """What was said to a run was taken, and is on the disk."""
+    """The receipt for input that was accepted and stored."""
 
     run_id: str
 
 
 class Posted(Accepted):
-    """A message is on the disk."""
+    """The receipt for a stored message."""
 
     is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
 
@@ -467,7 +486,7 @@ class ReportList(View):
 
 
 class ScheduleView(View):
-    """When an agent is started by itself."""
+    """The schedule of an agent, with its next and last run."""
 
     id: str
     agent: str
@@ -486,7 +505,7 @@ class ScheduleList(View):
 
 
 class Health(View):
-    """Whether the server is there."""
+    """The status of the server, and its number of live runs."""
 
     status: str
     live: Annotated[int, Field(description="Runs that are under way in this process.")]
@@ -495,23 +514,23 @@ class Health(View):
 # --- reading requests -------------------------------------------------------------------------------------------------
 
 
-def _runs(request: Request) -> AnyRuns:
+def _get_runs(request: Request) -> AnyRuns:
     found: AnyRuns = request.app.state.runs
     return found
 
 
-def _json(view: BaseModel, status: int = 200) -> Response:
+def _json_response(view: BaseModel, status: int = 200) -> Response:
     return Response(view.model_dump_json(), status, media_type="application/json")
 
 
-async def _row(request: Request) -> RunRow:
-    return await _runs(request).find(caller_of(request), request.path_params["run"])
+async def _find_requested_run(request: Request) -> RunRow:
+    return await _get_runs(request).reader.find(caller_of(request), request.path_params["run"])
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
-def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
+def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
     return {
         "id": agent.id,
         "name": agent.display_name or agent.id,
@@ -525,43 +544,47 @@ def _agent_view(agent: AgentDefinition) -> dict[str, Any]:
 
 
 async def list_agents(request: Request) -> Response:
-    runs = await _renewed(request)
-    broken = runs.broken.message if isinstance(runs, Runs) and runs.broken is not None else None
+    runs = await _reload_agents(request)
+    broken = runs.engines.broken.message if isinstance(runs, Runs) and runs.engines.broken is not None else None
     # Of runs in a database it matters what workers have, which may be elsewhere.
     is_told, engine = caller_of(request).may("admin") and isinstance(runs, Runs), runs.engine
     # To look for a key may import what a provider needs.
-    lacks = await asyncio.to_thread(lambda: [missing_model(engine, id_) if is_told else "" for id_ in runs.agents])
+    lacks = await asyncio.to_thread(
+        lambda: [explain_missing_model(engine, id_) if is_told else "" for id_ in runs.agents]
+    )
     agents = [
-        AgentView(**_agent_view(engine.agent(id_)), missing=lack or None)
+        AgentView(**_summarize_agent(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
-    return _json(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
+    return _json_response(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
 
 
-async def _renewed(request: Request) -> AnyRuns:
-    """Return the runs, with their agents as the files are now, where these can be loaded."""
-    runs = _runs(request)
+async def _reload_agents(request: Request) -> AnyRuns:
+    """Return the runs, after the agents were reloaded from their files if possible."""
+    runs = _get_runs(request)
     if isinstance(runs, Runs):
-        await runs.renew_if_sound()
+        await runs.engines.try_rebuild()
     return runs
 
 
 async def get_agent(request: Request) -> Response:
-    runs, name = await _renewed(request), request.path_params["agent"]
+    runs, name = await _reload_agents(request), request.path_params["agent"]
     if name not in runs.agents:
         msg = f"there is no agent {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_agent")
     agent = runs.engine.agent(name)
-    more = await asyncio.to_thread(_agent_detail, runs, agent) if caller_of(request).may("debug") else {"source": None}
-    return _json(AgentDetail(**_agent_view(agent), **more))
+    more = (
+        await asyncio.to_thread(_describe_agent, runs, agent) if caller_of(request).may("debug") else {"source": None}
+    )
+    return _json_response(AgentDetail(**_summarize_agent(agent), **more))
 
 
-def _agent_detail(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
-    """Return what of an agent whoever writes it wants to see."""
-    known, origin = described(runs.engine, agent.id), origin_of(agent)
+def _describe_agent(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
+    """Return the source, prompts and tools of an agent, for callers with the scope debug."""
+    known, origin = describe_agent(runs.engine, agent.id), find_origin(agent)
     system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
     return {
-        "source": _source(agent),
+        "source": _handler_source(agent),
         "file": None if origin is None else str(origin.file),
         "line": None if origin is None else origin.line,
         "prompts": PromptsView(system=system, instructions=known.instructions, step=agent.step_prompt),
@@ -580,7 +603,7 @@ def _agent_detail(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
     }
 
 
-def _source(agent: AgentDefinition) -> str | None:
+def _handler_source(agent: AgentDefinition) -> str | None:
     if agent.handle_steps is None:
         return None
     try:
@@ -601,15 +624,15 @@ async def start_run(request: Request) -> Response:
         # It sets members of the agent's state, of which a page reaches those alone that are shared.
         msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
         raise InputError(msg, issues=(msg,))
-    asked = WantedRun(
+    asked = StartRequest(
         agent=body.agent,
         prompt=body.prompt,
         params=body.params,
         metadata=body.metadata,
         session=body.session_id,
-        limits=_limits(body),
+        limits=_limits_to_dict(body),
         model=body.model,
-        images=tuple([{"mime_type": one.mime_type, "data": _base64(one.data)} for one in body.images]),
+        images=tuple([{"mime_type": one.mime_type, "data": _check_base64(one.data)} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
@@ -618,9 +641,9 @@ async def start_run(request: Request) -> Response:
     if body.model is not None:
         # Another model is another price and another provider, which the limits of the agent were not written for.
         caller.must("admin")
-    asked = await _turned(request, body, asked)
+    asked = await _add_conversation(request, body, asked)
     try:
-        run, is_new = await _runs(request).start(caller, asked, key=key)
+        run, is_new = await _get_runs(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
         # Whoever may do everything is whoever runs the server, as far as anybody can tell: of no use to them is that they
         # are to look where it was started.
@@ -630,12 +653,12 @@ async def start_run(request: Request) -> Response:
     return _started_response(request, run, is_new=is_new)
 
 
-def _limits(body: StartRun) -> dict[str, float] | None:
+def _limits_to_dict(body: StartRun) -> dict[str, float] | None:
     found = {} if body.limits is None else body.limits.model_dump(exclude_none=True)
     return found or None
 
 
-def _base64(text: str) -> str:
+def _check_base64(text: str) -> str:
     try:
         base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -644,9 +667,9 @@ def _base64(text: str) -> str:
     return text
 
 
-async def _turned(request: Request, body: StartRun, asked: WantedRun) -> WantedRun:
-    """Return what is asked as the next turn of its conversation, where nothing else keeps what was said in it."""
-    runs = _runs(request)
+async def _add_conversation(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
+    """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
+    runs = _get_runs(request)
     keeps = not isinstance(runs, Runs) or runs.engine.sessions is not None
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that is kept here takes texts alone"
@@ -658,8 +681,8 @@ async def _turned(request: Request, body: StartRun, asked: WantedRun) -> WantedR
         raise InputError(msg, issues=(msg,))
     if keeps:
         return asked
-    conversation = await Conversation.of(request, body.session_id)
-    conversation.check_rests()
+    conversation = await CallerConversation.load(request, body.session_id)
+    conversation.check_not_running()
     if conversation.last is not None and conversation.last.status in OPEN:
         msg = f"the run {conversation.last.run} of this conversation waits; answer what it asks, or end it, before more is said"
         raise Problem(msg, status=409, kind="waits", members={"run_id": conversation.last.run})
@@ -669,7 +692,7 @@ async def _turned(request: Request, body: StartRun, asked: WantedRun) -> WantedR
 def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
     # By Starlette's own names a path is only found where nothing mounts this.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
-    return _json(StartedRun(run_id=run, events=place, is_new=is_new), 202)
+    return _json_response(StartedRun(run_id=run, events=place, is_new=is_new), 202)
 
 
 async def list_runs(request: Request) -> Response:
@@ -677,45 +700,45 @@ async def list_runs(request: Request) -> Response:
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
         msg = f"status: one of {list_names(STATUSES)}"
-        raise unusable(msg)
-    found = await _runs(request).listed(
+        raise make_input_error(msg)
+    found = await _get_runs(request).reader.listed(
         caller_of(request),
         agent=given.get("agent"),
         statuses=statuses,
-        before=place_of(request),
-        limit=limit_of(request) + 1,
+        before=parse_cursor(request),
+        limit=parse_limit(request) + 1,
         owner=given.get("owner"),
         session=given.get("session"),
-        search=_search(request),
+        search=_parse_search_text(request),
     )
-    shown, following = page_of(found, limit_of(request), lambda row: (row.created, row.run))
-    details = [await _details(request, row) if _is_wanted(request, "details") else None for row in shown]
-    runs = [RunSummary(**_summary(row), details=more) for row, more in zip(shown, details, strict=True)]
-    return _json(RunList(runs=runs, next=following))
+    shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
+    details = [await _run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
+    runs = [RunSummary(**_summarize_run(row), details=more) for row, more in zip(shown, details, strict=True)]
+    return _json_response(RunList(runs=runs, next=following))
 
 
-def _search(request: Request) -> str | None:
+def _parse_search_text(request: Request) -> str | None:
     search = request.query_params.get("search") or None
     if search is not None and len(search) > MAX_SEARCH:
         msg = f"search: at most {MAX_SEARCH} characters"
-        raise unusable(msg)
+        raise make_input_error(msg)
     return search
 
 
-def _is_wanted(request: Request, name: str) -> bool:
+def _parse_flag(request: Request, name: str) -> bool:
     asked = request.query_params.get(name, "0")
     if asked not in ("0", "1"):
         msg = f"{name}: 0 or 1"
-        raise unusable(msg)
+        raise make_input_error(msg)
     return asked == "1"
 
 
-async def _details(request: Request, row: RunRow) -> RunDetails:
-    views: Views = request.app.state.views
-    brief = await views.brief(row)
+async def _run_details(request: Request, row: RunRow) -> RunDetails:
+    views: RunPageData = request.app.state.views
+    brief = await views.get_summary(row)
     return RunDetails(
-        prompt=_prompt(row.request),
-        changed=_time(row.changed),
+        prompt=_format_prompt_or_params(row.request),
+        changed=_format_time(row.changed),
         steps=brief.steps,
         cost_usd=brief.cost,
         tokens=brief.tokens,
@@ -725,21 +748,21 @@ async def _details(request: Request, row: RunRow) -> RunDetails:
         agents=brief.agents,
         asks=brief.asks,
         doing=brief.doing,
-        output=_beginning(brief.output),
+        output=_shorten_output(brief.output),
         forked_from=brief.parent,
     )
 
 
-def _beginning(output: Any) -> str | None:
-    """Return the beginning of an output in one line: a text as it is, anything else as JSON."""
+def _shorten_output(output: Any) -> str | None:
+    """Return the start of an output in one line: a text as it is, other values as JSON."""
     if output is None:
         return None
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
     return " ".join(text[:MOST_PROMPT].split())
 
 
-def _prompt(asked: Any) -> str:
-    """Return what a run was asked in words: its prompt, else its params."""
+def _format_prompt_or_params(asked: Any) -> str:
+    """Return the prompt of a run, else its params as JSON."""
     given = asked if isinstance(asked, dict) else {}
     said = given.get("prompt") or ""
     params = given.get("params")
@@ -747,61 +770,61 @@ def _prompt(asked: Any) -> str:
     return str(text)[:MOST_PROMPT]
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-async def view_run(request: Request) -> Response:
-    row, views = await _row(request), request.app.state.views
-    return Response(await views.payload(row, _after(request)), media_type="application/json")
+async def get_page_data(request: Request) -> Response:
+    row, views = await _find_requested_run(request), request.app.state.views
+    return Response(await views.payload(row, _parse_after(request)), media_type="application/json")
 
 
-async def lines_of_run(request: Request) -> Response:
-    row, views = await _row(request), request.app.state.views
-    return Response(await views.lines(row, last=_is_wanted(request, "last")), media_type="application/json")
+async def get_source_lines(request: Request) -> Response:
+    row, views = await _find_requested_run(request), request.app.state.views
+    return Response(await views.lines(row, last=_parse_flag(request, "last")), media_type="application/json")
 
 
-def _after(request: Request) -> int | None:
+def _parse_after(request: Request) -> int | None:
     after = request.query_params.get("after")
     if after is None:
         return None
     if not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
         msg = "after: what `follow` of the view said"
-        raise unusable(msg)
+        raise make_input_error(msg)
     return int(after)
 
 
 async def list_questions(request: Request) -> Response:
-    runs, caller, limit = _runs(request), caller_of(request), limit_of(request)
-    views: Views = request.app.state.views
-    before, found, following = place_of(request), list[OpenQuestion](), None
+    runs, caller, limit = _get_runs(request), caller_of(request), parse_limit(request)
+    views: RunPageData = request.app.state.views
+    before, found, following = parse_cursor(request), list[OpenQuestion](), None
     while True:
-        rows = await runs.listed(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
+        rows = await runs.reader.listed(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
         for row in rows:
             before = row.created, row.run
-            found += [_open_question(row, one) for one in await views.questions(row)]
+            found += [_make_open_question(row, one) for one in await views.questions(row)]
             if len(found) >= limit:
-                following = cursor_of(*before)
+                following = encode_cursor(*before)
                 break
         if following is not None or len(rows) < MOST_LISTED:
-            return _json(QuestionList(questions=found, next=following))
+            return _json_response(QuestionList(questions=found, next=following))
 
 
-def _open_question(row: RunRow, one: Asking) -> OpenQuestion:
-    summary = _summary(row)
+def _make_open_question(row: RunRow, one: QuestionDetails) -> OpenQuestion:
+    summary = _summarize_run(row)
     return OpenQuestion(
-        **_question(one.question).model_dump(),
+        **_question_view(one.question).model_dump(),
         run_id=row.run,
         agent=row.agent,
         owner=row.owner,
         session_id=summary["session_id"],
-        since=_time(row.changed),
+        since=_format_time(row.changed),
         program=one.program or None,
         line=one.line or None,
     )
 
 
-def _summary(row: RunRow) -> dict[str, Any]:
+def _summarize_run(row: RunRow) -> dict[str, Any]:
     return {
         "run_id": row.run,
         "agent": row.agent,
@@ -812,7 +835,7 @@ def _summary(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _question(question: Question) -> QuestionView:
+def _question_view(question: Question) -> QuestionView:
     return QuestionView(
         id=question.id,
         text=question.text,
@@ -827,28 +850,31 @@ def _question(question: Question) -> QuestionView:
         number=question.number,
         remember=plain(question.remember),
         wider=[plain(one) for one in question.wider],
+        scopes=[describe_scope(rule, is_full=True) for rule in offered_rules(question)],
+        provenance=[plain(one) for one in sort_origins(question.provenance)],
+        origins=list(question.origins),
     )
 
 
-def _run(look: RunStanding) -> RunView:
-    told = _summary(look.row) | {"status": look.status}
+def _run_view(look: ServedRun) -> RunView:
+    told = _summarize_run(look.row) | {"status": look.status}
     return RunView(
         **told,
         phase=look.phase,
         epoch=look.epoch,
-        questions=[_question(one) for one in look.questions],
+        questions=[_question_view(one) for one in look.questions],
         output=look.output,
         text=look.text,
         error=look.error,
         usage=look.usage,
         cost_usd=look.cost,
-        waits_for=[_wait(one) for one in look.waits_for],
+        waits_for=[_wait_view(one) for one in look.waits_for],
         wakes_at=min([one.wakes_at.isoformat() for one in look.waits_for if one.wakes_at is not None], default=None),
         forked_from=None if look.parent is None else ForkOrigin(**look.parent),
     )
 
 
-def _wait(one: Waits) -> WaitView:
+def _wait_view(one: Waits) -> WaitView:
     return WaitView(
         kind=one.kind,
         said=one.words,
@@ -861,20 +887,20 @@ def _wait(one: Waits) -> WaitView:
     )
 
 
-async def look_at_run(request: Request) -> Response:
-    return _json(_run(await _runs(request).look(await _row(request))))
+async def get_run(request: Request) -> Response:
+    return _json_response(_run_view(await _get_runs(request).reader.details(await _find_requested_run(request))))
 
 
 async def watch_run(request: Request) -> Response:
-    row, runs, full = await _row(request), _runs(request), _is_full(request)
+    row, runs, full = await _find_requested_run(request), _get_runs(request), _wants_full_events(request)
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
         return Response(headers=headers, media_type=EVENTS)
     first = None
     try:
-        had, events = runs.reader(after), runs.events(row, after)
-        if await runs.may_be_over(row, after):
+        had, events = runs.watcher.position(after), runs.watcher.events(row, after)
+        if await runs.watcher.may_be_over(row, after):
             # A browser that has everything asks again after every end, and only this makes it stop.
             first = await anext(events, None)
             if first is None:
@@ -886,11 +912,13 @@ async def watch_run(request: Request) -> Response:
             raise
         raise InputError(error.message, issues=(f"after: {error.message}",)) from None
     return StreamingResponse(
-        sse(events, first, had=had, full=full, stopping=runs.stopping), media_type=EVENTS, headers=headers
+        encode_event_stream(events, first, had=had, full=full, stopping=runs.stopping),
+        media_type=EVENTS,
+        headers=headers,
     )
 
 
-def _is_full(request: Request) -> bool:
+def _wants_full_events(request: Request) -> bool:
     asked = request.query_params.get("full", "0")
     if asked not in ("0", "1"):
         msg = "full: 0 or 1"
@@ -901,78 +929,70 @@ def _is_full(request: Request) -> bool:
 
 
 async def answer_run(request: Request) -> Response:
-    row, runs, body = await _row(request), _runs(request), await _body(request, AnswerQuestions)
-    given = {name: _answer(value) for name, value in body.answers.items()}
+    row, runs, body = await _find_requested_run(request), _get_runs(request), await _body(request, AnswerQuestions)
+    given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
-        await runs.answer(caller_of(request), row, given)
+        await runs.messenger.answer(caller_of(request), row, given)
     except AnswerRejected as error:
-        open_ = [_question(one).model_dump() for one in (await runs.look(row)).questions]
+        open_ = [_question_view(one).model_dump() for one in (await runs.reader.details(row)).questions]
         first = await request.app.state.views.answered(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
-    return _json(Accepted(run_id=row.run), 202)
+    return _json_response(Accepted(run_id=row.run), 202)
 
 
-def _answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - yes and no are answers
+def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - yes and no are answers
     if isinstance(value, bool | str):
         return value
-    return Answer(
-        selected=tuple(value.selected),
-        text=value.text,
-        declined=value.declined,
-        remember=value.remember,
-        covers=value.covers,
-        edited_input=value.edited_input,
-        reason=value.reason,
-    )
+    return Answer(**value.model_dump())
 
 
 async def post_message(request: Request) -> Response:
-    row, body = await _row(request), await _body(request, PostMessage)
-    is_new = await _runs(request).post(row, body.topic, body.value, id=body.id, path=body.path)
-    return _json(Posted(run_id=row.run, is_new=is_new), 202)
+    row, body = await _find_requested_run(request), await _body(request, PostMessage)
+    is_new = await _get_runs(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
+    return _json_response(Posted(run_id=row.run, is_new=is_new), 202)
 
 
-async def say_to_run(request: Request) -> Response:
-    row, body = await _row(request), await _body(request, SayInput)
-    await _runs(request).say(row, body.text)
-    return _json(Accepted(run_id=row.run), 202)
+async def send_run_input(request: Request) -> Response:
+    row, body = await _find_requested_run(request), await _body(request, SayInput)
+    await _get_runs(request).messenger.say(row, body.text)
+    return _json_response(Accepted(run_id=row.run), 202)
 
 
-async def give_tool_result(request: Request) -> Response:
-    row, body = await _row(request), await _body(request, ToolResultBody)
-    await _runs(request).give_result(row, request.path_params["call"], body.result, body.path)
-    return _json(Accepted(run_id=row.run), 202)
+async def deliver_tool_result(request: Request) -> Response:
+    row, body = await _find_requested_run(request), await _body(request, ToolResultBody)
+    await _get_runs(request).messenger.give_result(row, request.path_params["call"], body.result, body.path)
+    return _json_response(Accepted(run_id=row.run), 202)
 
 
 async def cancel_run(request: Request) -> Response:
-    row, body = await _row(request), await _body(request, CancelRun, may_be_empty=True)
-    await _runs(request).cancel(row, body.reason)
-    return _json(Accepted(run_id=row.run), 202)
+    row, body = await _find_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
+    await _get_runs(request).messenger.cancel(row, body.reason)
+    return _json_response(Accepted(run_id=row.run), 202)
 
 
 async def resume_run(request: Request) -> Response:
-    row = await _row(request)
-    await _runs(request).resume(row)
-    return _json(Accepted(run_id=row.run), 202)
+    row = await _find_requested_run(request)
+    await _get_runs(request).launcher.resume(row)
+    return _json_response(Accepted(run_id=row.run), 202)
 
 
 async def fork_run(request: Request) -> Response:
-    row, caller, body = await _row(request), caller_of(request), await _body(request, ForkRun)
+    row, caller, body = await _find_requested_run(request), caller_of(request), await _body(request, ForkRun)
     has_edit = "edit" in body.model_fields_set
     changes = {} if body.changes is None else body.changes.model_dump(exclude_none=True)
     if has_edit or changes or body.allow_repeat:
         caller.must("admin")
-    run = await _runs(request).fork(
+    run = await _get_runs(request).launcher.fork(
         caller, row, at=body.at, edit=body.edit, has_edit=has_edit, changes=changes, allow_repeat=body.allow_repeat
     )
     return _started_response(request, run, is_new=True)
 
 
 async def undo_run(request: Request) -> Response:
-    row, body = await _row(request), await _body(request, UndoRun, may_be_empty=True)
-    done = await _runs(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
-    return _json(
+    row, body = await _find_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
+    done = await _get_runs(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
+    return _json_response(
         UndoneView(
             restored=list(done.restored),
             removed=list(done.removed),
@@ -986,39 +1006,39 @@ async def undo_run(request: Request) -> Response:
     )
 
 
-async def cost_of_run(request: Request) -> Response:
-    row = await _row(request)
-    spent = await _runs(request).spending(row)
+async def get_run_cost(request: Request) -> Response:
+    row = await _find_requested_run(request)
+    spent = await _get_runs(request).reader.spending(row)
     of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
-    return _json(
+    return _json_response(
         CostView(
             run_id=row.run,
-            **_spending_as_json(spent.usage, spent.cost),
+            **_spending_to_dict(spent.usage, spent.cost),
             by_agent={
-                name: Spent(**_spending_as_json(usage, of_agents[name])) for name, usage in spent.by_agent.items()
+                name: Spent(**_spending_to_dict(usage, of_agents[name])) for name, usage in spent.by_agent.items()
             },
             by_model={
-                name: Spent(**_spending_as_json(usage, of_models[name])) for name, usage in spent.by_model.items()
+                name: Spent(**_spending_to_dict(usage, of_models[name])) for name, usage in spent.by_model.items()
             },
         )
     )
 
 
-def _spending_as_json(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
+def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
     told = {**plain(usage), "total_tokens": usage.total_tokens}
     return {"usage": told, "cost_usd": None if cost is None else str(cost)}
 
 
 async def download_journal(request: Request) -> Response:
-    row = await _row(request)
+    row = await _find_requested_run(request)
     headers = {"content-disposition": f'attachment; filename="{row.run}.jsonl"'}
-    return Response(await _runs(request).content(row), media_type="application/x-ndjson", headers=headers)
+    return Response(await _get_runs(request).reader.content(row), media_type="application/x-ndjson", headers=headers)
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def _session(row: SessionRow) -> dict[str, Any]:
+def _session_fields(row: SessionRow) -> dict[str, Any]:
     return {
         "session_id": row.session.partition(":")[2],
         "owner": row.owner,
@@ -1030,21 +1050,25 @@ def _session(row: SessionRow) -> dict[str, Any]:
 
 
 async def list_sessions(request: Request) -> Response:
-    given, limit = request.query_params, limit_of(request)
-    before = place_of(request)
-    found = await _runs(request).sessions(caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1)
-    shown, following = page_of(found, limit, lambda row: (row.changed, row.session))
-    return _json(SessionList(sessions=[SessionSummary(**_session(row)) for row in shown], next=following))
+    given, limit = request.query_params, parse_limit(request)
+    before = parse_cursor(request)
+    found = await _get_runs(request).conversations.listed(
+        caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
+    )
+    shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
+    return _json_response(
+        SessionList(sessions=[SessionSummary(**_session_fields(row)) for row in shown], next=following)
+    )
 
 
-async def look_at_session(request: Request) -> Response:
+async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    row, kept = await _runs(request).session(caller_of(request), name, owner=owner)
+    row, kept = await _get_runs(request).conversations.get(caller_of(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
     last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
-    return _json(
+    return _json_response(
         SessionView(
-            **_session(row),
+            **_session_fields(row),
             turns=None if kept is None else kept.turns,
             usage=None if kept is None else plain(kept.usage),
             messages=last,
@@ -1061,7 +1085,7 @@ def _message_view(message: Message) -> SaidView:
 
 async def delete_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    await _runs(request).forget_session(caller_of(request), name, owner=owner)
+    await _get_runs(request).conversations.forget(caller_of(request), name, owner=owner)
     return Response(status_code=204)
 
 
@@ -1070,13 +1094,13 @@ async def delete_session(request: Request) -> Response:
 
 async def list_reports(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
-    limit, before = limit_of(request), place_of(request)
+    limit, before = parse_limit(request), parse_cursor(request)
     found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
-    shown, following = page_of(found, limit, lambda one: (one[0].changed, one[0].id))
-    return _json(ReportList(reports=[_report(report) for _, report in shown], next=following))
+    shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].id))
+    return _json_response(ReportList(reports=[_report_summary(report) for _, report in shown], next=following))
 
 
-def _report(report: Report) -> ReportSummary:
+def _report_summary(report: Report) -> ReportSummary:
     return ReportSummary(
         id=report.id,
         name=report.name,
@@ -1089,24 +1113,24 @@ def _report(report: Report) -> ReportSummary:
     )
 
 
-async def look_at_report(request: Request) -> Response:
+async def get_report(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
     name = request.path_params["report"]
     found = None if reports is None else await asyncio.to_thread(reports.find, name)
     if found is None:
         msg = f"there is no report {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_report")
-    return _json(found)
+    return _json_response(found)
 
 
 # --- beside runs ------------------------------------------------------------------------------------------------------
 
 
 async def list_schedules(request: Request) -> Response:
-    return _json(ScheduleList(schedules=[_schedule(one) for one in await _runs(request).standings()]))
+    return _json_response(ScheduleList(schedules=[_schedule_view(one) for one in await _get_runs(request).standings()]))
 
 
-def _schedule(one: Any) -> ScheduleView:
+def _schedule_view(one: Any) -> ScheduleView:
     last = one.last
     return ScheduleView(
         id=one.schedule.id,
@@ -1120,19 +1144,19 @@ def _schedule(one: Any) -> ScheduleView:
     )
 
 
-async def health(request: Request) -> Response:
-    return _json(Health(status="ok", live=_runs(request).live))
+async def report_health(request: Request) -> Response:
+    return _json_response(Health(status="ok", live=_get_runs(request).live_count))
 
 
-async def ready(request: Request) -> Response:
-    runs = _runs(request)
+async def report_readiness(request: Request) -> Response:
+    runs = _get_runs(request)
     status = "ready" if runs.is_ready else "away" if runs.is_away else "stopping"
-    return _json(Health(status=status, live=runs.live), 200 if runs.is_ready else 503)
+    return _json_response(Health(status=status, live=runs.live_count), 200 if runs.is_ready else 503)
 
 
-async def openapi(request: Request) -> Response:
+async def get_openapi_document(request: Request) -> Response:
     return JSONResponse(
-        document(request.app.state.operations, version=engine_version(), base=request.scope.get("root_path", ""))
+        make_document(request.app.state.operations, version=engine_version(), base=request.scope.get("root_path", ""))
     )
 
 
@@ -1176,16 +1200,16 @@ OPERATIONS: tuple[Operation, ...] = (
         about="List your runs, newest first; with the scope admin everybody's.",
     ),
     Operation(
-        method="GET", path="/runs/{run}", name="look_at_run", scope="read", handler=look_at_run, gives={200: RunView},
+        method="GET", path="/runs/{run}", name="look_at_run", scope="read", handler=get_run, gives={200: RunView},
         refuses=(404,), about="Look at a run: its status, open questions, and what came of it.",
     ),
     Operation(
-        method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=view_run, gives={200: "application/json"},
+        method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=get_page_data, gives={200: "application/json"},
         refuses=(404, 422), parameters=(HttpParameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
         about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(
-        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=lines_of_run, gives={200: "application/json"},
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=get_source_lines, gives={200: "application/json"},
         refuses=(404, 422), parameters=(HttpParameter("last", "With 1 only where the handlers stand now.", int),),
         about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
     ),
@@ -1211,11 +1235,11 @@ OPERATIONS: tuple[Operation, ...] = (
         gives={202: Posted}, refuses=(404, 409, 415), about="Send a message to what receives on a topic.",
     ),
     Operation(
-        method="POST", path="/runs/{run}/input", name="say_to_run", scope="run", handler=say_to_run, body=SayInput,
+        method="POST", path="/runs/{run}/input", name="say_to_run", scope="run", handler=send_run_input, body=SayInput,
         gives={202: Accepted}, refuses=(404, 409, 415), about="Say something to a run: its next model call sees it.",
     ),
     Operation(
-        method="POST", path="/runs/{run}/tool-results/{call}", name="give_tool_result", scope="run", handler=give_tool_result,
+        method="POST", path="/runs/{run}/tool-results/{call}", name="give_tool_result", scope="run", handler=deliver_tool_result,
         body=ToolResultBody, gives={202: Accepted}, refuses=(404, 409, 415), about="Give a call of a deferred tool its result.",
     ),
     Operation(
@@ -1241,7 +1265,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     Operation(
-        method="GET", path="/runs/{run}/cost", name="cost_of_run", scope="read", handler=cost_of_run, gives={200: CostView},
+        method="GET", path="/runs/{run}/cost", name="cost_of_run", scope="read", handler=get_run_cost, gives={200: CostView},
         refuses=(404,), about="Say what a run and its children spent so far, by agent and by model.",
     ),
     Operation(
@@ -1258,7 +1282,7 @@ OPERATIONS: tuple[Operation, ...] = (
         refuses=(422,), parameters=PAGE, about="List your conversations; with the scope admin everybody's.",
     ),
     Operation(
-        method="GET", path="/sessions/{session}", name="look_at_session", scope="read", handler=look_at_session,
+        method="GET", path="/sessions/{session}", name="look_at_session", scope="read", handler=get_session,
         gives={200: SessionView}, refuses=(404, 409), parameters=(OWNER,), about="Look at a conversation: what was said in it last.",
     ),
     Operation(
@@ -1270,7 +1294,7 @@ OPERATIONS: tuple[Operation, ...] = (
         refuses=(422,), parameters=PAGE[1:], about="List the reports of evaluations, newest first.",
     ),
     Operation(
-        method="GET", path="/reports/{report}", name="look_at_report", scope="read", handler=look_at_report, gives={200: Report},
+        method="GET", path="/reports/{report}", name="look_at_report", scope="read", handler=get_report, gives={200: Report},
         refuses=(404,), about="Look at a report: its cases, with the ids of their runs.\nThe id may hold slashes.",
     ),
     Operation(
@@ -1278,18 +1302,18 @@ OPERATIONS: tuple[Operation, ...] = (
         about="List when agents are started by themselves.",
     ),
     *METRICS,
-    Operation(method="GET", path="/health", name="health", scope=None, handler=health, gives={200: Health}, about="Say that the server is there."),
+    Operation(method="GET", path="/health", name="health", scope=None, handler=report_health, gives={200: Health}, about="Say that the server is there."),
     Operation(
-        method="GET", path="/ready", name="ready", scope=None, handler=ready, gives={200: Health, 503: Health},
+        method="GET", path="/ready", name="ready", scope=None, handler=report_readiness, gives={200: Health, 503: Health},
         about="Say whether the server takes runs: not while it stops, nor while its database is away.",
     ),
     Operation(
-        method="GET", path="/openapi.json", name="openapi", scope=None, handler=openapi, gives={200: "application/json"},
+        method="GET", path="/openapi.json", name="openapi", scope=None, handler=get_openapi_document, gives={200: "application/json"},
         about="Describe all of this.",
     ),
 )  # fmt: skip
 PAGES: tuple[Operation, ...] = (
     Operation(method="GET", path="/", name="studio", scope=None, handler=get_page, about="The page of the studio."),
-    Operation(method="GET", path="/studio/{part}", name="studio_part", scope=None, handler=get_part, about="A file of it."),
+    Operation(method="GET", path="/studio/{part}", name="studio_part", scope=None, handler=get_page_file, about="A file of it."),
 )  # fmt: skip
 """What is there with ``ui=True`` alone, for people and not for programs, so that no document describes it."""

@@ -28,33 +28,33 @@ from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
 from stepengine.data.usage import add_cost
-from stepengine.debugging.viewing.page import PLACE
-from stepengine.debugging.viewing.payload import RunPayload, Texts
-from stepengine.debugging.viewing.rendering import stored
-from stepengine.debugging.viewing.serving import FollowedJournal
-from stepengine.debugging.viewing.walking import SHOWN, Walked, walk
+from stepengine.debugging.viewer.handler_positions import SHOWN, HandlerPositions, collect_handler_positions
+from stepengine.debugging.viewer.live_page import FollowedJournal
+from stepengine.debugging.viewer.page import PLACE
+from stepengine.debugging.viewer.payload import PageTexts, RunPayload
+from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
-from stepengine.journal.following import Follower
-from stepengine.journal.programs import program_of
+from stepengine.journal.follower import Follower
+from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.programs import get_program
 from stepengine.journal.records import ROOT, Address, Intent, Result
-from stepengine.journal.show import ended_of
+from stepengine.journal.show import find_root_end
 from stepengine.journal.store import MemoryJournal
+from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
-from stepengine.server.runs import UNDER_WAY, Runs
+from stepengine.server.runs import Runs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from stepengine.data.waiting import Waits
+    from stepengine.data.waits import Waits
     from stepengine.engine import Engine
-    from stepengine.engine.stepping import Frame
+    from stepengine.engine.stepper import Frame
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
     from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.ledger import RunRow
-
-__all__ = ("Asking", "Brief", "Views", "get_page", "get_part")
 
 _Key: TypeAlias = "tuple[str, str, float]"
 
@@ -83,8 +83,8 @@ NEAR = 4
 
 
 @cache
-def _parts() -> dict[str, tuple[bytes, str, str]]:
-    """Return each file of the page by its name: its bytes, its type, and its mark for caches."""
+def _load_page_files() -> dict[str, tuple[bytes, str, str]]:
+    """Return the bytes, the type and the ETag of each file of the page, by name."""
     folder, found = files(__package__ or __name__) / "page", dict[str, bytes]()
     waiting = [("", folder)]
     for before, place in waiting:
@@ -94,9 +94,9 @@ def _parts() -> dict[str, tuple[bytes, str, str]]:
                 waiting.append((f"{name}/", one))
             elif name.rpartition(".")[2] in KINDS:
                 found[name] = one.read_bytes()
-    viewing = files("stepengine.debugging.viewing")
-    found |= {name: (viewing / own).read_bytes() for name, own in SHARED.items()}
-    run = PLACE.sub("", (viewing / "run.html").read_text(encoding="utf-8"))
+    viewer = files("stepengine.debugging.viewer")
+    found |= {name: (viewer / own).read_bytes() for name, own in SHARED.items()}
+    run = PLACE.sub("", (viewer / "run.html").read_text(encoding="utf-8"))
     found["index.html"] = found["index.html"].replace(b"{run}", run.encode())
     return {
         name: (data, KINDS[name.rpartition(".")[2]], f'"{hashlib.sha256(data).hexdigest()[:32]}"')
@@ -104,13 +104,13 @@ def _parts() -> dict[str, tuple[bytes, str, str]]:
     }
 
 
-def _part(request: Request, name: str) -> Response:
+def _make_file_response(request: Request, name: str) -> Response:
     from starlette.responses import Response
 
-    if name not in _parts():
+    if name not in _load_page_files():
         msg = f"the studio has no {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_part")
-    data, kind, mark = _parts()[name]
+    data, kind, mark = _load_page_files()[name]
     # Asked for each time, so that a newer server is never shown by the page of an older one.
     headers = {"content-security-policy": POLICY, "cache-control": "no-cache", "etag": mark}
     if request.headers.get("if-none-match") == mark:
@@ -119,18 +119,18 @@ def _part(request: Request, name: str) -> Response:
 
 
 async def get_page(request: Request) -> Response:
-    """Answer with the page."""
-    return _part(request, "index.html")
+    """Return the HTML of the page."""
+    return _make_file_response(request, "index.html")
 
 
-async def get_part(request: Request) -> Response:
-    """Answer with one of its files."""
-    return _part(request, request.path_params["part"])
+async def get_page_file(request: Request) -> Response:
+    """Return a script, style sheet or other file of the page."""
+    return _make_file_response(request, request.path_params["part"])
 
 
-class Views:
+class RunPageData:
     """
-    What the page shows of runs, each journal read once for all who look at it, and only what is new of it.
+    The page data of runs. Each journal is read once for all clients, and later only its new records.
 
     Args:
         runs: The runs of the server.
@@ -139,8 +139,8 @@ class Views:
     def __init__(self, runs: AnyRuns) -> None:
         self._runs = runs
         self._followed: OrderedDict[str, tuple[FollowedJournal, asyncio.Lock]] = OrderedDict()
-        self._digests: OrderedDict[str, tuple[_Digest, asyncio.Lock]] = OrderedDict()
-        self._rested: OrderedDict[_Key, Brief] = OrderedDict()
+        self._digests: OrderedDict[str, tuple[_JournalSummary, asyncio.Lock]] = OrderedDict()
+        self._rested: OrderedDict[_Key, RunListSummary] = OrderedDict()
         self._asked: OrderedDict[_Key, tuple[Question, ...]] = OrderedDict()
         # One at a time: each runs code of authors from the start of a run, and takes as long as that is.
         self._walking = asyncio.Lock()
@@ -149,7 +149,7 @@ class Views:
 
     async def payload(self, row: RunRow, after: int | None) -> bytes:
         """
-        Return what the renderer shows of a run, as JSON; with *after* what a page lacks that has it up to there.
+        Return the page data of a run as JSON; with *after* only the changes since that offset.
 
         It is ``null`` for a run that has done nothing yet.
 
@@ -158,31 +158,31 @@ class Views:
         """
         try:
             if isinstance(self._runs, Runs):
-                return await self.followed(row.run, self._runs.journal(row.run), after)
+                return await self.get_journal_page_data(row.run, self._runs.store.journal(row.run), after)
             # The rows of a database are not followed in pieces: a journal is made of them.
-            content = await self._runs.content(row)
-            return await asyncio.to_thread(_whole, MemoryJournal(content), row.run, after)
+            content = await self._runs.reader.content(row)
+            return await asyncio.to_thread(_read_page_data_once, MemoryJournal(content), row.run, after)
         except JournalMissing:
             return NOTHING
 
-    async def followed(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
-        """Return the payload of a journal, which is called *shown* in it; errors are those of ``payload``."""
+    async def get_journal_page_data(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
+        """Return the page data of a journal as JSON, with *shown* as its name; errors are those of ``payload``."""
         if name not in self._followed:
             made = await asyncio.to_thread(FollowedJournal, journal, shown or name)
             self._followed.setdefault(name, (made, asyncio.Lock()))
-            _trim(self._followed, VIEWS_KEPT)
+            _remove_oldest_entries(self._followed, VIEWS_KEPT)
         self._followed.move_to_end(name)
         following, lock = self._followed[name]
         async with lock:
             try:
-                return await asyncio.to_thread(_read, following, after)
+                return await asyncio.to_thread(_read_followed_page_data, following, after)
             except JournalError:
                 self._followed.pop(name, None)
                 raise
 
     async def lines(self, row: RunRow, *, last: bool) -> bytes:
         """
-        Return where the handlers of a run stood at each of its steps, as JSON; with *last* only where they stand now.
+        Return the source lines of a run's handlers at each step as JSON; with *last* only the current lines.
 
         The run is walked with the agents of this server: nothing is performed, and where their code does something else than is
         recorded it says from where on nothing is known.
@@ -191,12 +191,12 @@ class Views:
             JournalError: when the journal cannot be read.
         """
         if isinstance(self._runs, Runs):
-            journal: Journal = self._runs.journal(row.run)
-            engine = self._runs.engine_of(row.run)
+            journal: Journal = self._runs.store.journal(row.run)
+            engine = self._runs.engines.engine_for_run(row.run)
         else:
             engine = self._runs.engine
-            journal = MemoryJournal(await self._runs.content(row))
-        work = _standing if last else _walked
+            journal = MemoryJournal(await self._runs.reader.content(row))
+        work = _collect_current_lines if last else _collect_all_source_lines
         try:
             async with self._walking:
                 return await asyncio.to_thread(work, engine, journal, row.run)
@@ -205,14 +205,14 @@ class Views:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def brief(self, row: RunRow) -> Brief:
-        """Return what a list says of a run beside what the server knows of it; nothing where its journal cannot be read."""
+    async def get_summary(self, row: RunRow) -> RunListSummary:
+        """Return the summary of a run from its journal; empty if it cannot be read."""
         if not isinstance(self._runs, Runs):
-            look = await self._runs.look(row)
-            waits = [_waits_for(one) for one in look.waits_for] or [one.text for one in look.questions]
+            look = await self._runs.reader.details(row)
+            waits = [_describe_wait(one) for one in look.waits_for] or [one.text for one in look.questions]
             times = [one.wakes_at for one in look.waits_for if one.wakes_at is not None]
             parent = None if look.parent is None else look.parent["run"]
-            return Brief(
+            return RunListSummary(
                 cost=look.cost, waits=tuple(waits[:MOST_WAITS]), wakes=min(times, default=None), asks=bool(look.questions),
                 output=look.output, parent=parent,
             )  # fmt: skip
@@ -221,87 +221,88 @@ class Views:
             self._rested.move_to_end(key)
             return self._rested[key]
         try:
-            found = await self._digested(row.run, self._runs.journal(row.run))
+            found = await self._update_journal_summary(row.run, self._runs.store.journal(row.run))
         except JournalError:
             self._digests.pop(row.run, None)
-            return Brief()
-        if row.status not in UNDER_WAY:
+            return RunListSummary()
+        if row.status not in RUNNING:
             self._rested[key] = found
             self._digests.pop(row.run, None)
-            _trim(self._rested, BRIEFS_KEPT)
+            _remove_oldest_entries(self._rested, BRIEFS_KEPT)
         return found
 
-    async def _digested(self, run: str, journal: Journal) -> Brief:
-        digest, lock = self._digests.setdefault(run, (_Digest(journal), asyncio.Lock()))
-        _trim(self._digests, DIGESTS_KEPT)
+    async def _update_journal_summary(self, run: str, journal: Journal) -> RunListSummary:
+        digest, lock = self._digests.setdefault(run, (_JournalSummary(journal), asyncio.Lock()))
+        _remove_oldest_entries(self._digests, DIGESTS_KEPT)
         async with lock:
             return await asyncio.to_thread(digest.look)
 
-    async def questions(self, row: RunRow) -> tuple[Asking, ...]:
-        """Return what a run asks, with the programs that ask."""
+    async def questions(self, row: RunRow) -> tuple[QuestionDetails, ...]:
+        """Return the open questions of a run, with the programs that ask them."""
         key = (row.run, row.status, row.changed)
         found = self._asked.get(key)
         if found is None:
             try:
-                found = (await self._runs.look(row)).questions
+                found = (await self._runs.reader.details(row)).questions
             except JournalError:
                 found = ()
-            if row.status not in UNDER_WAY:
+            if row.status not in RUNNING:
                 self._asked[key] = found
-                _trim(self._asked, ASKED_KEPT)
+                _remove_oldest_entries(self._asked, ASKED_KEPT)
         if not found or not isinstance(self._runs, Runs):
-            return tuple([Asking(one) for one in found])
+            return tuple([QuestionDetails(one) for one in found])
         if not any(one.path for one in found):
-            return tuple([Asking(one) for one in found])
-        return await asyncio.to_thread(_with_programs, self._runs.journal(row.run), found)
+            return tuple([QuestionDetails(one) for one in found])
+        return await asyncio.to_thread(_add_asking_programs, self._runs.store.journal(row.run), found)
 
     async def answered(self, row: RunRow, questions: Iterable[str]) -> list[tuple[str, str, str]]:
-        """Return who answered which of some questions, and what, as far as that is known: id, name, answer."""
+        """Return the id, the answerer and the answer of each of the *questions* answered in the mailbox."""
         if not isinstance(self._runs, Runs):
             return []
-        return await asyncio.to_thread(_answers, self._runs.journal(row.run), set(questions))
+        return await asyncio.to_thread(_find_mailbox_answers, self._runs.store.journal(row.run), set(questions))
 
 
-def _trim(known: OrderedDict[Any, Any], most: int) -> None:
+def _remove_oldest_entries(known: OrderedDict[Any, Any], most: int) -> None:
     while len(known) > most:
         known.popitem(last=False)
 
 
-def _read(following: FollowedJournal, after: int | None) -> bytes:
+def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
     following.read()
     # In here, where nobody else reads: what is told are the lists themselves, which grow.
-    return json.dumps(_payload(following) if after is None else following.after(after)).encode()
+    return json.dumps(_make_whole_payload(following) if after is None else following.changes_after(after)).encode()
 
 
-def _payload(following: FollowedJournal) -> dict[str, Any]:
+def _make_whole_payload(following: FollowedJournal) -> dict[str, Any]:
     told = following.payload()
     # Where handlers stood is asked for by itself.
     told["missing"] = [one for one in told["missing"] if not one.get("handler")]
     return told
 
 
-def _whole(journal: Journal, name: str, after: int | None) -> bytes:
+def _read_page_data_once(journal: Journal, name: str, after: int | None) -> bytes:
     following = FollowedJournal(journal, name)
     told: dict[str, Any] = {"after": after}
     if after is None:
-        told = _payload(following)
+        told = _make_whole_payload(following)
     elif after != following.offset:
-        told = following.after(0)
+        told = following.changes_after(0)
     return json.dumps(told).encode()
 
 
-def _walked(engine: Engine, journal: Journal, name: str) -> bytes:
-    view = RunPayload(Texts(), name)
-    view.take(stored(journal))
+def _collect_all_source_lines(engine: Engine, journal: Journal, name: str) -> bytes:
+    """Replay a run, and return the source lines of its handlers at each step, as JSON."""
+    view = RunPayload(PageTexts(), name)
+    view.take(load_stored_history(journal))
     own = len(view.texts.all)
     try:
-        walked = walk(engine.stepper(journal), view)
+        walked = collect_handler_positions(engine.stepper(journal), view)
     except StepEngineError as error:
-        walked = Walked(missing=f"No source lines and variables: {error.message}")
+        walked = HandlerPositions(missing=f"No source lines and variables: {error.message}")
     clean = view.texts.clean
     told = {
         "texts": [None] * own + view.texts.all[own:],
-        **walked.told(),
+        **walked.to_dict(),
         "sources": walked.sources,
         "missing": clean(walked.missing),
     }
@@ -314,8 +315,9 @@ def _walked(engine: Engine, journal: Journal, name: str) -> bytes:
     return json.dumps(told).encode()
 
 
-def _standing(engine: Engine, journal: Journal, name: str) -> bytes:
-    clean = Texts().clean
+def _collect_current_lines(engine: Engine, journal: Journal, name: str) -> bytes:
+    """Replay a run to its last record, and return the current source lines of its handlers, as JSON."""
+    clean = PageTexts().clean
     try:
         with engine.stepper(journal) as stepper:
             while stepper.advance():
@@ -330,14 +332,14 @@ def _standing(engine: Engine, journal: Journal, name: str) -> bytes:
             "file": clean(PurePath(frame.file).name),
             "line": frame.line,
             "first": max(1, frame.line - NEAR),
-            "lines": [clean(line.rstrip("\n")) for line in _around(frame)],
+            "lines": [clean(line.rstrip("\n")) for line in _read_nearby_lines(frame)],
         }
         for frame in frames
     ]
     return json.dumps({"run": name, "frames": told, "missing": ""}).encode()
 
 
-def _around(frame: Frame) -> list[str]:
+def _read_nearby_lines(frame: Frame) -> list[str]:
     return linecache.getlines(frame.file)[max(0, frame.line - NEAR - 1) : frame.line + NEAR]
 
 
@@ -345,9 +347,9 @@ def _around(frame: Frame) -> list[str]:
 
 
 @frozen(kw_only=True)
-class Brief:
+class RunListSummary:
     """
-    What a list says of a run.
+    The summary of a run in a list.
 
     Attributes:
         steps: How many times a model was asked, in its children, too; ``None`` where that is not known.
@@ -377,7 +379,7 @@ class Brief:
 
 
 @frozen
-class Asking:
+class QuestionDetails:
     """
     An open question, and of one that a program asks the program and the line that waits.
 
@@ -392,38 +394,38 @@ class Asking:
     line: int = 0
 
 
-class _Digest:
-    """A journal that is read on from where it was, for what a list says of it."""
+class _JournalSummary:
+    """A summary of a journal that is updated from its new records."""
 
     def __init__(self, journal: Journal) -> None:
         self._follower = Follower(journal)
-        self._begin()
+        self._reset_counts()
 
-    def _begin(self) -> None:
+    def _reset_counts(self) -> None:
         self._steps = self._tokens = 0
         self._agents = 1
         self._cost: Decimal | None = Decimal(0)
 
-    def look(self) -> Brief:
+    def look(self) -> RunListSummary:
         is_behind = True
         while is_behind:
             news = self._follower.news()
             is_behind = news.is_behind
             if news.again:
-                self._begin()
+                self._reset_counts()
             for record in news.records:
-                self._take(record)
+                self._count_record(record)
         history = self._follower.history
-        ended = ended_of(history)
-        waits = [] if history.is_complete else history.waits()
+        ended = find_root_end(history)
+        waits = [] if history.is_complete else find_waits(history)
         times = [one.wakes_at for one in waits if one.wakes_at is not None]
         doing = [] if history.is_complete else list(history.open.values())[-1:]
-        return Brief(
+        return RunListSummary(
             steps=self._steps,
             cost=None if self._cost is None else str(self._cost),
             tokens=self._tokens,
             seconds=history.last_at / 1000,
-            waits=tuple([_waits_for(one) for one in waits][:MOST_WAITS]),
+            waits=tuple([_describe_wait(one) for one in waits][:MOST_WAITS]),
             wakes=min(times, default=None),
             doing="".join([f"{one.type}" for one in doing]),
             agents=self._agents,
@@ -432,7 +434,7 @@ class _Digest:
             parent=None if history.head is None or history.head.parent is None else history.head.parent["run"],
         )
 
-    def _take(self, record: object) -> None:
+    def _count_record(self, record: object) -> None:
         history = self._follower.history
         if isinstance(record, Intent):
             self._steps += record.type == "model_call"
@@ -447,7 +449,7 @@ class _Digest:
                 self._cost = add_cost(self._cost, value.cost)
 
 
-def _waits_for(wait: Waits) -> str:
+def _describe_wait(wait: Waits) -> str:
     if wait.question is not None:
         return wait.question.text
     if wait.kind == "message":
@@ -455,25 +457,25 @@ def _waits_for(wait: Waits) -> str:
     return "a child" if wait.kind == "child" else "its time"
 
 
-def _with_programs(journal: Journal, questions: Iterable[Question]) -> tuple[Asking, ...]:
+def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
     try:
         history = journal.history()
-        asked = {question.id: address for question_id, (address, question) in history.open_questions().items()}
+        asked = {question.id: address for question_id, (address, question) in open_questions(history).items()}
     except JournalError:
-        return tuple([Asking(one) for one in questions])
-    return tuple([_in_program(history, asked.get(one.id), one) for one in questions])
+        return tuple([QuestionDetails(one) for one in questions])
+    return tuple([_make_question_details(history, asked.get(one.id), one) for one in questions])
 
 
-def _in_program(history: History, address: Address | None, question: Question) -> Asking:
+def _make_question_details(history: History, address: Address | None, question: Question) -> QuestionDetails:
     if address is None or not address[0]:
-        return Asking(question)
+        return QuestionDetails(question)
     above, _, seq = address[0].rpartition(".")
     call, asks = history.intents.get((above, int(seq))), history.intents.get(address)
-    program = None if call is None else program_of(history.form(call))
-    return Asking(question, program or "", (asks.program_line or 0) if asks is not None and program else 0)
+    program = None if call is None else get_program(history.form(call))
+    return QuestionDetails(question, program or "", (asks.program_line or 0) if asks is not None and program else 0)
 
 
-def _answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
+def _find_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     try:
         letters, _ = journal.mailbox().read()

@@ -13,9 +13,9 @@ from stepengine.data.codec import plain
 from stepengine.errors import AnswerRejected, InputError
 from stepengine.redaction import KNOWN
 from stepengine.server.access import caller_of
-from stepengine.server.bodies import checked_as, json_of
+from stepengine.server.bodies import read_json_body, validate_as
 from stepengine.server.openapi import HttpParameter, Operation
-from stepengine.server.pages import Conversation, agent_of, paced
+from stepengine.server.pages import CallerConversation, add_ping_comments, get_path_agent
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -38,30 +38,30 @@ class ChatTurn(BaseModel):
     messageId: str | None = None  # noqa: N815 - the package's own name
 
 
-async def take_turn(request: Request) -> Response:
-    body = checked_as(ChatTurn, plain(await json_of(request)))
-    agent, version = agent_of(request), _version(request)
+async def start_chat_turn(request: Request) -> Response:
+    body = validate_as(ChatTurn, plain(await read_json_body(request)))
+    agent, version = get_path_agent(request), _parse_protocol_version(request)
     answers = answers_of(body.messages)
     prompt = "" if answers else prompt_of(body.messages, trigger=body.trigger, message_id=body.messageId)
-    chat = await Conversation.of(request, body.id)
-    chat.check_rests()
+    chat = await CallerConversation.load(request, body.id)
+    chat.check_not_running()
     asks = chat.state is not None and bool(chat.state.pending)
     if answers or asks:
         caller_of(request).must("answer")
     if answers:
-        _check_run(chat, body.messages[-1])
+        _check_answers_last_run(chat, body.messages[-1])
     taken = await chat.take(agent, prompt, answers)
     message = taken.run
     if answers:  # what comes of them goes into the message that asks
         message = str(body.messages[-1].get("id") or taken.run)[:1_000]
     elif taken.place is not None:
         message = f"{taken.run}-{taken.place.rpartition('-')[2]}"
-        await chat.runs.show(taken.run, message, taken.place)
-    return _streamed(chat, taken.events, message, version)
+        await chat.runs.conversations.store_shown_message(taken.run, message, taken.place)
+    return _stream_response(chat, taken.events, message, version)
 
 
-def _check_run(chat: Conversation, message: dict[str, Any]) -> None:
-    """Refuse answers to what another run asked: the questions of each are counted from the beginning."""
+def _check_answers_last_run(chat: CallerConversation, message: dict[str, Any]) -> None:
+    """Raise for answers to questions of another run."""
     given = [p["approval"]["id"] for p in message["parts"] if p.get("state") == "approval-responded"]
     runs = {run for run, colon, _ in [id_.partition(":") for id_ in given] if colon}
     if runs - {"" if chat.last is None else chat.last.run}:
@@ -69,16 +69,16 @@ def _check_run(chat: Conversation, message: dict[str, Any]) -> None:
         raise AnswerRejected(msg)
 
 
-async def come_back(request: Request) -> Response:
-    agent, version = agent_of(request), _version(request)
-    chat = await Conversation.of(request, request.path_params["chat"])
+async def reconnect_to_chat(request: Request) -> Response:
+    agent, version = get_path_agent(request), _parse_protocol_version(request)
+    chat = await CallerConversation.load(request, request.path_params["chat"])
     if chat.last is None or chat.last.agent != agent:
         return Response(status_code=204)
-    message, after = await chat.runs.shown(chat.last.run) or (chat.last.run, None)
-    return _streamed(chat, chat.shown(chat.last.run, after), message, version)
+    message, after = await chat.runs.conversations.find_shown_message(chat.last.run) or (chat.last.run, None)
+    return _stream_response(chat, chat.stream_events(chat.last.run, after), message, version)
 
 
-def _version(request: Request) -> int:
+def _parse_protocol_version(request: Request) -> int:
     given = request.headers.get(VERSION, str(VERSIONS[-1]))
     if given not in map(str, VERSIONS):
         msg = f"{VERSION}: {given[:20]!r} is not known; known are {', '.join(map(str, VERSIONS))}"
@@ -86,16 +86,18 @@ def _version(request: Request) -> int:
     return int(given)
 
 
-def _streamed(chat: Conversation, events: AsyncGenerator[Event, None], message: str, version: int) -> Response:
+def _stream_response(
+    chat: CallerConversation, events: AsyncGenerator[Event, None], message: str, version: int
+) -> Response:
     chunks = vercel(events, message_id=message, version=version)
-    return StreamingResponse(paced(sse(_redact_chunks(chunks)), chat.runs.stopping), headers=dict(HEADERS))
+    return StreamingResponse(add_ping_comments(sse(_redact_chunks(chunks)), chat.runs.stopping), headers=dict(HEADERS))
 
 
 async def _redact_chunks(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
-    """Give chunks without secrets that the process knows."""
+    """Yield chunks with known secrets redacted."""
     try:
         async for chunk in chunks:
-            yield KNOWN.seen(chunk)
+            yield KNOWN.redact_for_run(chunk)
     finally:
         await chunks.aclose()
 
@@ -107,7 +109,7 @@ OF_PAGE = (
 )
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        method="POST", path="/vercel/{agent}", name="take_chat_turn", scope="run", handler=take_turn, body=ChatTurn,
+        method="POST", path="/vercel/{agent}", name="take_chat_turn", scope="run", handler=start_chat_turn, body=ChatTurn,
         parameters=OF_PAGE, gives={200: "text/event-stream"}, refuses=(404, 409, 415, 429, 503),
         about=(
             "Take a turn of a chat, for pages made with Vercel's AI SDK.\n"
@@ -115,7 +117,7 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
     ),
     Operation(
-        method="GET", path="/vercel/{agent}/{chat}/stream", name="come_back_to_chat", scope="read", handler=come_back,
+        method="GET", path="/vercel/{agent}/{chat}/stream", name="come_back_to_chat", scope="read", handler=reconnect_to_chat,
         parameters=OF_PAGE, gives={200: "text/event-stream", 204: None}, refuses=(404, 409, 422),
         about="Come back to a chat: its last message, from the beginning.\n204 says that there is none.",
     ),

@@ -1,7 +1,7 @@
 """
 Webhooks: events of other services for runs that wait for them, and questions of runs for a service that should know of them.
 
-What lives here: the file that configures both, signatures, the routes of events that come in, and ``Posts``, which sends what goes
+What lives here: the file that configures both, signatures, the routes of events that come in, and ``WebhookSender``, which sends what goes
 out. Nothing of a request is looked at, and nothing looked up, before its signature is found right; where something is sent stands
 in the file alone.
 """
@@ -32,7 +32,7 @@ from stepengine.errors import DataError, DefinitionError, InputError, JournalMis
 from stepengine.journal.questions import DOUBT
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
-from stepengine.server.access import Caller, opened_secret
+from stepengine.server.access import Caller, open_secret_file
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
 
@@ -46,9 +46,10 @@ if TYPE_CHECKING:
     from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.ledger import Act, RunRow
     from stepengine.server.metrics import Metrics
-    from stepengine.server.runs import Runs, RunStanding
+    from stepengine.server.run_reader import ServedRun
+    from stepengine.server.runs import Runs
 
-__all__ = ("OPERATIONS", "Posts", "Target", "Topic", "Webhooks", "sign", "verify")
+__all__ = ("OPERATIONS", "Target", "Topic", "WebhookSender", "Webhooks", "sign", "verify")
 
 TOLERANCE = 300
 """Seconds that the clocks of a sender and of this machine may differ, and a delivery may take."""
@@ -88,12 +89,12 @@ def sign(secret: str | Iterable[str], body: bytes, t: int) -> str:
         t: When, in seconds since 1970.
     """
     known = [secret] if isinstance(secret, str) else list(secret)
-    return ",".join([f"t={t}", *[f"v1={_hex(one.encode(), body, str(t))}" for one in known]])
+    return ",".join([f"t={t}", *[f"v1={_compute_hex_signature(one.encode(), body, str(t))}" for one in known]])
 
 
 def verify(secret: str | Iterable[str], body: bytes, header: str, now: float) -> bool:
     """
-    Return whether a message is of who knows *secret*, and not more than 300 s old or ahead.
+    Return whether the signature matches *secret* and its time is within 300 s of *now*.
 
     It takes as long for a wrong signature as for a right one. Of several signatures, and several secrets, one match is enough.
 
@@ -106,35 +107,35 @@ def verify(secret: str | Iterable[str], body: bytes, header: str, now: float) ->
     parts = [part.strip().partition("=") for part in header[: MAX_HEADER + 1].split(",")]
     times = [value for name, _, value in parts if name == "t"]
     given = [value for name, _, value in parts if name == "v1"]
-    if len(header) > MAX_HEADER or len(times) != 1 or not _is_near(times[0], now):
+    if len(header) > MAX_HEADER or len(times) != 1 or not _is_recent_timestamp(times[0], now):
         return False
     known = [secret] if isinstance(secret, str) else list(secret)
-    return _matches([_hex(one.encode(), body, times[0]) for one in known], given)
+    return _has_matching_signature([_compute_hex_signature(one.encode(), body, times[0]) for one in known], given)
 
 
-def _hex(key: bytes, body: bytes, t: str) -> str:
+def _compute_hex_signature(key: bytes, body: bytes, t: str) -> str:
     return hmac.new(key, f"{t}.".encode() + body, hashlib.sha256).hexdigest()
 
 
-def _standard(key: bytes, body: bytes, id_: str, t: str) -> str:
+def _compute_standard_signature(key: bytes, body: bytes, id_: str, t: str) -> str:
     """Return the signature of Standard Webhooks, in base64."""
     made = hmac.new(key, f"{id_}.{t}.".encode("utf-8", "surrogatepass") + body, hashlib.sha256).digest()
     return base64.b64encode(made).decode()
 
 
-def _is_near(said: str, now: float) -> bool:
+def _is_recent_timestamp(said: str, now: float) -> bool:
     is_time = said.isascii() and said.isdigit() and len(said) <= MAX_DIGITS
     return is_time and abs(now - int(said)) <= TOLERANCE
 
 
-def _matches(right: list[str], given: list[str]) -> bool:
+def _has_matching_signature(right: list[str], given: list[str]) -> bool:
     # Each with each: neither how many there are nor which one fits is told by the time that it takes.
     tried = [one.encode("utf-8", "surrogatepass") for one in given[:MAX_SIGNATURES]]
     found = [hmac.compare_digest(one.encode(), other) for one in right for other in tried]
     return len(given) <= MAX_SIGNATURES and any(found)
 
 
-def _standard_key(secret: str) -> bytes | None:
+def _parse_standard_key(secret: str) -> bytes | None:
     try:
         return base64.b64decode(secret.removeprefix(STANDARD) + "==") if secret.startswith(STANDARD) else None
     except (binascii.Error, ValueError):
@@ -144,14 +145,14 @@ def _standard_key(secret: str) -> bytes | None:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def _pointer(text: str) -> str:
+def _check_pointer(text: str) -> str:
     if not text.startswith("/") or text.count("/") > MAX_POINTER:
         msg = f"a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run, would be fine"
         raise ValueError(msg)
     return text
 
 
-def _url(text: str) -> str:
+def _check_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         msg = "an address that begins with https:// or http://, without a user, would be fine"
@@ -162,27 +163,27 @@ def _url(text: str) -> str:
     return text
 
 
-Pointer = Annotated[str, Field(max_length=200), AfterValidator(_pointer)]
-Url = Annotated[str, Field(max_length=2_000), AfterValidator(_url)]
+Pointer = Annotated[str, Field(max_length=200), AfterValidator(_check_pointer)]
+Url = Annotated[str, Field(max_length=2_000), AfterValidator(_check_url)]
 Secret = Annotated[SecretStr, Field(min_length=16, max_length=500)]
 Secrets = Annotated[tuple[Secret, ...], Field(min_length=1, max_length=MAX_SECRETS)]
 TopicName = Annotated[str, Field(max_length=64, pattern="^[A-Za-z0-9_.:-]+$")]
 
 
-class _Part(BaseModel):
+class _WebhookModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-class _Signed(_Part):
+class _SecretsModel(_WebhookModel):
     secrets: Annotated[Secrets, Field(description="Of 16 characters and more; several while one is being changed.")]
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The secrets as they are."""
+        """The secrets as plain text."""
         return tuple([one.get_secret_value() for one in self.secrets])
 
 
-class Topic(_Signed):
+class Topic(_SecretsModel):
     """
     Events of one sender, for ``Receive`` of this topic.
 
@@ -196,7 +197,7 @@ class Topic(_Signed):
     id: Pointer = "/id"
 
     def signed(self, headers: Mapping[str, list[str]], body: bytes, now: float) -> str | None:
-        """Return the id that is signed in the headers, ``""`` where none is; ``None`` unless a signature is right."""
+        """Return the signed message id, ``""`` if it has none; ``None`` if no signature is valid."""
         for name in ("stepengine-signature", "stripe-signature"):
             found = headers.get(name, [])
             if len(found) == 1:
@@ -205,14 +206,16 @@ class Topic(_Signed):
         if [len(id_), len(said), len(given)] != [1, 1, 1] or len(given[0]) > MAX_HEADER or not id_[0]:
             return None
         signatures = [one.removeprefix("v1,") for one in given[0].split(" ") if one.startswith("v1,")]
-        keys = [key for key in map(_standard_key, self.known) if key]
-        is_right = _matches([_standard(key, body, id_[0], said[0]) for key in keys], signatures)
-        return id_[0] if is_right and _is_near(said[0], now) else None
+        keys = [key for key in map(_parse_standard_key, self.known) if key]
+        is_right = _has_matching_signature(
+            [_compute_standard_signature(key, body, id_[0], said[0]) for key in keys], signatures
+        )
+        return id_[0] if is_right and _is_recent_timestamp(said[0], now) else None
 
 
-class Target(_Signed):
+class Target(_SecretsModel):
     """
-    Who is told of questions and of ends.
+    The service that receives questions and results.
 
     Attributes:
         url: Where messages are posted.
@@ -226,9 +229,9 @@ class Target(_Signed):
     events: Annotated[tuple[Literal["question", "finished"], ...], Field(min_length=1)] = ("question", "finished")
 
 
-class Webhooks(_Part):
+class Webhooks(_WebhookModel):
     """
-    What comes in and goes out by webhooks.
+    The configuration of incoming and outgoing webhooks.
 
     Attributes:
         topics: Who may send what, by topic.
@@ -248,9 +251,9 @@ class Webhooks(_Part):
             DataError: where something else stands in it; what stands there is not shown.
         """
         place = Path(path).absolute()
-        with opened_secret(place, "webhooks") as fd:
+        with open_secret_file(place, "webhooks") as fd:
             if fd is None:
-                msg = f"there is no {str(path)!r}; a file of webhooks is JSON, as docs/webhooks.md shows it, that nobody else may read"
+                msg = f"there is no {str(path)!r}; a file of webhooks is JSON, as docs/serving.md shows it, that nobody else may read"
                 raise DefinitionError(msg)
             with open(fd, "rb", closefd=False) as file:
                 data = file.read(MAX_FILE + 1)
@@ -259,7 +262,7 @@ class Webhooks(_Part):
     @classmethod
     def read(cls, data: bytes, name: str) -> Webhooks:
         """
-        Return what a file holds.
+        Parse a file of webhooks.
 
         Raises:
             DataError: for anything but a file of webhooks.
@@ -285,8 +288,8 @@ SENDER = Caller("webhooks", frozenset({"admin"}))
 NOBODY = Topic(secrets=(SecretStr(secrets.token_hex(32)),))
 
 
-class Received(BaseModel):
-    """An event is on the disk, and reaches what receives on its topic."""
+class EventReceipt(BaseModel):
+    """The receipt for a stored event; runs that receive on its topic get it."""
 
     model_config = ConfigDict(extra="forbid")
     run_id: str
@@ -301,12 +304,12 @@ async def receive_event(request: Request) -> Response:
     name, body = request.path_params["topic"], await request.body()
     topic = webhooks.topics.get(name)
     # An unknown topic is checked, too: how long a refusal takes tells nobody what there is.
-    signed = (topic or NOBODY).signed(_headers(request), body, time.time())
+    signed = (topic or NOBODY).signed(_collect_headers(request), body, time.time())
     if topic is None or signed is None:
         metrics.received("" if topic is None else name, "refused")
-        raise _signature_problem()
+        raise _make_signature_problem()
     try:
-        answer = await _take_event(request, name, topic, body, signed)
+        answer = await _store_event(request, name, topic, body, signed)
     except Exception:
         metrics.received(name, "failed")
         raise
@@ -316,14 +319,14 @@ async def receive_event(request: Request) -> Response:
     return Response(answer.model_dump_json(), 202, media_type="application/json")
 
 
-def _headers(request: Request) -> dict[str, list[str]]:
+def _collect_headers(request: Request) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, value in request.headers.items():
         found.setdefault(name.lower(), []).append(value)
     return found
 
 
-def _signature_problem() -> Problem:
+def _make_signature_problem() -> Problem:
     msg = (
         "no signature of this request is right: Stepengine-Signature with t and v1, or the headers of Standard Webhooks, made of the "
         f"bytes of the body with a secret of the topic not more than {TOLERANCE} s ago, would be fine"
@@ -332,23 +335,23 @@ def _signature_problem() -> Problem:
     return Problem(msg, status=401, kind="not_signed", headers=headers)
 
 
-async def _take_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> Received | None:
-    """Post an event, and return how; ``None`` for one that is for no run."""
-    value = _event_in(body)
-    run = request.path_params.get("run") or _run_in(value, topic)
+async def _store_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> EventReceipt | None:
+    """Store an event in the mailbox of its run; ``None`` if it belongs to no run."""
+    value = _parse_event(body)
+    run = request.path_params.get("run") or _find_event_run_id(value, topic)
     if run is None:
         return None
     runs: AnyRuns = request.app.state.runs
-    row = await runs.find(SENDER, run)
-    id_ = _letter_id(name, signed or _id_in(value, topic, body))
-    return Received(run_id=row.run, is_new=await _posted(runs, row, name, value, id_))
+    row = await runs.reader.find(SENDER, run)
+    id_ = _make_message_id(name, signed or _find_event_id(value, topic, body))
+    return EventReceipt(run_id=row.run, is_new=await _post_event(runs, row, name, value, id_))
 
 
-async def _posted(runs: AnyRuns, row: RunRow, topic: str, value: object, id_: str) -> bool:
+async def _post_event(runs: AnyRuns, row: RunRow, topic: str, value: object, id_: str) -> bool:
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
-            return await runs.post(row, topic, value, id=id_, path="")
+            return await runs.messenger.post(row, topic, value, id=id_, path="")
         except JournalMissing:
             # The run is registered and has done nothing yet, so it has no mailbox. Whoever was told of it before may be this fast.
             if time.monotonic() > until:
@@ -357,7 +360,7 @@ async def _posted(runs: AnyRuns, row: RunRow, topic: str, value: object, id_: st
         await asyncio.sleep(BEGUN_SOON)
 
 
-def _event_in(body: bytes) -> Any:
+def _parse_event(body: bytes) -> Any:
     try:
         return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
@@ -365,30 +368,30 @@ def _event_in(body: bytes) -> Any:
         raise InputError(msg, issues=(msg,)) from None
 
 
-def _run_in(value: object, topic: Topic) -> str | None:
+def _find_event_run_id(value: object, topic: Topic) -> str | None:
     if topic.run is None:
         msg = "events of this topic name no run: send them to /hooks/TOPIC/RUN, or say with `run` in the file of webhooks where they do"
         raise Problem(msg, status=404, kind="no_such_run")
-    found = _at(value, topic.run)
+    found = _get_pointer_value(value, topic.run)
     return found if isinstance(found, str) and found else None
 
 
-def _id_in(value: object, topic: Topic, body: bytes) -> str:
-    found = _at(value, topic.id)
+def _find_event_id(value: object, topic: Topic, body: bytes) -> str:
+    found = _get_pointer_value(value, topic.id)
     if isinstance(found, str | int) and not isinstance(found, bool) and str(found)[:1]:
         return str(found)
     return hashlib.sha256(body).hexdigest()
 
 
-def _letter_id(topic: str, id_: str) -> str:
+def _make_message_id(topic: str, id_: str) -> str:
     # With its topic: two senders who both begin to count at 1 do not take each other's place.
     if len(id_) > MAX_ID or not id_.isprintable():
         id_ = hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{topic}:{id_}"
 
 
-def _at(value: Any, pointer: str) -> Any:
-    """Return what stands at a JSON pointer; ``None`` where nothing does."""
+def _get_pointer_value(value: Any, pointer: str) -> Any:
+    """Return the value at a JSON pointer; ``None`` if there is none."""
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
@@ -411,12 +414,12 @@ SIGNED = "It needs no token, but a signature with a secret of the topic. The sam
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/hooks/{topic}", name="receive_event", scope=None, handler=receive_event, parameters=SIGNATURE,
-        gives={202: Received, 204: None}, refuses=(401, 404, 409, 422, 503),
+        gives={202: EventReceipt, 204: None}, refuses=(401, 404, 409, 422, 503),
         about=f"Take the event of another service for the run that the event names.\n{SIGNED} 204 says that it names no run.",
     ),
     Operation(
         method="POST", path="/hooks/{topic}/{run}", name="receive_event_for_run", scope=None, handler=receive_event,
-        parameters=SIGNATURE, gives={202: Received}, refuses=(401, 404, 409, 422, 503),
+        parameters=SIGNATURE, gives={202: EventReceipt}, refuses=(401, 404, 409, 422, 503),
         about=f"Take the event of another service for a run that receives on its topic.\n{SIGNED}",
     ),
 )  # fmt: skip
@@ -444,21 +447,23 @@ NEVER = 1e18
 
 
 @frozen
-class _Untold:
+class _RunWithWebhooks:
+    """A run with webhooks to send."""
+
     run: str
     changed: float
     tries: int
 
 
 @frozen
-class _Message:
+class _WebhookMessage:
     id: str
     content: Mapping[str, Any]
 
 
-class Posts:
+class WebhookSender:
     """
-    Sends what a server's runs ask, and how they end, to the target of its file: at least once, whatever happens to the server.
+    Sends questions and results of runs to the configured service, at least once even after a crash.
 
     What is to be sent follows from the ledger, so nothing has to be remembered when a run is suspended; what was sent has a receipt
     there. A message that is not taken is sent again after 1, 5 and 30 s, and then at the next start.
@@ -482,16 +487,16 @@ class Posts:
     ) -> None:
         self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
         self._transport = transport
-        self._ledger = runs.ledger
+        self._ledger = runs.store.ledger
         self._since, self._begun = 0.0, 0.0
         self._stack = contextlib.AsyncExitStack()
         self._client: httpx2.AsyncClient
 
     async def __aenter__(self) -> Self:
-        """Begin to send what is open."""
+        """Start to send pending webhooks."""
         import httpx2
 
-        (self._begun,) = await asyncio.to_thread(self._ledger.write, [_beginning(time.time())])
+        (self._begun,) = await asyncio.to_thread(self._ledger.write, [_make_setup_act(time.time())])
         client = httpx2.AsyncClient(
             timeout=POST_SECONDS,
             follow_redirects=False,
@@ -499,19 +504,19 @@ class Posts:
             limits=httpx2.Limits(max_connections=AT_A_TIME),
         )
         self._client = await self._stack.enter_async_context(client)
-        task = asyncio.ensure_future(self._care())
+        task = asyncio.ensure_future(self._send_forever())
         self._stack.push_async_callback(_cancel_and_wait, task)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop; what is being sent is sent again at the next start."""
+        """Stop; interrupted webhooks are sent again at the next start."""
         await self._stack.aclose()
 
-    async def _care(self) -> None:
+    async def _send_forever(self) -> None:
         while True:
             try:
-                found = await asyncio.to_thread(self._claimed)
-                await asyncio.gather(*[self._tell(one) for one in found])
+                found = await asyncio.to_thread(self._claim_runs)
+                await asyncio.gather(*[self._send_run_messages(one) for one in found])
             except StepEngineError as error:
                 found = []
                 LOGGER.error("what is to be sent is not known now: %s", error)
@@ -521,47 +526,47 @@ class Posts:
             if len(found) < AT_A_TIME:
                 await asyncio.sleep(LOOK_SECONDS)
 
-    def _claimed(self) -> list[_Untold]:
-        """Return what this server is to send now; others leave it alone meanwhile."""
+    def _claim_runs(self) -> list[_RunWithWebhooks]:
+        """Claim the runs whose webhooks this server sends now; other servers skip them meanwhile."""
         now, given = time.time(), (self._since, self._begun)
         # A look waits for nobody; only what there is to do is written.
         looks = ((f"SELECT 1 {NEWS} LIMIT 1", given), (f"SELECT 1 {DUE} LIMIT 1", (now,)))
-        found: list[_Untold] = []
+        found: list[_RunWithWebhooks] = []
         if any(self._ledger.read(query, values) for query, values in looks):
-            (found,) = self._ledger.write([_claiming(now, *given)])
+            (found,) = self._ledger.write([_make_claim_act(now, *given)])
         self._since = max(self._since, now - OVERLAP)
         return found
 
-    async def _tell(self, one: _Untold) -> None:
+    async def _send_run_messages(self, one: _RunWithWebhooks) -> None:
         try:
             row = await asyncio.to_thread(self._ledger.find, one.run)
             # One that goes on by now comes again when it rests.
-            messages = [] if row is None or row.changed != one.changed else await self._messages(row)
+            messages = [] if row is None or row.changed != one.changed else await self._make_messages(row)
             known = {id_ for (id_,) in await asyncio.to_thread(self._ledger.read, RECEIPTS, (one.run,))}
             is_told = True
             for message in messages:
                 # Behind one that is not taken the others would not be, either, and each of them costs ten seconds.
-                is_told = is_told and (message.id in known or await self._send(one, message))
+                is_told = is_told and (message.id in known or await self._send_message(one, message))
         except StepEngineError as error:
             LOGGER.warning("nobody can be told of run %s now: %s", one.run, error)
             is_told = False
-        await asyncio.to_thread(self._ledger.write, [_mark_told(one) if is_told else self._later(one)])
+        await asyncio.to_thread(self._ledger.write, [_make_sent_act(one) if is_told else self._make_retry_act(one)])
 
-    def _later(self, one: _Untold) -> Act:
+    def _make_retry_act(self, one: _RunWithWebhooks) -> Act:
         has_more = one.tries < len(self._retries)
         if not has_more:
             LOGGER.warning("run %s: the webhook was not taken %d times; it is sent at the next start", one.run, one.tries + 1)  # fmt: skip
-        return _putting_off(one, time.time() + self._retries[one.tries] if has_more else NEVER)
+        return _make_postpone_act(one, time.time() + self._retries[one.tries] if has_more else NEVER)
 
-    async def _messages(self, row: RunRow) -> list[_Message]:
+    async def _make_messages(self, row: RunRow) -> list[_WebhookMessage]:
         if row.status in ("started", "running"):
             return []
-        look = await self._runs.look(row)
+        look = await self._runs.reader.details(row)
         if row.status == "suspended":
-            return self._questions(look) if "question" in self._target.events else []
-        return [self._end(look)] if "finished" in self._target.events else []
+            return self._make_question_messages(look) if "question" in self._target.events else []
+        return [self._make_result_message(look)] if "finished" in self._target.events else []
 
-    def _questions(self, look: RunStanding) -> list[_Message]:
+    def _make_question_messages(self, look: ServedRun) -> list[_WebhookMessage]:
         row = look.row
         made = []
         for question in look.questions:
@@ -573,26 +578,31 @@ class Posts:
             # elsewhere). The address that the server is bound to is mostly one behind a proxy, which nobody outside can
             # reach.
             url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}/answers"
-            made.append(self._message(row, "question", f"{question.id}{again}", {"question": told, "answer_url": url}))
+            made.append(
+                self._make_message(row, "question", f"{question.id}{again}", {"question": told, "answer_url": url})
+            )
         return made
 
-    def _end(self, look: RunStanding) -> _Message:
+    def _make_result_message(self, look: ServedRun) -> _WebhookMessage:
         row = look.row
         url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}"
-        return self._message(row, "finished", row.status, {"status": row.status, "run_url": url})
+        return self._make_message(row, "finished", row.status, {"status": row.status, "run_url": url})
 
-    def _message(self, row: RunRow, kind: str, part: str, more: Mapping[str, Any]) -> _Message:
+    def _make_message(self, row: RunRow, kind: str, part: str, more: Mapping[str, Any]) -> _WebhookMessage:
         # Made of what it tells of, so that the same message has the same id each time that it is sent, by whichever
         # server of the place: the receiver can throw the second one away.
         id_ = f"{row.run}:{part}"
         told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **more}
-        return _Message(id_, KNOWN.seen(told))
+        return _WebhookMessage(id_, KNOWN.redact_for_run(told))
 
-    async def _send(self, one: _Untold, message: _Message) -> bool:
-        """Send a message once, and write down that it was taken."""
+    async def _send_message(self, one: _RunWithWebhooks, message: _WebhookMessage) -> bool:
+        """Send a message once, and record its receipt."""
         body = json.dumps(message.content, ensure_ascii=True, separators=(",", ":")).encode()
         now = int(time.time())
-        headers = {"content-type": "application/json", **_signatures(self._target.known, message.id, body, now)}
+        headers = {
+            "content-type": "application/json",
+            **_make_signature_headers(self._target.known, message.id, body, now),
+        }
         try:
             # No look at what is answered but its status: nothing that is sent back costs anything.
             async with (
@@ -608,7 +618,7 @@ class Posts:
             host = urlsplit(self._target.url).hostname
             LOGGER.warning("the webhook %s was not taken by %s (try %d): %s", message.id, host, one.tries + 1, problem)
             return False
-        await asyncio.to_thread(self._ledger.write, [_receiving(one.run, message.id, time.time())])
+        await asyncio.to_thread(self._ledger.write, [_make_receipt_act(one.run, message.id, time.time())])
         return True
 
 
@@ -616,12 +626,12 @@ TOLD = ("id", "text", "options", "multi_select", "allow_text", "tool_name", "det
 RECEIPTS = "SELECT message FROM served_receipts WHERE run = ?"
 
 
-def _signatures(known: tuple[str, ...], id_: str, body: bytes, now: int) -> dict[str, str]:
-    """Return the headers that sign a message: ours, and for secrets of that form those of Standard Webhooks."""
+def _make_signature_headers(known: tuple[str, ...], id_: str, body: bytes, now: int) -> dict[str, str]:
+    """Return the signature headers of a message, also those of Standard Webhooks for such secrets."""
     made = {"stepengine-signature": sign(known, body, now)}
-    keys = [key for key in map(_standard_key, known) if key]
+    keys = [key for key in map(_parse_standard_key, known) if key]
     if keys:
-        signed = " ".join([f"v1,{_standard(key, body, id_, str(now))}" for key in keys])
+        signed = " ".join([f"v1,{_compute_standard_signature(key, body, id_, str(now))}" for key in keys])
         made |= {"webhook-id": id_, "webhook-timestamp": str(now), "webhook-signature": signed}
     return made
 
@@ -632,8 +642,8 @@ async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
         await task
 
 
-def _beginning(now: float) -> Act:
-    """Return what makes the tables, lets what was given up be tried anew, and gives when somebody was to be told first."""
+def _make_setup_act(now: float) -> Act:
+    """Return an act that creates the tables, retries given-up webhooks, and returns when webhooks were first enabled."""
 
     def begin(database: sqlite3.Connection) -> float:
         for table in TABLES.split(";"):
@@ -647,10 +657,10 @@ def _beginning(now: float) -> Act:
     return begin
 
 
-def _claiming(now: float, since: float, begun: float) -> Act:
-    """Return what notes the runs that somebody is to be told of, and gives those whose turn it is, which no other server takes now."""
+def _make_claim_act(now: float, since: float, begun: float) -> Act:
+    """Return an act that adds runs with news, and claims and returns those whose webhooks are due."""
 
-    def claim(database: sqlite3.Connection) -> list[_Untold]:
+    def claim(database: sqlite3.Connection) -> list[_RunWithWebhooks]:
         database.execute(
             f"INSERT INTO served_told SELECT run, changed, 0, 0, 0 {NEWS} "
             "ON CONFLICT (run) DO UPDATE SET changed = excluded.changed, due = 0, tries = 0, is_told = 0",
@@ -659,7 +669,7 @@ def _claiming(now: float, since: float, begun: float) -> Act:
         query = f"SELECT run, changed, tries {DUE} ORDER BY due LIMIT {AT_A_TIME}"
         # Taken for a while and not for good, in the same transaction: of several servers of one place each message is
         # sent by one, and one that dies with it leaves it to the others when the time is over.
-        found = [_Untold(*row) for row in database.execute(query, (now,)).fetchall()]
+        found = [_RunWithWebhooks(*row) for row in database.execute(query, (now,)).fetchall()]
         for one in found:
             database.execute("UPDATE served_told SET due = ? WHERE run = ?", (now + LEASE, one.run))
         return found
@@ -667,7 +677,7 @@ def _claiming(now: float, since: float, begun: float) -> Act:
     return claim
 
 
-def _mark_told(one: _Untold) -> Act:
+def _make_sent_act(one: _RunWithWebhooks) -> Act:
     def tell(database: sqlite3.Connection) -> None:
         # Only if the run has not changed since: a run that asked again while the message was under way has something
         # new to tell.
@@ -676,7 +686,7 @@ def _mark_told(one: _Untold) -> Act:
     return tell
 
 
-def _putting_off(one: _Untold, due: float) -> Act:
+def _make_postpone_act(one: _RunWithWebhooks, due: float) -> Act:
     def put_off(database: sqlite3.Connection) -> None:
         values = (due, one.tries + 1, one.run, one.changed)
         database.execute("UPDATE served_told SET due = ?, tries = ? WHERE run = ? AND changed = ?", values)
@@ -684,7 +694,7 @@ def _putting_off(one: _Untold, due: float) -> Act:
     return put_off
 
 
-def _receiving(run: str, message: str, now: float) -> Act:
+def _make_receipt_act(run: str, message: str, now: float) -> Act:
     def receive(database: sqlite3.Connection) -> None:
         database.execute("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", (run, message, now))
 

@@ -1,5 +1,5 @@
 """
-``Workshop``: the processes in which a page looks at runs, and judges them, by the authors' code as it is in its files now.
+``InspectionService``: the processes in which a page looks at runs, and judges them, by the authors' code as it is in its files now.
 
 Nothing of that code is imported in the serving process for this. A desk (``stepengine.debugging.desk``) belongs to one page that looks at one
 run, and ends with it; a job (``stepengine.debugging.jobs``) ends by itself, or is cancelled. Both are spoken to in lines of JSON.
@@ -13,22 +13,19 @@ import shutil
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from stepengine.debugging.desk import Maker
+from stepengine.debugging.desk import EngineSpec
 from stepengine.server.problems import Problem
-from stepengine.server.processes import Process
+from stepengine.server.processes import JsonChildProcess
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
-    from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.ledger import RunRow
-
-__all__ = ("Desk", "Job", "JobKind", "Workshop")
 
 JobKind: TypeAlias = Literal["impact", "blame", "pin", "ask"]
 MOST_DESKS = 8
@@ -40,9 +37,9 @@ ANSWER_SECONDS = 30.0
 UNDER_WAY = ("begun", "priced", "running")
 
 
-class Desk:
+class InspectionProcess:
     """
-    A page that looks at a run.
+    A child process in which a page inspects a run.
 
     Args:
         id: What the page names it by.
@@ -52,15 +49,15 @@ class Desk:
         folder: Where the record lies meanwhile.
     """
 
-    def __init__(self, id: str, owner: str, run: str, process: Process, folder: Path) -> None:
+    def __init__(self, id: str, owner: str, run: str, process: JsonChildProcess, folder: Path) -> None:
         self.id, self.owner, self.run = id, owner, run
         self._process = process
         self._folder = folder
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._hearing = asyncio.get_running_loop().create_task(self._hear())
+        self._hearing = asyncio.get_running_loop().create_task(self._dispatch_messages())
 
-    async def _hear(self) -> None:
+    async def _dispatch_messages(self) -> None:
         try:
             async for told in self._process.lines():
                 number = told.pop("id", None)
@@ -76,7 +73,7 @@ class Desk:
 
     async def ask(self, what: str, **more: Any) -> dict[str, Any]:
         """
-        Ask for something, and return it.
+        Send the process a request, and return its reply.
 
         Raises:
             Problem: when the desk is gone, or says why not.
@@ -87,7 +84,7 @@ class Desk:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._hearing.done():
-                    raise _gone(self.id)
+                    raise _make_inspection_ended_problem(self.id)
                 await self._process.say({"id": number, "do": what, **more})
                 told = await asyncio.shield(future)
         except TimeoutError:
@@ -96,7 +93,7 @@ class Desk:
         except asyncio.CancelledError:
             if not future.cancelled():
                 raise
-            raise _gone(self.id) from None
+            raise _make_inspection_ended_problem(self.id) from None
         finally:
             self._asked.pop(number, None)
         if "refused" in told:
@@ -104,27 +101,27 @@ class Desk:
         return told
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Give what it tells by itself, until it has ended."""
+        """Yield the unsolicited messages of the process until it ends."""
         while (told := await self._events.get()) is not None:
             yield told
 
     async def close(self) -> None:
-        """End it."""
+        """End the process."""
         await self._process.end()
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
-def _gone(desk: str) -> Problem:
+def _make_inspection_ended_problem(desk: str) -> Problem:
     msg = f"there is no desk {desk[:100]!r}: it ends with the page that it belongs to, and a page that comes back gets another one"
     return Problem(msg, status=404, kind="no_such_desk")
 
 
 @attrs.define(eq=False)
-class Job:
+class EvaluationJob:
     """
-    Runs that are judged.
+    An evaluation of runs in a child process.
 
     Attributes:
         id: Its id.
@@ -149,11 +146,11 @@ class Job:
     progress: dict[str, Any] = attrs.field(factory=dict)
     result: dict[str, Any] | None = None
     error: str = ""
-    process: Process | None = attrs.field(default=None, repr=False)
+    process: JsonChildProcess | None = attrs.field(default=None, repr=False)
     task: asyncio.Task[None] | None = attrs.field(default=None, repr=False)
 
     def take(self, told: Mapping[str, Any]) -> None:
-        """Take in what its process says."""
+        """Apply a message of the process to the job."""
         if "price" in told:
             self.price, self.status = told["price"], "priced"
         elif "progress" in told:
@@ -164,36 +161,42 @@ class Job:
             self.error, self.status = told["failed"], "failed"
 
 
-class Workshop:
+class InspectionService:
     """
-    The desks and jobs of one server.
+    The inspection processes and evaluation jobs of one server.
 
     Args:
-        runs: Where the records are.
+        read_journal: Returns the journal of a run, as it is written.
         maker: How the engine is made again.
         pins: The folder of kept journals for runs that become tests.
     """
 
-    def __init__(self, runs: AnyRuns, maker: Maker, *, pins: Path = Path("tests/journals")) -> None:
+    def __init__(
+        self,
+        read_journal: Callable[[RunRow], Awaitable[bytes]],
+        maker: EngineSpec,
+        *,
+        pins: Path = Path("tests/journals"),
+    ) -> None:
         self.maker = maker
-        self._runs = runs
+        self._read_journal = read_journal
         self._pins = pins
-        self._desks: dict[str, Desk] = {}
+        self._desks: dict[str, InspectionProcess] = {}
         self._opening = 0
-        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._jobs: OrderedDict[str, EvaluationJob] = OrderedDict()
 
     async def close(self) -> None:
-        """End all desks and jobs."""
+        """End all inspection processes and jobs."""
         for desk in list(self._desks.values()):
             await self.leave(desk)
         for job in self._jobs.values():
-            await self._end(job)
+            await self._end_job(job)
 
     # --- desks --------------------------------------------------------------------------------------------------------
 
-    async def open_desk(self, caller: Caller, row: RunRow, at: str) -> Desk:
+    async def start_inspection(self, caller: Caller, row: RunRow, at: str) -> InspectionProcess:
         """
-        Open a desk for a page.
+        Start a process in which a page inspects a run.
 
         Raises:
             JournalMissing: when nothing is recorded yet.
@@ -204,39 +207,41 @@ class Workshop:
             raise Problem(msg, status=429, kind="too_many_desks", headers={"retry-after": "5"})
         self._opening += 1
         try:
-            process, folder = await self._begin("desk", [row], lambda files: {"file": files[row.run], "at": at})
+            process, folder = await self._start_child_process(
+                "desk", [row], lambda files: {"file": files[row.run], "at": at}
+            )
         finally:
             self._opening -= 1
-        desk = Desk(secrets.token_hex(8), caller.name, row.run, process, folder)
+        desk = InspectionProcess(secrets.token_hex(8), caller.name, row.run, process, folder)
         self._desks[desk.id] = desk
         return desk
 
-    def desk(self, caller: Caller, run: str, desk: str) -> Desk:
+    def desk(self, caller: Caller, run: str, desk: str) -> InspectionProcess:
         """
-        Return a desk of *caller*.
+        Return an inspection process of *caller* by its id.
 
         Raises:
             Problem: when there is none.
         """
         found = self._desks.get(desk)
         if found is None or (found.owner, found.run) != (caller.name, run):
-            raise _gone(desk)
+            raise _make_inspection_ended_problem(desk)
         return found
 
-    async def leave(self, desk: Desk) -> None:
-        """Close a desk, whose page is gone."""
+    async def leave(self, desk: InspectionProcess) -> None:
+        """End the inspection process of a page that was closed."""
         self._desks.pop(desk.id, None)
         await desk.close()
 
-    async def _begin(
+    async def _start_child_process(
         self, what: str, rows: Sequence[RunRow], told: Callable[[Mapping[str, str]], Mapping[str, Any]]
-    ) -> tuple[Process, Path]:
+    ) -> tuple[JsonChildProcess, Path]:
         """
-        Start a process that has the records of runs as files, whatever holds them, a database or another process.
+        Start a process with the journals of runs as files, even if a database holds them.
 
         Return it, and the folder of the files, which is gone where the process cannot be started.
         """
-        contents = {row.run: await self._runs.content(row) for row in rows}
+        contents = {row.run: await self._read_journal(row) for row in rows}
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="stepengine-"))
         files = {run: folder / f"{run}.jsonl" for run in contents}
 
@@ -247,16 +252,18 @@ class Workshop:
         try:
             await asyncio.to_thread(write)
             first = {"maker": attrs.asdict(self.maker), **told({run: str(file) for run, file in files.items()})}
-            return await Process.begun(f"stepengine.debugging.{what}", first), folder
+            return await JsonChildProcess.start(f"stepengine.debugging.{what}", first), folder
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    async def start(self, caller: Caller, kind: JobKind, rows: Sequence[RunRow], asked: Mapping[str, Any]) -> Job:
+    async def start(
+        self, caller: Caller, kind: JobKind, rows: Sequence[RunRow], asked: Mapping[str, Any]
+    ) -> EvaluationJob:
         """
-        Begin to judge runs; what costs something waits for an agreement.
+        Start to evaluate runs; a job that costs money waits for approval.
 
         Raises:
             JournalMissing: when nothing of a run is recorded yet.
@@ -265,22 +272,22 @@ class Workshop:
         if sum([job.status in UNDER_WAY for job in self._jobs.values()]) >= MOST_JOBS:
             msg = f"{MOST_JOBS} jobs are under way, which is as many as this server does at a time; cancel one of them"
             raise Problem(msg, status=429, kind="too_many_jobs", headers={"retry-after": "5"})
-        job = Job(secrets.token_hex(8), caller.name, kind, tuple([row.run for row in rows]))
+        job = EvaluationJob(secrets.token_hex(8), caller.name, kind, tuple([row.run for row in rows]))
         # It counts from now on: others ask for jobs while this one is made.
         self._jobs[job.id] = job
         more = {"kind": kind, "asked": {**asked, "folder": str(self._pins)}}
         try:
-            job.process, folder = await self._begin("jobs", rows, lambda files: {"files": files, **more})
+            job.process, folder = await self._start_child_process("jobs", rows, lambda files: {"files": files, **more})
         except BaseException:
             del self._jobs[job.id]
             raise
-        job.task = asyncio.get_running_loop().create_task(self._follow(job, job.process, folder))
+        job.task = asyncio.get_running_loop().create_task(self._read_job_messages(job, job.process, folder))
         over = [one for one in self._jobs.values() if one.status not in UNDER_WAY]
         for one in over[: max(0, len(self._jobs) - JOBS_KEPT)]:
             del self._jobs[one.id]
         return job
 
-    async def _follow(self, job: Job, process: Process, folder: Path) -> None:
+    async def _read_job_messages(self, job: EvaluationJob, process: JsonChildProcess, folder: Path) -> None:
         try:
             async for told in process.lines():
                 job.take(told)
@@ -290,11 +297,11 @@ class Workshop:
             await process.end()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def jobs(self, caller: Caller) -> list[Job]:
+    def jobs(self, caller: Caller) -> list[EvaluationJob]:
         """Return the jobs of *caller*, newest first."""
         return [job for job in reversed(self._jobs.values()) if job.owner == caller.name]
 
-    def job(self, caller: Caller, job: str) -> Job:
+    def job(self, caller: Caller, job: str) -> EvaluationJob:
         """
         Return a job of *caller*.
 
@@ -307,9 +314,9 @@ class Workshop:
             raise Problem(msg, status=404, kind="no_such_job")
         return found
 
-    async def agree(self, job: Job, budget: str | None) -> None:
+    async def agree(self, job: EvaluationJob, budget: str | None) -> None:
         """
-        Let a job ask models, for at most so many US dollars.
+        Approve the model calls of a job, up to *budget* US dollars.
 
         Raises:
             Problem: when it does not wait for that.
@@ -320,13 +327,13 @@ class Workshop:
         job.status = "running"
         await job.process.say({"go": True, "budget": budget})
 
-    async def cancel(self, job: Job) -> None:
-        """End a job; one that is over stays as it is."""
+    async def cancel(self, job: EvaluationJob) -> None:
+        """End a job; a finished one is not changed."""
         if job.status in UNDER_WAY:
             job.status = "cancelled"
-        await self._end(job)
+        await self._end_job(job)
 
-    async def _end(self, job: Job) -> None:
+    async def _end_job(self, job: EvaluationJob) -> None:
         if job.process is not None:
             await job.process.end()
         if job.task is not None:

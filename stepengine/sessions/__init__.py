@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
     from stepengine.sessions.around import session_hooks
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         messages_from_json,
         messages_to_json,
     )
-    from stepengine.sessions.stores import FileSessions, MemorySessions, SqliteSessions
+    from stepengine.sessions.stores import DocumentSessions, FileSessions, MemorySessions, SqliteSessions
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
             "stepengine.sessions.around": ("session_hooks",),
@@ -55,6 +55,7 @@ else:
                 "messages_to_json",
             ),
             "stepengine.sessions.stores": (
+                "DocumentSessions",
                 "FileSessions",
                 "MemorySessions",
                 "SqliteSessions",
@@ -64,6 +65,7 @@ else:
 
 __all__ = (
     "CacheStore",
+    "DocumentSessions",
     "FileSessions",
     "MemorySessions",
     "Session",

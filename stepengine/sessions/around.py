@@ -1,7 +1,7 @@
 """
 A conversation around a run: loaded before it, saved after it.
 
-``AnyStore`` makes whole sessions of what any store gives, and ``left`` says what a run leaves of one. An engine with sessions
+``SessionStoreAdapter`` makes whole sessions of what any store gives, and ``session_after_run`` builds the session that a run leaves. An engine with sessions
 does it with them, and so do the hooks of ``session_hooks``.
 """
 
@@ -36,15 +36,13 @@ from stepengine.sessions.session import (
     messages_to_json,
 )
 
-__all__ = ("AnyStore", "left", "session_hooks")
-
 VERSION = "stepengine.session_version"
 """Under which hooks of a run find the version that was loaded."""
 
 
-class AnyStore:
+class SessionStoreAdapter:
     """
-    A store of any kind, as one that keeps whole sessions.
+    A store of any kind behind ``load``, ``save`` and ``delete`` of whole sessions.
 
     Args:
         store: An object with the methods of ``SessionStore`` or of ``VersionedStore``, plain or async.
@@ -76,14 +74,14 @@ class AnyStore:
             SessionError: when the store fails.
         """
         try:
-            return await self._load(session_id)
+            return await self._load_from_store(session_id)
         except StepEngineError:
             raise
         except Exception as error:
             msg = f"the session {session_id!r} could not be loaded, so nothing was run: {type(error).__name__}: {error}"
             raise SessionError(msg) from error
 
-    async def _load(self, session_id: str) -> Session:
+    async def _load_from_store(self, session_id: str) -> Session:
         if self.is_whole:
             loaded: Session = await self._call_store(self.store.load, session_id)
             return loaded
@@ -142,7 +140,7 @@ class AnyStore:
         return await value if inspect.isawaitable(value) else value
 
 
-def left(
+def session_after_run(
     before: Session,
     state: AgentState,
     *,
@@ -156,7 +154,7 @@ def left(
     journal: str | None = None,
 ) -> Session:
     """
-    Return what a run that left *state* makes of the session *before*; *children* are the sessions that began in it.
+    Return the session *before* as a run that ended with *state* changes it; *children* are the sessions started in the run.
 
     *usage* is that of all runs in the session, *turns* their number; *metadata* is added to what the session has.
     """
@@ -197,22 +195,22 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
         DefinitionError: when it is not a store. In a run, a store that fails while loading ends it as ``failed``; one that fails
             while saving, or was saved by somebody else meanwhile, leaves the result as it is and shows ``HookFailed``.
     """
-    around = _Around(AnyStore(store))
+    around = _SessionHooks(SessionStoreAdapter(store))
     return Hooks(pre_run=around.load, post_run=around.save)
 
 
 @frozen
-class _Around:
-    """The two hooks."""
+class _SessionHooks:
+    """The hooks that load a session before a run and save it after the run."""
 
-    store: AnyStore
+    store: SessionStoreAdapter
 
     def load(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None]:
         if ctx.path or any(isinstance(message, AssistantMessage) for message in ctx.messages):
             return None
-        found = yield from Perform.idempotent(self.load_session, _session_of(ctx))
+        found = yield from Perform.idempotent(self.load_session, _session_id_of_run(ctx))
         for repair in found["repairs"]:
-            ctx.logger.warning("the session was mended", session_id=_session_of(ctx), repair=repair)
+            ctx.logger.warning("the session was mended", session_id=_session_id_of_run(ctx), repair=repair)
         own, values = tuple(ctx.messages), {VERSION: found["version"]}
         if not found["messages"]:
             return Change(values=values)
@@ -239,10 +237,10 @@ class _Around:
         if result.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             ctx.logger.warning(
                 "the run was stopped, so its session was not saved",
-                session_id=_session_of(ctx), status=result.status.value,
+                session_id=_session_id_of_run(ctx), status=result.status.value,
             )  # fmt: skip
             return
-        yield from Perform(partial(self.save_session, ctx, result), _session_of(ctx))
+        yield from Perform(partial(self.save_session, ctx, result), _session_id_of_run(ctx))
 
     async def save_session(self, ctx: HookContext, result: Any, session_id: str) -> int:
         """Save what a run left; return the new version."""
@@ -250,7 +248,7 @@ class _Around:
         if version is not None and before.version != version:
             msg = f"the session {session_id!r} was saved by somebody else since version {version} of it was loaded"
             raise SessionConflict(msg)
-        made = left(
+        made = session_after_run(
             before,
             result.state,
             status=result.status,
@@ -263,5 +261,5 @@ class _Around:
         return (await self.store.save(made)).version
 
 
-def _session_of(ctx: HookContext) -> str:
+def _session_id_of_run(ctx: HookContext) -> str:
     return ctx.session_id or ctx.state.run_id

@@ -17,26 +17,11 @@ from attrs import frozen
 
 from stepengine.data import codec
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage, strings
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage, to_string_tuple
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import SessionError, StepEngineError
-
-__all__ = (
-    "CacheStore",
-    "Session",
-    "SessionInfo",
-    "SessionStore",
-    "StateStore",
-    "TurnPlace",
-    "TurnStore",
-    "VersionedStore",
-    "check_id",
-    "mended",
-    "messages_from_json",
-    "messages_to_json",
-)
 
 T = TypeVar("T")
 Now: TypeAlias = T | Awaitable[T]
@@ -69,14 +54,14 @@ class SessionInfo:
     agent_id: str = ""
     parent_session_id: str | None = None
     parent_tool_call_id: str | None = None
-    child_session_ids: tuple[str, ...] = attrs.field(default=(), converter=strings)
+    child_session_ids: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
     model: str | None = None
     provider: str | None = None
     user_id: str | None = None
     status: str | None = None
     created_at: datetime | None = None
     updated_at: datetime | None = None
-    metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
+    metadata: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
 
 
 @frozen(kw_only=True)
@@ -192,7 +177,7 @@ class TurnStore(Protocol):
 
 def check_id(session_id: str) -> str:
     """
-    Return *session_id*.
+    Return *session_id* if it is valid, else raise ``SessionError``.
 
     Raises:
         SessionError: when it is empty, longer than 1,000 characters, or no text.
@@ -237,7 +222,7 @@ def messages_from_json(data: Iterable[object]) -> list[Message]:
 
 def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
     """
-    Return a transcript of *messages*, and what had to be mended to make it one.
+    Return *messages* as a valid transcript, and a note for each repair.
 
     A call without a result gets one that says so; a result without a call, and a second use of a call id, is left out.
     """

@@ -11,14 +11,16 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 from typing_extensions import override
@@ -30,18 +32,25 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
-from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
+from stepengine.sessions.session import (
+    Session,
+    SessionInfo,
+    TurnPlace,
+    check_id,
+    mended,
+    messages_from_json,
+    messages_to_json,
+)
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import make_folder, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
-from stepengine.workspace.open_files import said
-from stepengine.workspace.write_ahead import Database, reason
+from stepengine.workspace.open_files import describe_os_error
+from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ("FileSessions", "MemorySessions", "SqliteSessions")
-
+T = TypeVar("T")
 Clock = Callable[[], datetime]
 MAX_FILE_BYTES = 1024 * 1024 * 1024
 """A session with pictures may have hundreds of megabytes; a larger file would not fit in memory as text and as values."""
@@ -54,7 +63,7 @@ MAX_ATTEMPTS = 100
 """Each failed attempt means that another save succeeded in between; a hundred in a row are a loop somewhere."""
 
 
-def _utc() -> datetime:
+def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
@@ -64,7 +73,7 @@ class Store(ABC):
     blocking = True
     """Whether its methods wait for a disk, so that an event loop calls them in a thread."""
 
-    def __init__(self, *, clock: Clock = _utc) -> None:
+    def __init__(self, *, clock: Clock = _utc_now) -> None:
         self._clock = clock
 
     @abstractmethod
@@ -112,7 +121,9 @@ class Store(ABC):
     def save_history(self, session_id: str, messages: Sequence[Message]) -> None:
         """Store messages in place of those of a session, whoever saved it last."""
         history = messages if isinstance(messages, Transcript) else Transcript(messages)
-        self._change(session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None))
+        self._update_session(
+            session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None)
+        )
 
     def replace(self, session_id: str, messages: Sequence[Message]) -> None:
         """Let a session go on from other messages; it stays what it is but for them."""
@@ -134,7 +145,7 @@ class Store(ABC):
     def save_state(self, session_id: str, state: dict[str, Any]) -> None:
         """Store a state and its history, whoever saved the session last."""
         loaded: AgentState = codec.from_json(state)
-        self._change(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
+        self._update_session(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
 
     def get_metadata(self, session_id: str) -> Mapping[str, Any]:
         """Return the free JSON of a session."""
@@ -147,10 +158,10 @@ class Store(ABC):
             members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
             return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
 
-        self._change(session_id, change)
+        self._update_session(session_id, change)
 
     def add_child(self, session_id: str, child_id: str, *, tool_call_id: str | None = None) -> Session:
-        """Begin a session as part of another, which notes it; return the child's."""
+        """Create a session as a child of another one, add its id there, and return the child's session."""
         info = SessionInfo(
             session_id=check_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
         )
@@ -162,10 +173,10 @@ class Store(ABC):
                 return session
             return attrs.evolve(session, info=attrs.evolve(session.info, child_session_ids=(*children, child_id)))
 
-        self._change(session_id, change)
+        self._update_session(session_id, change)
         return child
 
-    def _change(self, session_id: str, change: Callable[[Session], Session]) -> Session:
+    def _update_session(self, session_id: str, change: Callable[[Session], Session]) -> Session:
         """Change what is stored, again on top of what somebody else saved meanwhile."""
         for _ in range(MAX_ATTEMPTS):
             try:
@@ -175,7 +186,7 @@ class Store(ABC):
         msg = f"the session {session_id!r} is saved by others all the time; it could not be changed in {MAX_ATTEMPTS} tries"
         raise SessionConflict(msg)
 
-    def _next(self, session: Session, version: int) -> Session:
+    def _make_next_version(self, session: Session, version: int) -> Session:
         """Return *session* as it is to be stored over *version*, or refuse."""
         check_id(session.session_id)
         if version != session.version:
@@ -197,7 +208,7 @@ class MemorySessions(Store):
 
     blocking = False
 
-    def __init__(self, *, clock: Clock = _utc) -> None:
+    def __init__(self, *, clock: Clock = _utc_now) -> None:
         super().__init__(clock=clock)
         self._sessions: dict[str, Session] = {}
         self._turns: dict[str, dict[str, Any]] = {}
@@ -213,7 +224,7 @@ class MemorySessions(Store):
     def save(self, session: Session) -> Session:
         with self._lock:
             stored = self._sessions.get(session.session_id)
-            made = self._next(session, stored.version if stored else 0)
+            made = self._make_next_version(session, stored.version if stored else 0)
             self._sessions[session.session_id] = made
             return made
 
@@ -223,7 +234,7 @@ class MemorySessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
-        return _newest_first([session.info for session in self._sessions.copy().values()])
+        return _sort_newest_first([session.info for session in self._sessions.copy().values()])
 
     @override
     def delete(self, session_id: str) -> None:
@@ -234,42 +245,42 @@ class MemorySessions(Store):
     @override
     def get_cached(self, key: str) -> Any:
         until, value = self._cache.get(key, (None, None))
-        return None if _is_over(until, self._clock()) else value
+        return None if _is_expired(until, self._clock()) else value
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         now = self._clock()
         with self._lock:
-            for old in [k for k, (until, _) in self._cache.items() if _is_over(until, now)]:
+            for old in [k for k, (until, _) in self._cache.items() if _is_expired(until, now)]:
                 del self._cache[old]
-            self._cache[key] = (_until(ttl, now), freeze(value))
+            self._cache[key] = (_expiry_time(ttl, now), freeze(value))
 
 
-def _until(ttl: float | None, now: datetime) -> float | None:
+def _expiry_time(ttl: float | None, now: datetime) -> float | None:
     return None if ttl is None else now.timestamp() + ttl
 
 
-def _is_over(until: float | None, now: datetime) -> bool:
+def _is_expired(until: float | None, now: datetime) -> bool:
     return until is not None and until <= now.timestamp()
 
 
-def _newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
+def _sort_newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
     return sorted(infos, key=lambda i: (i.updated_at or datetime.min.replace(tzinfo=UTC), i.session_id), reverse=True)
 
 
 # --- how sessions are written ---------------------------------------------------------------------------------------
 
 
-def _line(message: Message) -> bytes:
+def _message_line(message: Message) -> bytes:
     return compact(codec.bare(message)).encode() + b"\n"
 
 
-def _lines(messages: Transcript) -> Sequence[bytes]:
+def _message_lines(messages: Transcript) -> Sequence[bytes]:
     """Return one line per message, made once for each."""
-    return messages.memo("session", _line)
+    return messages.memo("session", _message_line)
 
 
-def _messages(lines: Iterator[bytes], where: str) -> list[Message]:
+def _parse_messages(lines: Iterator[bytes], where: str) -> list[Message]:
     found: list[Message] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -280,12 +291,12 @@ def _messages(lines: Iterator[bytes], where: str) -> list[Message]:
     return found
 
 
-def _time(value: datetime | None) -> str | None:
+def _format_time(value: datetime | None) -> str | None:
     return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _metadata(session: Session) -> dict[str, object]:
-    """Return the members that seed 003 fixes, and behind them what we need beside them."""
+def _metadata_to_json(session: Session) -> dict[str, object]:
+    """Return the metadata of a session as JSON: the members that seed 003 fixes, then those of our own."""
     info = session.info
     return {
         "session_id": info.session_id,
@@ -295,8 +306,8 @@ def _metadata(session: Session) -> dict[str, object]:
         "child_session_ids": list(info.child_session_ids),
         "model": info.model,
         "provider": info.provider,
-        "created_at": _time(info.created_at),
-        "updated_at": _time(info.updated_at),
+        "created_at": _format_time(info.created_at),
+        "updated_at": _format_time(info.updated_at),
         "metadata": info.metadata,
         "version": session.version,
         "turns": session.turns,
@@ -307,8 +318,8 @@ def _metadata(session: Session) -> dict[str, object]:
     }
 
 
-def _read_metadata(data: Any, session_id: str, where: str) -> Session:
-    """Return the session that ``_metadata`` described, without messages and state."""
+def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
+    """Return the session that ``_metadata_to_json`` described, without messages and state."""
     try:
         if data["session_id"] != session_id:
             msg = f"{where} is about the session {data['session_id']!r}, not {session_id!r}"
@@ -323,8 +334,8 @@ def _read_metadata(data: Any, session_id: str, where: str) -> Session:
             provider=_check_type(data.get("provider"), str, type(None)),
             user_id=_check_type(data.get("user_id"), str, type(None)),
             status=_check_type(data.get("status"), str, type(None)),
-            created_at=_instant(data.get("created_at")),
-            updated_at=_instant(data.get("updated_at")),
+            created_at=_parse_time(data.get("created_at")),
+            updated_at=_parse_time(data.get("updated_at")),
             metadata=data.get("metadata") or {},
         )
         turns, version = _check_type(data.get("turns", 0), int), _check_type(data.get("version", 0), int)
@@ -344,14 +355,14 @@ def _check_type(value: object, *kinds: type) -> Any:
     return value
 
 
-def _instant(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     if text is None:
         return None
     made = datetime.fromisoformat(text)
     return made if made.tzinfo else made.replace(tzinfo=UTC)
 
 
-def _stored_state(session: Session) -> dict[str, object] | None:
+def _state_to_json(session: Session) -> dict[str, object] | None:
     """Return the state without its history, which is stored beside it, and with the size and digest of that history."""
     state = session.state
     if state is None:
@@ -360,26 +371,28 @@ def _stored_state(session: Session) -> dict[str, object] | None:
     bare = attrs.evolve(state, message_history=Transcript(), view=own_view or Transcript())
     return {
         "messages": len(session.messages),
-        "digest": _digest(_lines(session.messages)),
+        "digest": _digest_of_lines(_message_lines(session.messages)),
         "has_view": own_view is not None,
         "state": codec.to_json(bare),
     }
 
 
-def _digest(lines: Sequence[bytes]) -> str:
+def _digest_of_lines(lines: Sequence[bytes]) -> str:
     made = hashlib.sha256()
     for line in lines:
         made.update(line)
     return made.hexdigest()
 
 
-def _with_contents(session: Session, messages: list[Message], stored: object, where: str) -> Session:
+def _add_messages_and_state(session: Session, messages: list[Message], stored: object, where: str) -> Session:
     """Return a session with its messages, mended when need be, and its state when it is the state of just these messages."""
     transcript, repairs = mended(messages)
     session = attrs.evolve(session, messages=transcript, repairs=repairs)
     if not isinstance(stored, dict) or repairs:
         return session
-    if stored.get("messages") != len(transcript) or stored.get("digest") != _digest(_lines(transcript)):
+    if stored.get("messages") != len(transcript) or stored.get("digest") != _digest_of_lines(
+        _message_lines(transcript)
+    ):
         return session  # of another save, one that broke off: the messages are all there is
     try:
         state: AgentState = codec.from_json(stored["state"])
@@ -421,7 +434,7 @@ class FileSessions(Store):
         SessionError: when *root* cannot be made, or is not a folder of ours.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
         super().__init__(clock=clock)
         self.root = Path(root)
         try:
@@ -449,12 +462,12 @@ class FileSessions(Store):
         described = _read_json(folder / "metadata.json")
         session = Session(info=SessionInfo(session_id=session_id))
         if described is not None:
-            session = _read_metadata(described, session_id, str(folder / "metadata.json"))
+            session = _session_from_metadata(described, session_id, str(folder / "metadata.json"))
         history = folder / "history.jsonl"
         content = _read_file(history) or b""
         complete = content[: content.rfind(b"\n") + 1]
-        messages = _messages(iter(complete.splitlines()), str(history))
-        return _with_contents(session, messages, _read_json(folder / "state.json"), str(folder / "state.json"))
+        messages = _parse_messages(iter(complete.splitlines()), str(history))
+        return _add_messages_and_state(session, messages, _read_json(folder / "state.json"), str(folder / "state.json"))
 
     @override
     def save(self, session: Session) -> Session:
@@ -463,11 +476,15 @@ class FileSessions(Store):
             make_folder(folder, OWNER_FOLDER_MODE)
             with self._lock(folder):
                 described = _read_json(folder / "metadata.json")
-                stored = 0 if described is None else _read_metadata(described, session.session_id, str(folder)).version
-                made = self._next(session, stored)
-                self._write_history(folder / "history.jsonl", _lines(made.messages))
+                stored = (
+                    0
+                    if described is None
+                    else _session_from_metadata(described, session.session_id, str(folder)).version
+                )
+                made = self._make_next_version(session, stored)
+                self._write_history(folder / "history.jsonl", _message_lines(made.messages))
                 self._write_state(folder / "state.json", made)
-                described = json.dumps(_metadata(made), indent=2, ensure_ascii=False).encode()
+                described = json.dumps(_metadata_to_json(made), indent=2, ensure_ascii=False).encode()
                 replace_path(folder / "metadata.json", described, mode=OWNER_FILE_MODE)
                 return made
         except OSError as error:
@@ -493,7 +510,7 @@ class FileSessions(Store):
             replace_path(path, whole, mode=OWNER_FILE_MODE)
 
     def _write_state(self, path: Path, session: Session) -> None:
-        stored = _stored_state(session)
+        stored = _state_to_json(session)
         if stored is None:
             path.unlink(missing_ok=True)
         else:
@@ -505,8 +522,8 @@ class FileSessions(Store):
         for folder in sorted(self.root.iterdir()):
             data = _read_json(folder / "metadata.json") if folder.is_dir() else None
             if isinstance(data, dict) and isinstance(data.get("session_id"), str):
-                found.append(_read_metadata(data, data["session_id"], str(folder / "metadata.json")).info)
-        return _newest_first(found)
+                found.append(_session_from_metadata(data, data["session_id"], str(folder / "metadata.json")).info)
+        return _sort_newest_first(found)
 
     @override
     def delete(self, session_id: str) -> None:
@@ -522,19 +539,19 @@ class FileSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
-        found = _read_json(self._cache_file(key))
-        if not isinstance(found, dict) or found.get("key") != key or _is_over(found.get("until"), self._clock()):
+        found = _read_json(self._cache_file_path(key))
+        if not isinstance(found, dict) or found.get("key") != key or _is_expired(found.get("until"), self._clock()):
             return None
         return freeze(found.get("value"))
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
-        path = self._cache_file(key)
+        path = self._cache_file_path(key)
         path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
-        kept = canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)})
+        kept = canonical({"key": key, "until": _expiry_time(ttl, self._clock()), "value": freeze(value)})
         replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
-    def _cache_file(self, key: str) -> Path:
+    def _cache_file_path(self, key: str) -> Path:
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     @contextmanager
@@ -592,30 +609,30 @@ class SqliteSessions(Store):
         SessionError: when it cannot be opened, or is not a database.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
         super().__init__(clock=clock)
         self.path = Path(path)
-        with self._use_shared() as database, database.lock:
+        with self._open_database() as database, database.lock:
             database.connection().executescript(SCHEMA)
 
     def __repr__(self) -> str:
         return f"SqliteSessions({str(self.path)!r})"
 
     @contextmanager
-    def _use_shared(self) -> Iterator[Database]:
-        """Give what all sessions of this process share for this file, for one operation."""
+    def _open_database(self) -> Iterator[Database]:
+        """Yield the database of this file, which all sessions of this process share, for one operation."""
         import sqlite3
 
         try:
-            _made_private(self.path)
-            database = Database.at(self.path, self.path.lstat(), seconds=BUSY_SECONDS)
+            _create_private_file(self.path)
+            database = Database.open(self.path, self.path.lstat(), seconds=BUSY_SECONDS)
         except OSError as error:
-            msg = f"{str(self.path)!r} cannot be opened: {said(error)}"
+            msg = f"{str(self.path)!r} cannot be opened: {describe_os_error(error)}"
             raise SessionError(msg) from None
         try:
             yield database
         except (OSError, sqlite3.Error) as error:
-            msg = f"{str(self.path)!r}: {reason(error, BUSY_SECONDS)}"
+            msg = f"{str(self.path)!r}: {describe_error(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error
         finally:
             database.close()
@@ -623,7 +640,7 @@ class SqliteSessions(Store):
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """Give a connection that sees one state of the database."""
-        with self._use_shared() as database, database.reading() as connection:
+        with self._open_database() as database, database.reading() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection
@@ -631,8 +648,8 @@ class SqliteSessions(Store):
                 connection.execute("ROLLBACK")
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._use_shared() as database, database.lock, database.writing() as connection:
+    def _write_transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._open_database() as database, database.lock, database.writing() as connection:
             yield connection
 
     @override
@@ -645,21 +662,21 @@ class SqliteSessions(Store):
             found = database.execute("SELECT line FROM messages WHERE id = ? ORDER BY number", (session_id,))
             lines = [bytes(line) for (line,) in found]
         where = f"{str(self.path)!r}, session {session_id!r}"
-        session = _read_metadata(_parse_json(row[0], where), session_id, where)
-        return _with_contents(session, _messages(iter(lines), where), _parse_json(row[1], where), where)
+        session = _session_from_metadata(_parse_json(row[0], where), session_id, where)
+        return _add_messages_and_state(session, _parse_messages(iter(lines), where), _parse_json(row[1], where), where)
 
     @override
     def save(self, session: Session) -> Session:
         identity = session.session_id
-        with self._transaction() as database:
+        with self._write_transaction() as database:
             row = database.execute("SELECT version FROM sessions WHERE id = ?", (identity,)).fetchone()
-            made = self._next(session, row[0] if row else 0)
-            self._write_messages(database, identity, _lines(made.messages))
-            state = _stored_state(made)
+            made = self._make_next_version(session, row[0] if row else 0)
+            self._write_messages(database, identity, _message_lines(made.messages))
+            state = _state_to_json(made)
             database.execute(
                 "REPLACE INTO sessions (id, version, updated, described, state) VALUES (?, ?, ?, ?, ?)",
                 (
-                    identity, made.version, _time(made.info.updated_at), canonical(_metadata(made)),
+                    identity, made.version, _format_time(made.info.updated_at), canonical(_metadata_to_json(made)),
                     None if state is None else canonical(state),
                 ),
             )  # fmt: skip
@@ -692,29 +709,29 @@ class SqliteSessions(Store):
         with self._reading() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
         where = repr(str(self.path))
-        return _newest_first(
-            [_read_metadata(_parse_json(text, where), identity, where).info for identity, text in rows]
+        return _sort_newest_first(
+            [_session_from_metadata(_parse_json(text, where), identity, where).info for identity, text in rows]
         )
 
     @override
     def delete(self, session_id: str) -> None:
-        with self._transaction() as database:
+        with self._write_transaction() as database:
             for table in ("sessions", "messages"):
                 database.execute(f"DELETE FROM {table} WHERE id = ?", (session_id,))  # noqa: S608  (names of ours)
-        self._delete_turns(session_id)
+        self._delete_journals(session_id)
 
-    def _delete_turns(self, session_id: str) -> None:
+    def _delete_journals(self, session_id: str) -> None:
         import sqlite3
 
         if not self._turns.exists():
             return
         prefix = self.turn_place(session_id).prefix
-        database = Database.at(self._turns, self._turns.lstat(), seconds=BUSY_SECONDS)
+        database = Database.open(self._turns, self._turns.lstat(), seconds=BUSY_SECONDS)
         try:
             with database.lock, database.writing() as connection:
                 connection.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
         except (OSError, sqlite3.Error) as error:
-            msg = f"{str(self._turns)!r}: {reason(error, BUSY_SECONDS)}"
+            msg = f"{str(self._turns)!r}: {describe_error(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error
         finally:
             database.close()
@@ -723,19 +740,125 @@ class SqliteSessions(Store):
     def get_cached(self, key: str) -> Any:
         with self._reading() as database:
             row = database.execute("SELECT until, value FROM cache WHERE key = ?", (key,)).fetchone()
-        if row is None or _is_over(row[0], self._clock()):
+        if row is None or _is_expired(row[0], self._clock()):
             return None
         return freeze(_parse_json(row[1], f"{str(self.path)!r}, cache {key!r}"))
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         now = self._clock()
-        with self._transaction() as database:
+        with self._write_transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
-            database.execute("REPLACE INTO cache VALUES (?, ?, ?)", (key, _until(ttl, now), canonical(freeze(value))))
+            database.execute(
+                "REPLACE INTO cache VALUES (?, ?, ?)", (key, _expiry_time(ttl, now), canonical(freeze(value)))
+            )
 
 
-def _made_private(path: Path) -> None:
+# --- in documents of other stores -----------------------------------------------------------------------------------
+
+SESSION, CACHE = "session/", "cache/"
+"""What the keys of documents start with."""
+
+
+class DocumentSessions(Store):
+    """
+    Sessions in a store of texts by key, such as one of another project. A subclass has three methods and ``turn_place``.
+
+    Methods raise ``OSError`` when the store cannot be used. They are called in threads, several at a time. A key is any text.
+
+    Args:
+        clock: Gives the time of a save.
+    """
+
+    def __init__(self, *, clock: Clock = _utc_now) -> None:
+        super().__init__(clock=clock)
+
+    @abstractmethod
+    def read_document(self, key: str) -> str | None:
+        """Return the stored text, ``None`` if there is none."""
+
+    @abstractmethod
+    def write_document(self, key: str, text: str | None, replaces: str | None) -> bool:
+        """
+        Store *text* durably if *replaces* is what is stored; ``None`` means no document. Comparing and storing are one step.
+
+        Returns:
+            Whether it was stored.
+        """
+
+    @abstractmethod
+    def list_keys(self) -> Sequence[str]:
+        """Return the keys of all documents."""
+
+    @override
+    def load(self, session_id: str) -> Session:
+        text = self._call(partial(self.read_document, SESSION + check_id(session_id)))
+        return self._parse_session(session_id, text)
+
+    @override
+    def save(self, session: Session) -> Session:
+        identity = session.session_id
+        before = self._call(partial(self.read_document, SESSION + identity))
+        made = self._make_next_version(session, self._parse_session(identity, before).version)
+        document = {
+            "session": _metadata_to_json(made), "messages": messages_to_json(made.messages), "state": _state_to_json(made),
+        }  # fmt: skip
+        if not self._call(partial(self.write_document, SESSION + identity, canonical(freeze(document)), before)):
+            msg = f"the session {identity!r} was saved by another writer at the same time. Load it again and continue from there"
+            raise SessionConflict(msg)
+        return made
+
+    @override
+    def list(self) -> list[SessionInfo]:
+        keys = [key for key in self._call(self.list_keys) if key.startswith(SESSION)]
+        return _sort_newest_first([self.load(key.removeprefix(SESSION)).info for key in keys])
+
+    @override
+    def delete(self, session_id: str) -> None:
+        self._replace(SESSION + session_id, None)
+        place = self.turn_place(session_id)
+        if place.folder is not None:
+            shutil.rmtree(place.folder, ignore_errors=True)
+
+    @override
+    def get_cached(self, key: str) -> Any:
+        found: Any = _parse_json(self._call(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}")
+        return None if found is None or _is_expired(found["until"], self._clock()) else freeze(found["value"])
+
+    @override
+    def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        cached = {"until": _expiry_time(ttl, self._clock()), "value": freeze(value)}
+        self._replace(CACHE + key, canonical(freeze(cached)))
+
+    def _replace(self, key: str, text: str | None) -> None:
+        """Store a document, whatever is stored."""
+        for _ in range(MAX_ATTEMPTS):
+            before = self._call(partial(self.read_document, key))
+            if before == text or self._call(partial(self.write_document, key, text, before)):
+                return
+        msg = f"{key!r} is written by others all the time; it could not be stored in {MAX_ATTEMPTS} tries"
+        raise SessionConflict(msg)
+
+    def _parse_session(self, session_id: str, text: str | None) -> Session:
+        if text is None:
+            return Session(info=SessionInfo(session_id=session_id))
+        where = f"the document of the session {session_id!r}"
+        stored: Any = _parse_json(text, where)
+        if not isinstance(stored, dict) or not isinstance(stored.get("messages"), list):
+            msg = f"{where} is not a stored session"
+            raise SessionError(msg)
+        session = _session_from_metadata(stored.get("session"), session_id, where)
+        return _add_messages_and_state(session, messages_from_json(stored["messages"]), stored.get("state"), where)
+
+    def _call(self, method: Callable[[], T]) -> T:
+        try:
+            return method()
+        except OSError as error:
+            msg = f"{type(self).__name__} cannot be used: {describe_os_error(error)}"
+            raise SessionError(msg) from error
+
+
+def _create_private_file(path: Path) -> None:
     """
     Make the file for its owner when there is none, and refuse a link.
 

@@ -23,15 +23,24 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.models.scripted import RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
-from stepengine.testing.cleaning import vcr_config
 from stepengine.testing.faults import Fault
 from stepengine.testing.rehearsal import run_with
 from stepengine.testing.simulation import Simulated, SimulationFailed, simulate
+from stepengine.testing.traffic_redaction import vcr_config
 from stepengine.testing.walk import Walk
 
 if TYPE_CHECKING:
+    from stepengine.testing.conformance.interactors import check_interactor
+    from stepengine.testing.conformance.journals import check_journal
+    from stepengine.testing.conformance.providers import check_provider
+    from stepengine.testing.conformance.sandboxes import check_sandbox
+    from stepengine.testing.conformance.sessions import check_sessions
+    from stepengine.testing.conformance.tool_sources import check_tool_source
     from stepengine.testing.engines import Clock, EngineFactory
+    from stepengine.testing.installation_checks import Finding, check_installation
+    from stepengine.testing.package_checks import PackageCheck, check_package
     from stepengine.testing.prefixes import assert_prefix_stable
+    from stepengine.testing.processes.broker import ProgramRun, record_program, replay_program
     from stepengine.testing.recordings import CassetteFixture, JournalFixture
     from stepengine.testing.transport import Clients, RecordTransport, ReplayTransport
 
@@ -40,10 +49,23 @@ LATER = {
     "Clients": "transport",
     "Clock": "engines",
     "EngineFactory": "engines",
+    "Finding": "installation_checks",
     "JournalFixture": "recordings",
+    "PackageCheck": "package_checks",
+    "ProgramRun": "processes.broker",
     "RecordTransport": "transport",
     "ReplayTransport": "transport",
     "assert_prefix_stable": "prefixes",
+    "check_installation": "installation_checks",
+    "check_interactor": "conformance.interactors",
+    "check_journal": "conformance.journals",
+    "check_package": "package_checks",
+    "check_provider": "conformance.providers",
+    "check_sandbox": "conformance.sandboxes",
+    "check_sessions": "conformance.sessions",
+    "check_tool_source": "conformance.tool_sources",
+    "record_program": "processes.broker",
+    "replay_program": "processes.broker",
 }
 
 __all__ = (
@@ -55,7 +77,10 @@ __all__ = (
     "Clock",
     "EngineFactory",
     "Fault",
+    "Finding",
     "JournalFixture",
+    "PackageCheck",
+    "ProgramRun",
     "RecordTransport",
     "ReplayTransport",
     "RunScript",
@@ -64,7 +89,17 @@ __all__ = (
     "SimulationFailed",
     "Walk",
     "assert_prefix_stable",
+    "check_installation",
+    "check_interactor",
+    "check_journal",
+    "check_package",
+    "check_provider",
+    "check_sandbox",
+    "check_sessions",
+    "check_tool_source",
     "failure",
+    "record_program",
+    "replay_program",
     "run_with",
     "simulate",
     "text",

@@ -18,11 +18,9 @@ from stepengine.data.json import freeze
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.waiting import Awaited, ChildRef, Received
+from stepengine.data.waits import Awaited, ChildRef, Received
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import Item
-
-__all__ = ("Backstage", "Letters")
 
 IMPATIENCE = 0.3
 """How often the patience of who waits ends before what is waited for has come."""
@@ -31,8 +29,8 @@ MAX_BEFORE_END = 4
 
 
 @attrs.define
-class _BackstageChild:
-    """One child in the background: what it is started with, and how it ended once it has."""
+class _SimulatedChild:
+    """One background child: how it is started, and its result once it has ended."""
 
     plan: RunPlan
     state: AgentState
@@ -43,9 +41,9 @@ class _BackstageChild:
         return self.outcome.value if isinstance(self.outcome, Value) else None
 
 
-class Letters:
+class SimulatedMailbox:
     """
-    What the runs of a simulated tree are sent, which outlives its processes.
+    The messages to the runs of a simulated tree; they outlive its processes.
 
     Args:
         messages: By topic, in order.
@@ -57,17 +55,17 @@ class Letters:
         self._taken: dict[tuple[str, str], list[int]] = {}
 
     def tell(self, item: Item, effect: SendToRun) -> None:
-        """Keep what a child is told, once, however often its parent's process dies over it."""
+        """Store a message to a child once, even if the parent's process is restarted and sends it again."""
         said = self._told.setdefault((effect.child, effect.topic), {})
         said[item.path, effect.seq] = effect.value
 
     def inbox(self, path: str, seq: int) -> tuple[UserMessage, ...]:
-        """Return what the run at *path* was told before its effect *seq*: all of it before its first."""
+        """Return the user messages for the run at *path* before its effect *seq*: all before the first effect, none later."""
         said = self._told.get((path, ""), {}) if seq == 0 else {}
         return tuple([UserMessage(str(value)) for value in said.values()])
 
-    def of(self, item: Item, effect: AwaitMessage) -> Sequence[object] | None:
-        """Return what is left on a topic for a run that waits; ``None`` where nobody said what is sent."""
+    def find_messages(self, item: Item, effect: AwaitMessage) -> Sequence[object] | None:
+        """Return the unread messages on the topic of a waiting run; ``None`` if the topic is unknown."""
         key = item.path, effect.topic
         told = self._told.get(key)
         letters = self._messages.get(effect.topic) if told is None else [*told.values()]
@@ -79,9 +77,9 @@ class Letters:
         return letters[taken.index(effect.seq) :]
 
 
-class Backstage:
+class SimulatedChildren:
     """
-    What waits in one simulated process.
+    The background children and waits of one simulated process.
 
     Args:
         key: What chance depends on.
@@ -98,51 +96,51 @@ class Backstage:
         self,
         key: str,
         run: Callable[[Item], Single],
-        letters: Letters,
+        letters: SimulatedMailbox,
         draw: Callable[[AwaitMessage, Random], object],
     ) -> None:
         self._key = key
         self._run = run
         self._letters = letters
         self._draw = draw
-        self._children: dict[str, _BackstageChild] = {}
+        self._children: dict[str, _SimulatedChild] = {}
         self.order: list[str] = []
         self.cut: dict[str, int] = {}
 
-    def _random(self, item: Item, what: str) -> Random:
+    def _make_random(self, item: Item, what: str) -> Random:
         return Random(f"{self._key}:{item.path}:{item.effect.seq}:{what}")  # noqa: S311
 
     # --- children -----------------------------------------------------------------------------------------------------
 
     def start(self, plan: RunPlan, state: AgentState) -> ChildRef[Any]:
-        """Start a child, which runs once somebody waits for it."""
-        self._children.setdefault(plan.path, _BackstageChild(plan, state))
+        """Register a child and return its reference; it runs at the first wait for it."""
+        self._children.setdefault(plan.path, _SimulatedChild(plan, state))
         return ChildRef(plan.run_id, plan.definition.id, plan.path)
 
     def planned(self, path: str) -> tuple[RunPlan, AgentState]:
-        """Return what the child at *path* is started with."""
+        """Return the plan and the start state of the child at *path*."""
         child = self._children[path]
         return child.plan, child.state
 
     def at_work(self, of: str) -> list[str]:
-        """Return the children of the run at *of* that have not ended."""
-        return [path for path, child in self._children.items() if _parent(path) == of and child.result is None]
+        """Return the paths of the children of the run *of* that have not ended."""
+        return [path for path, child in self._children.items() if _parent_path(path) == of and child.result is None]
 
     def stopped(self) -> Stop | None:
-        """Return what stopped a child, and with it its tree, if anything did."""
+        """Return the stop of a child, which also stops its tree; ``None`` if no child was stopped."""
         for child in self._children.values():
             if isinstance(child.outcome, Stop) and child.outcome.kind != "suspended":
                 return attrs.evolve(child.outcome, child=None, questions=())
         return None
 
     def results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]] | None:
-        """Return how children ended, each of which is run if it was not; ``None`` when one was stopped."""
+        """Run the children at *paths* that have not ended, and return their results; ``None`` if one was stopped."""
         for path in paths:
-            self._end(path)
+            self._run_child(path)
         found = {path: self._children[path].result for path in paths}
         return None if None in found.values() else found  # type: ignore[return-value]
 
-    def _end(self, path: str) -> None:
+    def _run_child(self, path: str) -> None:
         child = self._children[path]
         if child.outcome is None or (isinstance(child.outcome, Stop) and path in self.cut):
             effect = RunInBackground(child.plan.definition.id, plan=child.plan, state=child.state)
@@ -150,12 +148,12 @@ class Backstage:
             self.order.append(path)
 
     def finish(self, of: str, recorded: Collection[str]) -> None:
-        """Run the children of the run at *of* that have records and did not run, as far as these go."""
+        """Run the children of the run *of* that have records and did not run yet, as far as their records reach."""
         for path in [path for path in self.at_work(of) if path in recorded]:
-            self._end(path)
+            self._run_child(path)
 
-    def cuts(self, path: str, seq: int) -> Stop | None:
-        """Return why the run at *path* comes no further than its effect *seq*, if it was ended before; so do those below it."""
+    def find_cut(self, path: str, seq: int) -> Stop | None:
+        """Return the stop that ends the run at *path* before its effect *seq*, if it or a run above it was cancelled; ``None`` otherwise."""
         while path:
             if seq >= self.cut.get(path, seq + 1):
                 return Stop("cancelled")
@@ -164,45 +162,45 @@ class Backstage:
         return None
 
     def waited(self, item: Item, now: int) -> Single:
-        """Return what a ``Wait`` finds, once as many have ended as it needs, some more, or some less where its patience ends."""
+        """Return the outcome of a ``Wait``: the children that ended by then; fewer if its timeout passes first."""
         effect: AwaitRuns = item.effect  # type: ignore[assignment]
-        random = self._random(item, "ends")
+        random = self._make_random(item, "ends")
         paths = [*effect.children]
         random.shuffle(paths)
         is_impatient = effect.timeout is not None and random.random() < IMPATIENCE
         enough = random.randrange(max(1, effect.need)) if is_impatient else random.randint(effect.need, len(paths))
         for path in paths:
-            if len(self._finished_among(paths)) < enough:
-                self._end(path)
+            if len(self._finished_paths(paths)) < enough:
+                self._run_child(path)
         stop = self.stopped()
         if stop is not None:
             return stop
-        done = self._finished_among(paths)
+        done = self._finished_paths(paths)
         if len(done) < effect.need and effect.timeout is None:
             return Stop("suspended", now)
-        return self._await_outcome(effect.children, done, now)
+        return self._await_result(effect.children, done, now)
 
     def ended(self, item: Item, now: int) -> Single:
-        """Return how children end that are ended: some had come to their end before, some come a little further."""
+        """Return the outcome of a ``Cancel``: the results of the children, some of which ended before or run a little further."""
         effect: EndRuns = item.effect  # type: ignore[assignment]
         for path in effect.children:
             if self._children[path].result is None:
-                self.cut[path] = self._random(item, path).randrange(MAX_BEFORE_END)
-                self._end(path)
-        return self.stopped() or self._await_outcome(effect.children, self._finished_among(effect.children), now)
+                self.cut[path] = self._make_random(item, path).randrange(MAX_BEFORE_END)
+                self._run_child(path)
+        return self.stopped() or self._await_result(effect.children, self._finished_paths(effect.children), now)
 
-    def _finished_among(self, paths: Sequence[str]) -> list[str]:
+    def _finished_paths(self, paths: Sequence[str]) -> list[str]:
         found = [path for path in paths if self._children[path].result is not None]
         return sorted(found, key=self.order.index)
 
-    def _await_outcome(self, paths: Sequence[str], done: Sequence[str], now: int) -> Single:
+    def _await_result(self, paths: Sequence[str], done: Sequence[str], now: int) -> Single:
         left = [path for path in paths if path not in done]
         return Value(Awaited(tuple(done), tuple(left), {path: self._children[path].result for path in done}), now)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def told(self, item: Item) -> bool:
-        """Say something to a child; return whether it is still at work."""
+    def send_to_child(self, item: Item) -> bool:
+        """Send a message to a child; return whether it is still running."""
         effect: SendToRun = item.effect  # type: ignore[assignment]
         if self._children[effect.child].result is not None:
             return False
@@ -210,9 +208,9 @@ class Backstage:
         return True
 
     def received(self, item: Item, now: int) -> Single:
-        """Return the next message, ``None`` at the timeout, or that the run waits for ever."""
+        """Return the outcome of a ``Receive``: the next message, ``None`` at the timeout, or a suspension if none comes."""
         effect: AwaitMessage = item.effect  # type: ignore[assignment]
-        random, letters = self._random(item, "message"), self._letters.of(item, effect)
+        random, letters = self._make_random(item, "message"), self._letters.find_messages(item, effect)
         if letters is None and (effect.timeout is None or random.random() > IMPATIENCE):
             letters = [self._draw(effect, random)]
         if letters:
@@ -220,5 +218,5 @@ class Backstage:
         return Stop("suspended", now) if effect.timeout is None else Value(None, now)
 
 
-def _parent(path: str) -> str:
+def _parent_path(path: str) -> str:
     return path.rpartition(".")[0]

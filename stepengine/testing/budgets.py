@@ -20,19 +20,18 @@ from stepengine.data.effects import CallModel, Gather, Leaf, Spawn
 from stepengine.data.events import Event
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Begun, Failure, Single, Value
+from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.runtime.innermost import NOTHING
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
-from stepengine.runtime.performing import NOTHING
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import expected_tokens
-from stepengine.testing.invariants import Watched, name_of, refuse
+from stepengine.testing.invariants import WatchedRun, format_address, refuse
 
-__all__ = ("Budgets", "Passing", "at_once")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Act = Callable[[Item], Single]
@@ -41,15 +40,15 @@ DOLLARS_PER_TOKEN = Decimal("0.000001")
 """What a simulated model costs."""
 
 
-def _price(_: str, usage: Usage, at: datetime) -> Decimal:  # noqa: ARG001 - called by position
+def _price_usage(_: str, usage: Usage, at: datetime) -> Decimal:  # noqa: ARG001 - called by position
     return usage.total_tokens * DOLLARS_PER_TOKEN
 
 
-PRICES = Prices(_price, lambda: datetime.fromtimestamp(0, UTC))
+PRICES = Prices(_price_usage, lambda: datetime.fromtimestamp(0, UTC))
 
 
-class _Acting:
-    """A performer that is a function."""
+class _FunctionPerformer:
+    """A performer that calls a function."""
 
     def __init__(self, act: Act) -> None:
         self._act = act
@@ -59,13 +58,13 @@ class _Acting:
         return NOTHING
 
     async def perform(self, item: Item, _: IO) -> Single:
-        """Do it at once."""
+        """Call the function and return its outcome."""
         return self._act(item)
 
 
-class Passing:
+class ForwardingPerformer:
     """
-    A performer that hands effects on, and looks at what comes of them.
+    A performer that forwards effects and inspects their outcomes.
 
     Args:
         inner: What performs.
@@ -78,12 +77,12 @@ class Passing:
         self.begin = inner.begin
 
     async def perform(self, item: Item, io: IO) -> Single:
-        """Hand an effect on."""
+        """Forward an effect, and return the outcome that *look* returns for it."""
         return self._look(item, await self._inner.perform(item, io))
 
 
-class _Unheard:
-    """The ``IO`` of simulated effects: nobody listens, and children are driven by the world, which says how they *ended*."""
+class _SilentIO:
+    """The ``IO`` of simulated effects: events are dropped, and the world drives the children: *ended* runs them and returns their results."""
 
     watched = False
 
@@ -96,8 +95,8 @@ class _Unheard:
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Do nothing."""
 
-    def begun(self, item: Item) -> Begun | None:
-        """Return that nothing is known."""
+    def find_stopped_call(self, item: Item) -> PartialUsage | None:
+        """Return ``None``: no stopped call is known."""
 
     def waits(self, item: Item) -> Awaitable[None]:
         """Do nothing."""
@@ -106,20 +105,20 @@ class _Unheard:
     async def ends(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> dict[str, Any] | None:
-        """Return how children in the background ended, which do so now."""
+        """Run the background children *paths* to their end, and return their results."""
         return self._ended(paths)
 
-    def stands(self, item: Item) -> None:
+    def note_suspension(self, item: Item) -> None:
         """Do nothing."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
-        """Refuse: the world drives children without a task."""
+        """Raise an error: the world drives children without a task."""
         msg = f"a simulated world drives the run at {path!r} itself"
         raise AssertionError(msg)
 
 
-def at_once(awaitable: Awaitable[object]) -> Any:
-    """Return what *awaitable* gives; nothing in a simulated world waits."""
+def run_without_waiting(awaitable: Awaitable[object]) -> Any:
+    """Return the result of an awaitable that never waits, as in a simulated world."""
     try:
         next(awaitable.__await__())
     except StopIteration as stop:
@@ -130,7 +129,7 @@ def at_once(awaitable: Awaitable[object]) -> Any:
 
 class Budgets:
     """
-    What the effects of a simulated tree pass through, from the outside in: meter, recorder, gate, world.
+    The limits of a simulated tree; its effects pass through meter, recorder, gate and world.
 
     Args:
         recording: Puts the recorder around the gate.
@@ -140,68 +139,70 @@ class Budgets:
     """
 
     def __init__(self, recording: Middleware, happens: Act, now: Callable[[], int], ended: Ended) -> None:
-        self._io = _Unheard(ended)
+        self._io = _SilentIO(ended)
         self._refusals = Refusals()
         self._ledgers = Ledgers()
-        gate = LimitGate(_Acting(happens), self._refusals, now)
+        gate = LimitGate(_FunctionPerformer(happens), self._refusals, now)
         self._recording = recording(gate)
         self._meter = UsageMeter(self._recording, self._refusals, self._ledgers, PRICES)
         self._nodes: dict[str, _Node] = {}
         self._held: dict[tuple[str, int], int] = {}
 
     def opens(self, plan: RunPlan) -> None:
-        """Begin to count for a run."""
+        """Start to count the usage of a run."""
         self._ledgers.open(plan.path, plan)
         self._nodes[plan.path] = _Node(plan.limits, plan.given)
 
     def closes(self, path: str) -> None:
         """
-        Forget a run that has ended.
+        Remove a run that has ended.
 
         Raises:
             Violation: when something is still reserved for it.
         """
         self._meter.forget(path)
         for at in [at for at in self._held if at[0] == path]:
-            self._release(at)
-        ledger = self._ledgers.of(path)
+            self._release_tokens(at)
+        ledger = self._ledgers.get_ledger(path)
         self._ledgers.close(path)
         if ledger.reserved_tokens or ledger.reserved_cost:
             refuse("I8", f"{ledger.reserved_tokens} tokens are still reserved after the end of run {path or 'root'}")
         del self._nodes[path]
 
-    def begin(self, run: Watched, members: Sequence[Leaf], gather: Gather | None) -> None:
+    def begin(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
         """
-        Reserve for what is asked for at once.
+        Reserve tokens for effects that start at the same time.
 
         Raises:
             Violation: when more was let through than there is room for.
             ReplayDivergence: when something else is recorded.
         """
         path = run.plan.path
-        at_once(self._meter.begin([Item(path, effect, run.plan, gather) for effect in members]))
+        run_without_waiting(self._meter.begin([Item(path, effect, run.plan, gather) for effect in members]))
         together: Counter[str] = Counter()
         for effect in members:
             if not isinstance(effect, (CallModel, Spawn)) or (path, effect.seq) in self._refusals:
                 continue
             if isinstance(effect, CallModel):
-                self._admitted(path, effect)
+                self._check_and_reserve(path, effect)
             elif isinstance(effect, Spawn):
                 together[effect.tool_call_id] += 1
                 self._count_start(path, effect, together[effect.tool_call_id])
 
     def run(self, item: Item) -> Single:
-        """Run a child in the background; what it uses counts when it does."""
-        outcome: Single = at_once(self._recording.perform(item, self._io))
+        """Run a child in the background, and count its usage."""
+        outcome: Single = run_without_waiting(self._recording.perform(item, self._io))
         return outcome
 
-    def perform(self, run: Watched, effect: Leaf, gather: Gather | None = None) -> Single:
-        """Return what *effect* gives, and count what it used."""
-        outcome: Single = at_once(self._meter.perform(Item(run.plan.path, effect, run.plan, gather), self._io))
+    def perform(self, run: WatchedRun, effect: Leaf, gather: Gather | None = None) -> Single:
+        """Perform *effect*, and count its usage."""
+        outcome: Single = run_without_waiting(
+            self._meter.perform(Item(run.plan.path, effect, run.plan, gather), self._io)
+        )
         at = (run.plan.path, effect.seq)
         if at in self._held:
             used = _used_tokens(outcome)
-            held = self._release(at)
+            held = self._release_tokens(at)
             for node in self._lineage(at[0]):
                 node.tokens += held if used is None else used
         child = getattr(outcome, "value", None)
@@ -211,7 +212,7 @@ class Budgets:
         return outcome
 
     def give_up(self, path: str, effect: Spawn) -> None:
-        """Keep a child from being started, because another one of its group failed."""
+        """Cancel the planned start of a child, because another child of its group failed."""
         self._refusals.refuse(path, (effect,), AgentError("given up, because another child failed"))
 
     # --- the second count ---------------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ class Budgets:
                 return
             path = path.rpartition(".")[0]
 
-    def _admitted(self, path: str, effect: CallModel) -> None:
+    def _check_and_reserve(self, path: str, effect: CallModel) -> None:
         nodes = [*self._lineage(path)]
         if all(node.most is None for node in nodes):
             return
@@ -232,13 +233,13 @@ class Budgets:
             if node.most is not None and node.tokens + node.reserved + tokens > node.most:
                 refuse(
                     "I8",
-                    f"the model call {name_of((path, effect.seq))} needs {tokens} tokens and was let through, with "
+                    f"the model call {format_address((path, effect.seq))} needs {tokens} tokens and was let through, with "
                     f"{node.tokens} of {node.most} used and {node.reserved} reserved",
                 )
             node.reserved += tokens
         self._held[(path, effect.seq)] = tokens
 
-    def _release(self, at: tuple[str, int]) -> int:
+    def _release_tokens(self, at: tuple[str, int]) -> int:
         tokens = self._held.pop(at)
         for node in self._lineage(at[0]):
             node.reserved -= tokens
@@ -259,12 +260,14 @@ class Budgets:
         )
         for what, number, most in due:
             if most is not None and number > most:
-                refuse("I8", f"{name_of((path, effect.seq))} starts {what} number {number}, and {most} are allowed")
+                refuse(
+                    "I8", f"{format_address((path, effect.seq))} starts {what} number {number}, and {most} are allowed"
+                )
 
 
 @attrs.define
 class _Node:
-    """What one run and those below it used, as counted here."""
+    """The usage of one run and of the runs below it."""
 
     limits: Limits
     given: Limits
@@ -274,13 +277,13 @@ class _Node:
     asked: int = 0
 
     def count(self, child: Spawn, number: int) -> None:
-        """Count a child, and whether a model asked for it."""
+        """Count a child, and whether a model requested it."""
         self.children += number
         self.asked += number if child.tool_call_id else 0
 
     @property
     def most(self) -> int | None:
-        """How many tokens there may be: by their number, or by what they cost."""
+        """The token limit, from a limit on tokens or on cost."""
         dollars = self.limits.max_cost_usd
         bounds = [] if self.limits.max_tokens is None else [self.limits.max_tokens]
         if dollars is not None:
@@ -289,7 +292,7 @@ class _Node:
 
 
 def _used_tokens(outcome: Single) -> int | None:
-    """Return what a model call used; ``None`` when nobody said it."""
+    """Return the tokens of a model call; ``None`` if its usage is unknown."""
     if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
         return None if outcome.value.usage is None else outcome.value.usage.total_tokens
     used: Usage | None = getattr(getattr(outcome, "error", None), "usage", None)

@@ -23,7 +23,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.json import ABSENT, JsonDifference, differences, parting
+from stepengine.data.json import ABSENT, JsonDifference, differences, first_difference
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
 from stepengine.testing.cassette_files import (
@@ -34,30 +34,17 @@ from stepengine.testing.cassette_files import (
     is_json,
     parse_cassette,
 )
-from stepengine.testing.cleaning import KEPT_REQUEST_HEADERS, SHAPES, Cleaner, SecretFound, clean_url, known_secrets
+from stepengine.testing.traffic_redaction import (
+    KEPT_REQUEST_HEADERS,
+    SHAPES,
+    Cleaner,
+    SecretFound,
+    clean_url,
+    secrets_in_headers,
+)
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 
-__all__ = (
-    "Candidate",
-    "Cassette",
-    "CassetteMiss",
-    "CassetteUnused",
-    "Key",
-    "KnownRequest",
-    "LeftOut",
-    "Matcher",
-    "OpenExchange",
-    "RequestPlace",
-    "Situation",
-    "Slot",
-    "describe_difference",
-    "describe_miss",
-    "json_body",
-    "nearest",
-    "place_of",
-    "reason_of",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Key: TypeAlias = tuple[Any, ...]
@@ -66,7 +53,7 @@ PORTS = {"http": 80, "https": 443}
 
 @frozen
 class RequestPlace:
-    """Where a request goes: everything of its URL that counts."""
+    """The parts of a request's URL that are compared."""
 
     scheme: str
     host: str
@@ -76,12 +63,12 @@ class RequestPlace:
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port."""
+        """The scheme, host and port."""
         return f"{self.scheme}://{self.host}:{self.port}"
 
 
-def place_of(url: str) -> RequestPlace:
-    """Return the place of *url*, with query pairs sorted and secret values replaced."""
+def parse_place(url: str) -> RequestPlace:
+    """Return the compared parts of *url*; query pairs are sorted and secret values replaced."""
     parts = urlsplit(clean_url(url))
     query = tuple(sorted(parse_qsl(parts.query, keep_blank_values=True)))
     return RequestPlace(
@@ -99,7 +86,7 @@ def _check_kept_headers(_: object, __: object, names: tuple[str, ...]) -> None:
 @frozen
 class Matcher:
     """
-    Gives requests their keys.
+    Computes the keys by which requests are compared.
 
     Attributes:
         ignore: JSON pointers of members that do not count, such as ``"/metadata/user_id"``.
@@ -112,9 +99,9 @@ class Matcher:
     def key(self, request: RecordedRequest) -> Key:
         """Return the key of a cleaned *request*."""
         headers = tuple([request.header(name.lower()) for name in self.match_headers])
-        return request.method, place_of(request.url), self._body(request), headers
+        return request.method, parse_place(request.url), self._body_key(request), headers
 
-    def _body(self, request: RecordedRequest) -> str:
+    def _body_key(self, request: RecordedRequest) -> str:
         if not request.body:
             return ""
         kind = request.header("content-type").lower()
@@ -129,10 +116,10 @@ class Matcher:
         return _digest(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
 
     def json(self, request: RecordedRequest) -> Any:
-        """Return the JSON value of the body as far as it counts; ``ABSENT`` when it is not JSON."""
+        """Return the compared part of the body as JSON; ``ABSENT`` if it is not JSON."""
         tree = json_body(request)
         for pointer in self.ignore:
-            _remove(tree, pointer)
+            _remove_member(tree, pointer)
         return tree
 
 
@@ -141,17 +128,17 @@ def json_body(request: RecordedRequest) -> object:
     if not is_json(request) and request.body[:1].strip() not in (b"{", b"["):
         return ABSENT
     try:
-        return json.loads(request.body, parse_float=_number, parse_constant=_refuse)
+        return json.loads(request.body, parse_float=_parse_number, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return ABSENT
 
 
-def _number(text: str) -> int | float:
+def _parse_number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
 
 
-def _refuse(text: str) -> Any:
+def _reject_constant(text: str) -> Any:
     raise ValueError(text)
 
 
@@ -164,17 +151,17 @@ def _without_boundary(body: bytes, content_type: str) -> bytes:
     return body.replace(found[1].encode(), b"BOUNDARY") if found else body
 
 
-def _remove(tree: object, pointer: str) -> None:
+def _remove_member(tree: object, pointer: str) -> None:
     *path, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] or [""]
     for part in path:
-        tree = _member(tree, part)
+        tree = _get_member(tree, part)
     if isinstance(tree, dict):
         tree.pop(last, None)
     elif isinstance(tree, list) and last.isdigit() and int(last) < len(tree):
         del tree[int(last)]
 
 
-def _member(tree: object, part: str) -> Any:
+def _get_member(tree: object, part: str) -> Any:
     if isinstance(tree, dict):
         return tree.get(part)
     return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
@@ -191,7 +178,7 @@ RECORDED_WIDTH = 22
 
 @frozen
 class Candidate:
-    """A recorded request that is near to the one that was missed."""
+    """A recorded request that is similar to the missed one."""
 
     index: int
     used: bool
@@ -210,7 +197,7 @@ class KnownRequest:
 @frozen
 class Situation:
     """
-    A cassette at the moment of a miss.
+    The state of a cassette at a miss.
 
     Attributes:
         source: How the cassette is called.
@@ -229,12 +216,12 @@ class Situation:
     mode: str = "none"
 
 
-def reason_of(request: RecordedRequest, at: Situation) -> str:
-    """Return why *request* is missing, in one of a few words that ``CassetteMiss`` tells."""
+def miss_reason(request: RecordedRequest, at: Situation) -> str:
+    """Return the reason code of a miss; ``CassetteMiss`` lists the codes."""
     if not at.recorded:
         return "empty" if at.exists else "no_file"
-    here = place_of(request.url)
-    same_host = [(k, place) for k in at.recorded if (place := place_of(k.request.url)).origin == here.origin]
+    here = parse_place(request.url)
+    same_host = [(k, place) for k in at.recorded if (place := parse_place(k.request.url)).origin == here.origin]
     if not same_host:
         return "host_unknown"
     same_path = [(k, p) for k, p in same_host if p.path == here.path and k.request.method == request.method]
@@ -247,14 +234,14 @@ def reason_of(request: RecordedRequest, at: Situation) -> str:
     return "used_up" if any(k.key == key for k in same_query) else "body_differs"
 
 
-def nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
-    """Return the recorded requests to the same place that differ least, unused before used."""
-    here = place_of(request.url)
+def find_nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
+    """Return the recorded requests to the same URL that differ least, unused ones first."""
+    here = parse_place(request.url)
     now = at.matcher.json(request)
     found = []
     for index, known in enumerate(at.recorded):
         recorded = known.request
-        place = place_of(recorded.url)
+        place = parse_place(recorded.url)
         if recorded.method != request.method or (place.origin, place.path) != (here.origin, here.path):
             continue
         body = at.matcher.json(recorded)
@@ -263,28 +250,30 @@ def nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
         else:
             now_shown = now
         both = itertools.chain(
-            _query(place.query, here.query), _headers(recorded, request, at), _in_body(body, now_shown)
+            _query_differences(place.query, here.query),
+            _header_differences(recorded, request, at),
+            _body_differences(body, now_shown),
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
 
 
-def _in_body(recorded: object, now: object) -> list[JsonDifference]:
+def _body_differences(recorded: object, now: object) -> list[JsonDifference]:
     return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
 
 
-def _query(recorded: Any, now: Any) -> Any:
+def _query_differences(recorded: Any, now: Any) -> Any:
     return differences(dict(recorded), dict(now), "?query") if recorded != now else ()
 
 
-def _headers(recorded: RecordedRequest, now: RecordedRequest, at: Situation) -> list[JsonDifference]:
+def _header_differences(recorded: RecordedRequest, now: RecordedRequest, at: Situation) -> list[JsonDifference]:
     names = [n.lower() for n in at.matcher.match_headers]
     pairs = [(n, recorded.header(n), now.header(n)) for n in names]
     return [JsonDifference(f"header {n}", a or ABSENT, b or ABSENT) for n, a, b in pairs if a != b]
 
 
 def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
-    """Return the message of a miss in its fixed form."""
+    """Return the error message of a miss."""
     unused = [i for i, known in enumerate(at.recorded) if not known.used]
     first = [*map(str, unused[:MAX_LISTED]), *(["..."] if len(unused) > MAX_LISTED else [])]
     listed = f" ({', '.join(first)})" if unused else ""
@@ -301,7 +290,7 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
         lines.extend(map(describe_difference, candidate.differences[:MAX_FIELDS]))
         if count > MAX_FIELDS:
             lines.append(f"    and {count - MAX_FIELDS} more")
-    lines.append(f"  cause looks like: {_cause(request, at, reason, candidates)}")
+    lines.append(f"  cause looks like: {_describe_cause(request, at, reason, candidates)}")
     if at.hint:
         lines.append(f"  to record {'again' if at.exists or total else 'it'}: {at.hint}")
     return "\n".join(lines)
@@ -317,34 +306,34 @@ def describe_difference(difference: JsonDifference, before: str = "recorded", af
 
 
 def _window_on_difference(value: object, other: object) -> str:
-    """Return *value* as JSON, cut to a window that begins shortly before it and *other* part ways."""
+    """Return *value* as JSON, cut to a window that starts shortly before it differs from *other*."""
     if value is ABSENT:
         return repr(ABSENT)
-    text, against = Cleaner().text(_json(value)), "" if other is ABSENT else Cleaner().text(_json(other))
+    text, against = Cleaner().text(_to_json(value)), "" if other is ABSENT else Cleaner().text(_to_json(other))
     if len(text) <= VALUE_WIDTH:
         return text
-    start = max(0, min(parting(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
+    start = max(0, min(first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
     return (
         f"{'...' if start else ''}{text[start : start + VALUE_WIDTH]}{'...' if start + VALUE_WIDTH < len(text) else ''}"
     )
 
 
-def _json(value: object) -> str:
+def _to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _cause(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
-    here = place_of(request.url)
+def _describe_cause(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+    here = parse_place(request.url)
     match reason:
         case "no_file":
             return "the cassette has not been recorded yet"
         case "empty":
             return "the cassette holds no interaction"
         case "host_unknown":
-            known = sorted({place_of(k.request.url).host for k in at.recorded})
+            known = sorted({parse_place(k.request.url).host for k in at.recorded})
             return f"another base URL: nothing was recorded for {here.host}, only for {list_names(known, here.host)}"
         case "path_unknown":
-            known = sorted({f"{k.request.method} {place_of(k.request.url).path}" for k in at.recorded})
+            known = sorted({f"{k.request.method} {parse_place(k.request.url).path}" for k in at.recorded})
             return f"another endpoint: recorded were {list_names(known)}"
         case "query_differs":
             return "another query"
@@ -352,10 +341,10 @@ def _cause(request: RecordedRequest, at: Situation, reason: str, candidates: Seq
             return "the request is made more often than it was recorded"
         case _:
             pass
-    return _body_cause(request, candidates[0].differences) if candidates else "another body"
+    return _describe_body_cause(request, candidates[0].differences) if candidates else "another body"
 
 
-def _body_cause(request: RecordedRequest, found: Sequence[JsonDifference]) -> str:
+def _describe_body_cause(request: RecordedRequest, found: Sequence[JsonDifference]) -> str:
     if not found:
         return "another body"
     first = found[0].pointer
@@ -365,10 +354,10 @@ def _body_cause(request: RecordedRequest, found: Sequence[JsonDifference]) -> st
     if all(d.recorded is ABSENT for d in found) or all(d.now is ABSENT for d in found):
         longer = "longer" if found[0].recorded is ABSENT else "shorter"
         return f"the conversation is {longer} from message {place[2]} on"
-    return f"{_speaker(request, place[1], int(place[2]))} changed at message {place[2]}"
+    return f"{_describe_role(request, place[1], int(place[2]))} changed at message {place[2]}"
 
 
-def _speaker(request: RecordedRequest, member: str, index: int) -> str:
+def _describe_role(request: RecordedRequest, member: str, index: int) -> str:
     messages = Matcher().json(request).get(member, [])
     message = messages[index] if isinstance(messages, list) and index < len(messages) else {}
     text = json.dumps(message)
@@ -402,7 +391,7 @@ class CassetteMiss(BaseException):
 
 class CassetteUnused(AssertionError):
     """
-    A cassette holds interactions that nobody asked for.
+    A cassette holds interactions that were not played.
 
     Attributes:
         unused: Their indices.
@@ -417,16 +406,16 @@ class OpenExchange(Protocol):
     """A request that is being recorded."""
 
     def end(self, *, read_to_end: bool) -> None:
-        """Store it as far as it was read."""
+        """Store the exchange with the part of its reply that was read."""
 
     def end_if_complete(self) -> None:
-        """Store it if nothing is missing."""
+        """Store the exchange if its reply is complete."""
 
 
 @frozen
 class LeftOut:
     """
-    A reply that the program saw and the cassette does not hold.
+    A reply that the program received and that is not recorded.
 
     Attributes:
         method: The method of the request.
@@ -454,7 +443,7 @@ class LeftOut:
 @attrs.define(eq=False)
 class Slot:
     """
-    A place in a cassette, taken when a request starts.
+    The position of an interaction in a cassette, reserved when its request starts.
 
     Attributes:
         interaction: What was recorded; ``None`` while it is under way, and for ever when it is not to be kept.
@@ -543,7 +532,7 @@ class Cassette:
 
     @property
     def interactions(self) -> tuple[Interaction, ...]:
-        """What it holds, in the order in which the requests were started."""
+        """The interactions, in the order in which their requests started."""
         with self._lock:
             return tuple([s.interaction for s in self._slots if s.interaction is not None])
 
@@ -554,19 +543,19 @@ class Cassette:
 
     @property
     def unused(self) -> tuple[int, ...]:
-        """The indices of the interactions that were not played."""
+        """The indexes of the interactions that were not played."""
         with self._lock:
             kept = [s for s in self._slots if s.interaction is not None]
             return tuple([i for i, slot in enumerate(kept) if not slot.used])
 
     def take(self, request: RecordedRequest) -> Interaction:
         """
-        Return the first unused interaction whose request equals *request*, and mark it as used.
+        Return the next unused interaction for *request*, and mark it as used; with ``repeat_last``, the last one again if all are used.
 
         Raises:
             CassetteMiss: when there is none.
         """
-        clean = Cleaner(known_secrets(request.headers), base=self.redactor).request(request)
+        clean = Cleaner(secrets_in_headers(request.headers), base=self.redactor).request(request)
         key = self._matcher.key(clean)
         with self._lock:
             waiting = self._waiting.get(key)
@@ -574,10 +563,10 @@ class Cassette:
             if slot is not None and slot.interaction is not None:
                 slot.used = True
                 return slot.interaction
-        raise self._missed(clean)
+        raise self._record_miss(clean)
 
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
-        """Take the next place for a request that starts now; *secrets* are kept out of its reply and of the file."""
+        """Reserve the next position for a request that starts now; *secrets* are removed from its reply and the file."""
         slot = Slot(secrets=secrets or {})
         with self._lock:
             self._slots.append(slot)
@@ -585,7 +574,7 @@ class Cassette:
         return slot
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
-        """Put what was recorded into its place, ready to be played."""
+        """Store a recorded interaction in its slot, ready to be played."""
         request = Cleaner(slot.secrets, base=self.redactor).request(interaction.request)
         key = self._matcher.key(request)
         with self._lock:
@@ -595,7 +584,7 @@ class Cassette:
 
     def assert_all_used(self) -> None:
         """
-        Check that everything was played, and that nothing was missed.
+        Raise an error if an interaction was not played or a request found no recording.
 
         Raises:
             CassetteUnused: listing what was not played.
@@ -606,7 +595,7 @@ class Cassette:
         if unused:
             rest = "".join(f"\n  {i}: {held[i].request.method} {held[i].request.url}" for i in unused)
             missed = f"; {len(self.misses)} requests were missed, the first: {self.misses[0]}" if self.misses else ""
-            msg = f"{len(unused)} of {len(held)} interactions of {self._source} were not played:{rest}{missed}"
+            msg = f"{len(unused)} of {len(held)} interactions of {self._source_name} were not played:{rest}{missed}"
             raise CassetteUnused(msg, unused=unused)
         if self.misses:
             raise self.misses[0]
@@ -642,23 +631,23 @@ class Cassette:
         return target
 
     def leave_out(self, left: LeftOut) -> None:
-        """Remember a reply that is not recorded."""
+        """Store the fact that a reply was not recorded."""
         self.left_out.append(left)
 
     def forget(self, miss: CassetteMiss) -> None:
-        """Take back a miss: the request is answered otherwise."""
+        """Remove a miss: another source answers the request."""
         self.misses.remove(miss)
 
     @property
-    def _source(self) -> str:
+    def _source_name(self) -> str:
         return str(self.path) if self.path else "this cassette"
 
-    def _missed(self, request: RecordedRequest) -> CassetteMiss:
+    def _record_miss(self, request: RecordedRequest) -> CassetteMiss:
         with self._lock:
             recorded = [attrs.evolve(s.asked, used=s.used) for s in self._slots if s.asked is not None]
         exists = self.path is None or self.path.exists()
-        at = Situation(self._source, exists, recorded, self._matcher, self.hint, self.mode)
-        reason, candidates = reason_of(request, at), nearest(request, at)
+        at = Situation(self._source_name, exists, recorded, self._matcher, self.hint, self.mode)
+        reason, candidates = miss_reason(request, at), find_nearest(request, at)
         message = describe_miss(request, at, reason, candidates)
         miss = CassetteMiss(message, reason=reason, request=request, candidates=candidates)
         with self._lock:

@@ -24,32 +24,17 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
 
-__all__ = (
-    "MAX_ALIASES",
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "Headers",
-    "Interaction",
-    "RecordedRequest",
-    "RecordedResponse",
-    "dump_cassette",
-    "is_json",
-    "is_stream",
-    "parse_cassette",
-    "parse_extras",
-    "safe_loader",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 
-def _headers(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+def _parse_headers(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
     pairs = value.items() if isinstance(value, Mapping) else value
     return tuple([(name.lower(), content) for name, content in pairs])
 
 
-def _upper(method: str) -> str:
+def _to_upper_case(method: str) -> str:
     return method.upper()
 
 
@@ -65,9 +50,9 @@ class RecordedRequest:
         body: The body; ``b""`` for none.
     """
 
-    method: str = attrs.field(converter=_upper)
+    method: str = attrs.field(converter=_to_upper_case)
     url: str
-    headers: Headers = attrs.field(default=(), converter=_headers)
+    headers: Headers = attrs.field(default=(), converter=_parse_headers)
     body: bytes = b""
 
     def header(self, name: str) -> str:
@@ -78,7 +63,7 @@ class RecordedRequest:
 @frozen
 class RecordedResponse:
     """
-    A response as it is stored and handed back.
+    A response as it is stored and replayed.
 
     Attributes:
         status: The status code.
@@ -89,7 +74,7 @@ class RecordedResponse:
 
     status: int
     reason: str = ""
-    headers: Headers = attrs.field(default=(), converter=_headers)
+    headers: Headers = attrs.field(default=(), converter=_parse_headers)
     body: bytes = b""
 
     def header(self, name: str) -> str:
@@ -151,7 +136,7 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
     if len(data) > MAX_BYTES:
         msg = f"{source} has {len(data)} bytes; a cassette has at most {MAX_BYTES}"
         raise DataError(msg)
-    tree = _tree(data, source)
+    tree = _load_yaml(data, source)
     if not isinstance(tree, dict) or not isinstance(tree.get("interactions"), list):
         msg = f"{source} is not a cassette: it has no list of interactions at its top"
         raise DataError(msg)
@@ -169,9 +154,9 @@ def parse_extras(data: bytes, source: str) -> dict[str, Any]:
     Raises:
         DataError: as ``parse_cassette``.
     """
-    tree = _tree(data, source)
+    tree = _load_yaml(data, source)
     extras = (tree.get("x_stepengine") if isinstance(tree, dict) else None) or {}
-    _mapping(extras, source, "x_stepengine")
+    _check_mapping(extras, source, "x_stepengine")
     return dict(extras)
 
 
@@ -191,12 +176,12 @@ def safe_loader() -> Any:
     return Loader
 
 
-def _tree(data: bytes, source: str) -> Any:
+def _load_yaml(data: bytes, source: str) -> Any:
     import yaml
 
     try:
         text = data.decode()
-        _bounded(text, source)
+        _check_yaml_size(text, source)
         return yaml.load(text, Loader=safe_loader())  # noqa: S506
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         msg = f"{source} cannot be read as plain YAML: {error}"
@@ -207,7 +192,7 @@ def _tree(data: bytes, source: str) -> Any:
         raise DataError(msg) from None
 
 
-def _bounded(text: str, source: str) -> None:
+def _check_yaml_size(text: str, source: str) -> None:
     """
     Raise for too many aliases, too deep nesting, or too much text once aliases are expanded.
 
@@ -223,21 +208,23 @@ def _bounded(text: str, source: str) -> None:
         size, anchor = 1, getattr(event, "anchor", None)
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append([anchor, 1])
-            _within(len(open_nodes) - 1, MAX_DEPTH, "levels of nesting", event, source)
+            _check_limit(len(open_nodes) - 1, MAX_DEPTH, "levels of nesting", event, source)
             continue
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_nodes.pop()
         elif isinstance(event, yaml.AliasEvent):
             aliases += 1
-            _within(aliases, MAX_ALIASES, "aliases", event, source)
-            _within(sum(anchor == name for name, _ in open_nodes), 0, "aliases inside their own value", event, source)
+            _check_limit(aliases, MAX_ALIASES, "aliases", event, source)
+            _check_limit(
+                sum(anchor == name for name, _ in open_nodes), 0, "aliases inside their own value", event, source
+            )
             anchor, size = None, sizes.get(anchor, 1)
         elif isinstance(event, yaml.ScalarEvent):
             size = len(event.value) + 1
         if anchor is not None:
             sizes[anchor] = size
         open_nodes[-1][1] += size
-        _within(open_nodes[-1][1], MAX_BYTES, "characters with its aliases expanded", event, source)
+        _check_limit(open_nodes[-1][1], MAX_BYTES, "characters with its aliases expanded", event, source)
 
 
 def _parse_events(text: str, source: str) -> Iterator[Any]:
@@ -258,7 +245,7 @@ def _parse_events(text: str, source: str) -> Iterator[Any]:
         raise DataError(msg) from None
 
 
-def _within(count: int, limit: int, what: str, event: Any, source: str) -> None:
+def _check_limit(count: int, limit: int, what: str, event: Any, source: str) -> None:
     if count > limit:
         msg = f"{source} has {count} {what} at line {event.start_mark.line + 1}; a cassette has at most {limit}"
         raise DataError(msg)
@@ -266,24 +253,24 @@ def _within(count: int, limit: int, what: str, event: Any, source: str) -> None:
 
 def _read_interaction(item: Any, source: str, index: int) -> Interaction:
     at = f"interactions[{index}]"
-    _mapping(item, source, at)
+    _check_mapping(item, source, at)
     _refuse_unknown_keys(item, INTERACTION_KEYS, source, at)
     request, response = item.get("request"), item.get("response")
-    _mapping(request, source, f"{at}.request")
+    _check_mapping(request, source, f"{at}.request")
     _refuse_unknown_keys(request, REQUEST_KEYS, source, f"{at}.request")
-    _mapping(response, source, f"{at}.response")
+    _check_mapping(response, source, f"{at}.response")
     _refuse_unknown_keys(response, RESPONSE_KEYS, source, f"{at}.response")
     extras = item.get("x_stepengine") or {}
-    _mapping(extras, source, f"{at}.x_stepengine")
-    status, reason = _status(response.get("status"), source, f"{at}.response.status")
+    _check_mapping(extras, source, f"{at}.x_stepengine")
+    status, reason = _parse_status(response.get("status"), source, f"{at}.response.status")
     body, decoded = _read_body(response, source, f"{at}.response", bare=False)
     headers = _header_pairs(response.get("headers"), source, f"{at}.response.headers")
     if decoded:  # the recorder took the compression away and may have left its header
         headers = tuple([(n, v) for n, v in headers if n != "content-encoding"])
     return Interaction(
         RecordedRequest(
-            _text(request.get("method"), source, f"{at}.request.method"),
-            _address(request.get("uri"), source, f"{at}.request.uri"),
+            _parse_text(request.get("method"), source, f"{at}.request.method"),
+            _parse_url(request.get("uri"), source, f"{at}.request.uri"),
             _header_pairs(request.get("headers"), source, f"{at}.request.headers"),
             _read_body(request, source, f"{at}.request", bare=True)[0],
         ),
@@ -295,46 +282,46 @@ def _read_interaction(item: Any, source: str, index: int) -> Interaction:
 def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
     """Return the body's bytes and whether the file holds it as text or a tree."""
     if "parsed_body" in message:
-        return _json_bytes(message["parsed_body"], source, f"{at}.parsed_body"), True
+        return _encode_json(message["parsed_body"], source, f"{at}.parsed_body"), True
     body = message.get("body")
     at = f"{at}.body"
     if isinstance(body, dict) and "type" in body:
-        return _typed_body(body, source, at)
+        return _read_typed_body(body, source, at)
     if isinstance(body, dict) and not bare:
         _refuse_unknown_keys(body, {"string"}, source, at)
         body, bare, at = body.get("string"), True, f"{at}.string"
     if body is None:
         return b"", True
     if bare and isinstance(body, str):
-        return _encoded(body, source, at), True
+        return _encode_text(body, source, at), True
     if bare and isinstance(body, bytes):
         return body, False
-    raise _misfit(
+    raise _make_misfit_error(
         body, "text, binary, or a mapping with type and content" if bare else "a mapping with string", source, at
     )
 
 
-def _typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
+def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
     _refuse_unknown_keys(body, {"type", "content"}, source, at)
     content = body.get("content")
     match body["type"]:
         case "none":
             return b"", True
         case "json":
-            return _json_bytes(content, source, f"{at}.content"), True
+            return _encode_json(content, source, f"{at}.content"), True
         case "text" if isinstance(content, str):
-            return _encoded(content, source, f"{at}.content"), True
+            return _encode_text(content, source, f"{at}.content"), True
         case "binary" if isinstance(content, bytes):
             return content, False
         case "binary" if isinstance(content, str):
             try:
                 return bytes.fromhex(content), False
             except ValueError:
-                raise _misfit(content, "hexadecimal digits", source, f"{at}.content") from None
-    raise _misfit(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
+                raise _make_misfit_error(content, "hexadecimal digits", source, f"{at}.content") from None
+    raise _make_misfit_error(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
 
 
-def _json_bytes(tree: object, source: str, at: str) -> bytes:
+def _encode_json(tree: object, source: str, at: str) -> bytes:
     try:
         return json.dumps(thaw(freeze(tree)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except DataError as error:
@@ -342,59 +329,63 @@ def _json_bytes(tree: object, source: str, at: str) -> bytes:
         raise DataError(msg, path=at) from None
 
 
-def _status(status: object, source: str, at: str) -> tuple[int, str]:
+def _parse_status(status: object, source: str, at: str) -> tuple[int, str]:
     code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
     if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
         return code, message or ""
-    raise _misfit(status, "a mapping with code and message", source, at)
+    raise _make_misfit_error(status, "a mapping with code and message", source, at)
 
 
 def _header_pairs(headers: Any, source: str, at: str) -> Headers:
     if headers is None:
         return ()
-    _mapping(headers, source, at)
+    _check_mapping(headers, source, at)
     return tuple(
-        [(_text(n, source, at), v) for n, values in headers.items() for v in _values(values, source, f"{at}.{n}")]
+        [
+            (_parse_text(n, source, at), v)
+            for n, values in headers.items()
+            for v in _parse_header_values(values, source, f"{at}.{n}")
+        ]
     )
 
 
-def _values(values: object, source: str, at: str) -> Iterator[str]:
+def _parse_header_values(values: object, source: str, at: str) -> Iterator[str]:
     for value in values if isinstance(values, list) else [values]:
         if isinstance(value, bytes):
             yield value.decode("latin-1")
         elif isinstance(value, str):
             yield value
         else:
-            raise _misfit(value, "a text, or a list of texts", source, at)
+            raise _make_misfit_error(value, "a text, or a list of texts", source, at)
 
 
-def _encoded(text: str, source: str, at: str) -> bytes:
+def _encode_text(text: str, source: str, at: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise _misfit(text, "text that UTF-8 can hold", source, at) from None
+        raise _make_misfit_error(text, "text that UTF-8 can hold", source, at) from None
 
 
-def _text(value: object, source: str, at: str) -> str:
+def _parse_text(value: object, source: str, at: str) -> str:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, str):
         return value
-    raise _misfit(value, "a text", source, at)
+    raise _make_misfit_error(value, "a text", source, at)
 
 
-def _address(value: object, source: str, at: str) -> str:
-    text = _text(value, source, at)
+def _parse_url(value: object, source: str, at: str) -> str:
+    text = _parse_text(value, source, at)
     try:
         _ = urlsplit(text).port
     except ValueError:
-        raise _misfit(text, "an address such as 'https://host/path'", source, at) from None
+        raise _make_misfit_error(text, "an address such as 'https://host/path'", source, at) from None
     return text
 
 
-def _mapping(value: Any, source: str, at: str) -> None:
+def _check_mapping(value: Any, source: str, at: str) -> None:
     if not isinstance(value, Mapping):
-        raise _misfit(value, "a mapping", source, at)
+        raise _make_misfit_error(value, "a mapping", source, at)
 
 
 def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, at: str) -> None:
@@ -404,7 +395,7 @@ def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str,
             raise DataError(msg, path=f"{at}.{key}")
 
 
-def _misfit(value: object, fine: str, source: str, at: str) -> DataError:
+def _make_misfit_error(value: object, fine: str, source: str, at: str) -> DataError:
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
     return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
@@ -419,17 +410,17 @@ def dump_cassette(interactions: Iterable[Interaction], extras: Mapping[str, obje
     """Return the file that holds *interactions*, and *extras* that belong to none of them."""
     import yaml
 
-    tree = {"interactions": [_written_interaction(i) for i in interactions], "version": 1}
+    tree = {"interactions": [_interaction_to_yaml(i) for i in interactions], "version": 1}
     if extras:
         tree["x_stepengine"] = dict(extras)
     text = yaml.dump(
-        tree, Dumper=_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
+        tree, Dumper=_make_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
     )
     return str(text).encode()
 
 
 @functools.cache
-def _dumper() -> object:
+def _make_dumper() -> object:
     import yaml
 
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -445,19 +436,19 @@ def _dumper() -> object:
     return Dumper
 
 
-def _written_interaction(interaction: Interaction) -> dict[str, object]:
+def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
     request, response = interaction.request, interaction.response
     tree: dict[str, object] = {
         "request": {
             "method": request.method,
             "uri": request.url,
-            "headers": _written_headers(request),
-            "body": _written_body(request),
+            "headers": _headers_to_yaml(request),
+            "body": _body_to_yaml(request),
         },
         "response": {
             "status": {"code": response.status, "message": response.reason},
-            "headers": _written_headers(response),
-            "body": {"string": _written_body(response)},
+            "headers": _headers_to_yaml(response),
+            "body": {"string": _body_to_yaml(response)},
         },
     }
     if interaction.extras:
@@ -465,24 +456,24 @@ def _written_interaction(interaction: Interaction) -> dict[str, object]:
     return tree
 
 
-def _written_headers(message: RecordedRequest | RecordedResponse) -> dict[str, list[str]]:
+def _headers_to_yaml(message: RecordedRequest | RecordedResponse) -> dict[str, list[str]]:
     headers: dict[str, list[str]] = {}
     for name, value in message.headers:
         headers.setdefault(name, []).append(value)
     return headers
 
 
-def _written_body(message: RecordedRequest | RecordedResponse) -> str | bytes:
+def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> str | bytes:
     if message.header("content-encoding"):
         return message.body
     try:
         text = message.body.decode()
     except UnicodeDecodeError:
         return message.body
-    return text if is_stream(message) else _indented(text)
+    return text if is_stream(message) else _indent_json(text)
 
 
-def _indented(text: str) -> str:
+def _indent_json(text: str) -> str:
     """Return a JSON object or array with one member per line; any other text as it is."""
     if text[:1] not in ("{", "["):
         return text
@@ -491,8 +482,8 @@ def _indented(text: str) -> str:
         written = json.dumps(tree, ensure_ascii=False, allow_nan=False, indent=2)
     except (ValueError, RecursionError):
         return text
-    return UNPRINTABLE.sub(_escaped, written)
+    return UNPRINTABLE.sub(_escape_char, written)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape_char(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1]

@@ -43,9 +43,9 @@ from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError, ModelError
+from stepengine.models._byte_reader import Accumulator, run_decoder
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import object_in, read_json, word_at
-from stepengine.models._reading import Accumulator, understood
+from stepengine.models._json import find_object, find_text, read_json
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.google.decode import GoogleAccumulator
@@ -57,8 +57,6 @@ from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.decode import decode as decode_chat
 from stepengine.models.presets import PRESETS
 from stepengine.testing.cassette_files import RecordedRequest
-
-__all__ = ("ModelCall", "Protocol", "parse_model_call", "with_json")
 
 Json: TypeAlias = Mapping[str, Any]
 MAX_DEPTH = 100
@@ -95,7 +93,7 @@ CHOICES = {"auto": "auto", "none": "none", "required": "required", "any": "requi
 @frozen
 class ToolOutput:
     """
-    The result of a tool call, as a request holds it.
+    The result of a tool call in a request.
 
     Attributes:
         call_id: The provider's id of the call; ``""`` for none.
@@ -119,7 +117,7 @@ Entry: TypeAlias = "UserMessage | list[AssistantPart] | ToolOutput"
 @frozen
 class Protocol:
     """
-    One of the four protocols.
+    The format of requests and replies of one provider API.
 
     Attributes:
         provider: The provider of a host that is not known.
@@ -139,7 +137,7 @@ class Protocol:
     decode: Callable[[Json, RequestLabel, str, str | None], ModelReply]
     accumulator: type[Accumulator]
     wrap: Callable[[Sequence[Any]], Json]
-    read: Callable[[Json, Conversation], dict[str, Any]]
+    read: Callable[[Json, RequestMessages], dict[str, Any]]
 
 
 @frozen
@@ -164,27 +162,27 @@ def parse_model_call(request: RecordedRequest) -> ModelCall | None:
     """Return the model call in *request*, or None if it is another HTTP request."""
     url = urlsplit(request.url)
     protocol = next((p for p in PROTOCOLS if p.path.search(url.path)), None)
-    body = _body(request.body) if protocol is not None and request.method == "POST" else None
+    body = _parse_body(request.body) if protocol is not None and request.method == "POST" else None
     if protocol is None or body is None or not any(_is_list_or_text(body.get(name)) for name in protocol.members):
         return None
     model = _model_name(body, url.path)
     host = url.hostname or ""
     provider = SERVICES.get(host, protocol.azure if host.endswith(AZURE) else protocol.provider)
     label = RequestLabel(provider=provider, model=f"{provider}/{model}", credentials=NO_KEY)
-    conversation = Conversation(protocol, label, model)
+    conversation = RequestMessages(protocol, label, model)
     rest = protocol.read(body, conversation)
     for name in ("model", "stream", "stream_options"):
         rest.pop(name, None)
     if conversation.system_marks:
         rest["system"] = conversation.system_marks
-    specs, choice = _take_tools(rest), _take_choice(rest)
+    specs, choice = _pop_tools(rest), _pop_tool_choice(rest)
     made = ModelRequest(
         label.model,
         "\n\n".join(conversation.system),
-        Transcript(_pair(conversation.entries, provider)),
+        Transcript(_pair_calls(conversation.entries, provider)),
         specs,
         choice,
-        settings=_take_settings(rest),
+        settings=_pop_settings(rest),
     )
     return ModelCall(protocol, label, model, made)
 
@@ -193,23 +191,23 @@ def _is_list_or_text(value: object) -> bool:
     return isinstance(value, list | str)
 
 
-def _body(content: bytes) -> dict[str, Any] | None:
+def _parse_body(content: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a body, or None for anything else."""
     if is_deep_text(content, MAX_DEPTH):
         return None
     try:
-        value = _storable(read_json(content))
+        value = _make_storable(read_json(content))
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
-def _storable(value: Any) -> Any:
+def _make_storable(value: Any) -> Any:
     """Return a JSON value with numbers that are too large as text."""
     if isinstance(value, dict):
-        return {name: _storable(member) for name, member in value.items()}
+        return {name: _make_storable(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_storable(item) for item in value]
+        return [_make_storable(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return str(value) if isinstance(value, int) and not MIN_INT <= value <= MAX_INT else value
@@ -218,14 +216,14 @@ def _storable(value: Any) -> Any:
 def _model_name(body: Json, path: str) -> str:
     """Return the model: of the body, of Google's path, or the deployment in Azure's path."""
     found = re.search(r"/(?:models|deployments)/([^/:]+)", path)
-    return word_at(body, "model") or (unquote(found[1]) if found else "") or "unknown"
+    return find_text(body, "model") or (unquote(found[1]) if found else "") or "unknown"
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
 @attrs.define
-class Conversation:
+class RequestMessages:
     """
     The messages of a request, in their order.
 
@@ -256,18 +254,18 @@ class Conversation:
             self.system_marks += [part.provider_data for part in parts if part.provider_data]
 
     def add_user(self, content: object, more: Json | None = None) -> None:
-        """Add a message of the user; *more* are members that we have no place for."""
-        parts = (*_user_parts(content), *([_json_text(more)] if more else []))
+        """Add a user message; *more* are members of it that our messages cannot hold."""
+        parts = (*_user_parts(content), *([_json_text_part(more)] if more else []))
         if parts:
             self.entries.append(UserMessage(parts))
 
     def add_unknown(self, value: object) -> None:
         """Add something unknown as its JSON text."""
-        self.entries.append(UserMessage((_json_text(value),)))
+        self.entries.append(UserMessage((_json_text_part(value),)))
 
     def add_result(self, call_id: str, name: str, content: object, source: Json, known: frozenset[str]) -> None:
         """Add the result of a tool call; members of its *source* that are not *known* are added to it as JSON."""
-        more = _more(source, known)
+        more = _unknown_members(source, known)
         parts = (*_result_parts(content), *([JsonPart(more)] if more else []))
         self.entries.append(ToolOutput(call_id, name, parts, source.get("is_error") is True, source))
 
@@ -284,7 +282,7 @@ class Conversation:
         """Return the parts of items as the adapter decodes them; an item that it does not know stays JSON."""
         protocol, label = self.protocol, self.label
         try:
-            return understood(label, lambda: protocol.decode(protocol.wrap(items), label, self.model, None)).content
+            return run_decoder(label, lambda: protocol.decode(protocol.wrap(items), label, self.model, None)).content
         except ModelError:
             if len(items) != 1:
                 return tuple([part for item in items for part in self._decode([item])])
@@ -292,7 +290,7 @@ class Conversation:
         return (OpaquePart(label.provider, JsonDict(freeze(data)), text=compact(items[0])),)
 
 
-def _pair(entries: Sequence[Entry], provider: str) -> list[Message]:
+def _pair_calls(entries: Sequence[Entry], provider: str) -> list[Message]:
     """
     Return messages in which each call has its result, as a transcript demands.
 
@@ -309,16 +307,16 @@ def _pair(entries: Sequence[Entry], provider: str) -> list[Message]:
             position += 1
         outputs = _Outputs(following)
         if isinstance(entry, list):
-            answered = _answer(entry, outputs, provider, calls)
+            answered = _make_turn(entry, outputs, provider, calls)
             calls += len(answered) - 1
             messages += answered
         elif isinstance(entry, UserMessage):
             messages.append(entry)
-        messages += [UserMessage((_json_text(output.source),)) for output in outputs.left]
+        messages += [UserMessage((_json_text_part(output.source),)) for output in outputs.left]
     return messages
 
 
-def _answer(said: Sequence[AssistantPart], outputs: _Outputs, provider: str, calls: int) -> list[Message]:
+def _make_turn(said: Sequence[AssistantPart], outputs: _Outputs, provider: str, calls: int) -> list[Message]:
     """Return a message of the model and the results of its calls; *calls* were numbered before."""
     parts: list[AssistantPart] = []
     results: list[Message] = []
@@ -326,7 +324,7 @@ def _answer(said: Sequence[AssistantPart], outputs: _Outputs, provider: str, cal
         if not isinstance(part, ToolCallPart):
             parts.append(_without_marks(part))
         elif (output := outputs.take(part)) is None:
-            parts.append(_unanswered(part, provider))
+            parts.append(_opaque_call(part, provider))
         else:
             call_id = f"c{calls + len(results) + 1}"
             parts.append(attrs.evolve(part, tool_call_id=call_id, provider_data=None))
@@ -352,12 +350,12 @@ class _Outputs:
 
     @property
     def left(self) -> list[ToolOutput]:
-        """The results that no call took."""
+        """The results that belong to no call."""
         return list(self._left.values())
 
     def take(self, call: ToolCallPart) -> ToolOutput | None:
-        """Remove the result of a call and return it: by the call's id, else by the tool's name; None for none."""
-        call_id = word_at(call.provider_data, "id")
+        """Remove and return the result of a call: by the call's id, else by the tool's name; ``None`` if there is none."""
+        call_id = find_text(call.provider_data, "id")
         keys = [("id", call_id)] if call_id else [("with id", call.tool_name), ("with id", "")]
         for key in (*keys, ("without id", call.tool_name), ("without id", "")):
             places = self._places.get(key, [])
@@ -368,16 +366,16 @@ class _Outputs:
         return None
 
 
-def _unanswered(call: ToolCallPart, provider: str) -> OpaquePart:
+def _opaque_call(call: ToolCallPart, provider: str) -> OpaquePart:
     data = {"call": call.tool_name, "input": call.input if call.raw_input is None else call.raw_input}
     return OpaquePart(provider, JsonDict(freeze(data)), tool=call.tool_name, text=compact(data["input"]))
 
 
 def _without_marks(part: AssistantPart) -> AssistantPart:
-    """Return a part of a request without the data of its provider; a signature stays: it tells thoughts without text apart."""
+    """Return a part of a request without its provider data. A signature stays: it distinguishes thoughts without text."""
     match part:
         case ThinkingPart():
-            signature = word_at(part.provider_data, "signature")
+            signature = find_text(part.provider_data, "signature")
             return attrs.evolve(part, provider_data={"signature": signature} if signature else None)
         case TextPart() | RefusalPart() | ImagePart() | DocumentPart():
             return attrs.evolve(part, provider_data=None)
@@ -386,7 +384,7 @@ def _without_marks(part: AssistantPart) -> AssistantPart:
 
 
 def with_json(part: AssistantPart) -> AssistantPart:
-    """Return a part; one that only its provider understands, and that says nothing, gets its JSON as text."""
+    """Return a part; an opaque one without text gets its JSON as text."""
     if isinstance(part, OpaquePart) and not part.text:
         return attrs.evolve(part, text=compact(part.data))
     return part
@@ -395,7 +393,7 @@ def with_json(part: AssistantPart) -> AssistantPart:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _json_text(value: object) -> TextPart:
+def _json_text_part(value: object) -> TextPart:
     return TextPart(compact(value))
 
 
@@ -410,60 +408,62 @@ def _user_part(block: object) -> UserPart:
     if isinstance(block, str):
         return TextPart(block)
     if not isinstance(block, dict):
-        return _json_text(block)
+        return _json_text_part(block)
     if isinstance(block.get("text"), str) and block.get("type") in TEXT_KINDS:
         more = {name: member for name, member in block.items() if name not in ("type", "text")}
         return TextPart(block["text"], provider_data=more or None)
-    return _openai_media(block) or _other_media(block) or _json_text(block)
+    return _parse_openai_media(block) or _parse_other_media(block) or _json_text_part(block)
 
 
-def _openai_media(block: Json) -> UserPart | None:
+def _parse_openai_media(block: Json) -> UserPart | None:
     """Return an image or a file as Chat Completions or Responses has it; None for anything else."""
     match block:
         case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "input_image", "image_url": str(url)}:
-            return _linked(url, "image/png")
+            return _media_from_url(url, "image/png")
         case {"type": "input_audio", "input_audio": {"data": str(data), "format": str(form)}}:
-            return _stored(data, f"audio/{form}")
+            return _media_from_base64(data, f"audio/{form}")
         case {"type": "file", "file": {"file_data": str(url), **more}} | {
             "type": "input_file",
             "file_data": str(url),
             **more,
         }:
-            return _linked(url, "application/pdf", word_at(more, "filename"))
+            return _media_from_url(url, "application/pdf", find_text(more, "filename"))
         case {"type": "input_file", "file_url": str(url)}:
-            return _linked(url, "application/pdf")
+            return _media_from_url(url, "application/pdf")
         case _:
             return None
 
 
-def _other_media(block: Json) -> UserPart | None:
+def _parse_other_media(block: Json) -> UserPart | None:
     """Return an image or a file as Anthropic or Google has it; None for anything else."""
     match block:
         case {"type": "image" | "document", "source": {"type": "base64", "media_type": str(mime), "data": str(data)}}:
-            return _stored(data, mime, word_at(block, "title"))
+            return _media_from_base64(data, mime, find_text(block, "title"))
         case {"type": "image" | "document" as kind, "source": {"type": "url", "url": str(url)}}:
-            return _linked(url, "image/png" if kind == "image" else "application/pdf", word_at(block, "title"))
+            return _media_from_url(
+                url, "image/png" if kind == "image" else "application/pdf", find_text(block, "title")
+            )
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-            return DocumentPart(data=text.encode(), mime_type="text/plain", name=word_at(block, "title"))
+            return DocumentPart(data=text.encode(), mime_type="text/plain", name=find_text(block, "title"))
         case {"inlineData": {"mimeType": str(mime), "data": str(data)}}:
-            return _stored(data, mime)
+            return _media_from_base64(data, mime)
         case {"fileData": {"mimeType": str(mime), "fileUri": str(url)}}:
-            return _linked(url, mime)
+            return _media_from_url(url, mime)
         case _:
             return None
 
 
-def _linked(url: str, mime: str, name: str = "") -> UserPart | None:
+def _media_from_url(url: str, mime: str, name: str = "") -> UserPart | None:
     """Return the media at *url*, which can be a data URL."""
     head, is_stored, data = url.partition(";base64,")
     if url.startswith("data:") and is_stored:
-        return _stored(data, head.removeprefix("data:").partition(";")[0] or mime, name)
+        return _media_from_base64(data, head.removeprefix("data:").partition(";")[0] or mime, name)
     if mime.startswith("image/"):
         return ImagePart(url=url, mime_type=mime)
     return DocumentPart(url=url, mime_type=mime, name=name)
 
 
-def _stored(data: str, mime: str, name: str = "") -> UserPart | None:
+def _media_from_base64(data: str, mime: str, name: str = "") -> UserPart | None:
     try:
         # Google's SDK sends the alphabet for URLs.
         content = base64.b64decode(data.translate(FROM_URL_SAFE), validate=True)
@@ -495,29 +495,29 @@ IN_GOOGLE_RESULT = frozenset({"id", "name", "response"})
 """What is read of messages and results."""
 
 
-def _read_chat(body: Json, conversation: Conversation) -> dict[str, Any]:
+def _read_chat(body: Json, conversation: RequestMessages) -> dict[str, Any]:
     rest = dict(body)
-    for message in _items(rest.pop("messages", None)):
-        role = word_at(message, "role")
+    for message in _as_list(rest.pop("messages", None)):
+        role = find_text(message, "role")
         if role in SYSTEM_ROLES:
             conversation.add_system(message.get("content"))
         elif role == "user":
-            conversation.add_user(message.get("content"), _more(message, IN_MESSAGE))
+            conversation.add_user(message.get("content"), _unknown_members(message, IN_MESSAGE))
         elif role == "assistant":
             conversation.add_assistant([message])
         elif role in ("tool", "function"):
-            call_id, name = word_at(message, "tool_call_id"), word_at(message, "name")
+            call_id, name = find_text(message, "tool_call_id"), find_text(message, "name")
             conversation.add_result(call_id, name, message.get("content"), message, IN_CHAT_RESULT)
         else:
             conversation.add_unknown(message)
     return rest
 
 
-def _read_responses(body: Json, conversation: Conversation) -> dict[str, Any]:
+def _read_responses(body: Json, conversation: RequestMessages) -> dict[str, Any]:
     rest = dict(body)
     if isinstance(rest.get("instructions"), str):
         conversation.add_system(rest.pop("instructions"))
-    for item in _items(rest.pop("input", None)):
+    for item in _as_list(rest.pop("input", None)):
         if isinstance(item, str):
             conversation.add_user(item)
         else:
@@ -525,15 +525,15 @@ def _read_responses(body: Json, conversation: Conversation) -> dict[str, Any]:
     return rest
 
 
-def _read_item(item: Any, conversation: Conversation) -> None:
-    """Add an item of the Responses API: a message, a result, or something that the model said or did."""
-    kind, role = word_at(item, "type"), word_at(item, "role")
+def _read_item(item: Any, conversation: RequestMessages) -> None:
+    """Add an item of the Responses API: a message, a tool result, or output of the model."""
+    kind, role = find_text(item, "type"), find_text(item, "role")
     if kind == f"function_call{OUTPUT}":
-        conversation.add_result(word_at(item, "call_id"), "", item.get("output"), item, IN_RESPONSES_RESULT)
+        conversation.add_result(find_text(item, "call_id"), "", item.get("output"), item, IN_RESPONSES_RESULT)
     elif role in SYSTEM_ROLES:
         conversation.add_system(item.get("content"))
     elif role == "user":
-        conversation.add_user(item.get("content"), _more(item, IN_MESSAGE))
+        conversation.add_user(item.get("content"), _unknown_members(item, IN_MESSAGE))
     elif role == "assistant":
         content = item.get("content")
         said = [{"type": "output_text", "text": content}] if isinstance(content, str) else content
@@ -544,23 +544,23 @@ def _read_item(item: Any, conversation: Conversation) -> None:
         conversation.add_unknown(item)
 
 
-def _read_anthropic(body: Json, conversation: Conversation) -> dict[str, Any]:
+def _read_anthropic(body: Json, conversation: RequestMessages) -> dict[str, Any]:
     rest = dict(body)
     conversation.add_system(rest.pop("system", None))
-    for message in _items(rest.pop("messages", None)):
-        role = word_at(message, "role")
-        blocks = _items(message.get("content")) if isinstance(message, dict) else []
+    for message in _as_list(rest.pop("messages", None)):
+        role = find_text(message, "role")
+        blocks = _as_list(message.get("content")) if isinstance(message, dict) else []
         if role == "assistant":
             said = [{"type": "text", "text": b} if isinstance(b, str) else b for b in blocks]
             conversation.add_assistant(said, continues=True)
         elif role == "user":
             # The results of calls come first, so that they follow the calls.
-            results = [block for block in blocks if word_at(block, "type") == "tool_result"]
+            results = [block for block in blocks if find_text(block, "type") == "tool_result"]
             for block in results:
-                call_id, content = word_at(block, "tool_use_id"), block.get("content")
+                call_id, content = find_text(block, "tool_use_id"), block.get("content")
                 conversation.add_result(call_id, "", content, block, IN_ANTHROPIC_RESULT)
-            others = [block for block in blocks if word_at(block, "type") != "tool_result"]
-            conversation.add_user(others, _more(message, IN_MESSAGE))
+            others = [block for block in blocks if find_text(block, "type") != "tool_result"]
+            conversation.add_user(others, _unknown_members(message, IN_MESSAGE))
         elif role in SYSTEM_ROLES:
             conversation.add_system(message.get("content"))
         else:
@@ -568,37 +568,37 @@ def _read_anthropic(body: Json, conversation: Conversation) -> dict[str, Any]:
     return rest
 
 
-def _read_google(body: Json, conversation: Conversation) -> dict[str, Any]:
+def _read_google(body: Json, conversation: RequestMessages) -> dict[str, Any]:
     rest = dict(body)
     for name in ("systemInstruction", "system_instruction"):
         system = rest.pop(name, None)
         conversation.add_system(system["parts"] if isinstance(system, dict) and "parts" in system else system)
-    for content in _items(rest.pop("contents", None)):
-        role = word_at(content, "role")
+    for content in _as_list(rest.pop("contents", None)):
+        role = find_text(content, "role")
         if not isinstance(content, dict) or "parts" not in content or role not in ("", "user", "function", "model"):
             conversation.add_unknown(content)
             continue
-        parts = _items(content["parts"])
+        parts = _as_list(content["parts"])
         if role == "model":
             conversation.add_assistant(parts, continues=True)
             continue
-        results = [part for part in parts if object_in(part, "functionResponse")]
+        results = [part for part in parts if find_object(part, "functionResponse")]
         for part in results:
             result = part["functionResponse"]
-            call_id, name = word_at(result, "id"), word_at(result, "name")
+            call_id, name = find_text(result, "id"), find_text(result, "name")
             conversation.add_result(call_id, name, result.get("response"), result, IN_GOOGLE_RESULT)
-        conversation.add_user([part for part in parts if not object_in(part, "functionResponse")])
+        conversation.add_user([part for part in parts if not find_object(part, "functionResponse")])
     return rest
 
 
-def _items(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     """Return the items of a list; a single value is a list of one."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
-def _more(source: Json, known: frozenset[str]) -> Json:
+def _unknown_members(source: Json, known: frozenset[str]) -> Json:
     """Return the members of *source* that are neither *known* nor null."""
     return {name: member for name, member in source.items() if name not in known and member is not None}
 
@@ -653,42 +653,43 @@ SCHEMAS = ("parameters", "input_schema", "parametersJsonSchema", "parameters_jso
 IN_TOOL = frozenset({"type", "name", "description", *SCHEMAS})
 
 
-def _take_tools(rest: dict[str, Any]) -> tuple[ToolSpec, ...]:
-    """Remove functions from the members that are left, and return them; other entries stay."""
+def _pop_tools(rest: dict[str, Any]) -> tuple[ToolSpec, ...]:
+    """Remove the function tools from the remaining members of a request, and return them; other entries stay."""
     specs: list[ToolSpec] = []
     left: list[Any] = []
-    for entry in _items(rest.pop("tools", None)):
-        functions = _functions(entry)
+    for entry in _as_list(rest.pop("tools", None)):
+        functions = _declared_functions(entry)
         if not functions:
             left.append(entry)
         for function in functions:
-            name = word_at(function, "name")
+            name = find_text(function, "name")
             schema = next((function[key] for key in SCHEMAS if function.get(key)), {"type": "object", "properties": {}})
-            specs.append(ToolSpec(name, word_at(function, "description"), schema))
-            if more := _more(function, IN_TOOL):
+            specs.append(ToolSpec(name, find_text(function, "description"), schema))
+            if more := _unknown_members(function, IN_TOOL):
                 left.append({"name": name, **more})
     if left:
         rest["tools"] = left
     return tuple(specs)
 
 
-def _functions(entry: Any) -> list[Json]:
+def _declared_functions(entry: Any) -> list[Json]:
     """Return the functions that an entry of the tools declares; none for a tool of the provider."""
-    kind = word_at(entry, "type")
-    if object_in(entry, "function"):
-        found: list[Any] = [{**entry["function"], **_more(entry, frozenset({"type", "function"}))}]
+    kind = find_text(entry, "type")
+    if find_object(entry, "function"):
+        found: list[Any] = [{**entry["function"], **_unknown_members(entry, frozenset({"type", "function"}))}]
     elif isinstance(entry, dict) and entry.keys() == {"functionDeclarations"}:
-        found = _items(entry["functionDeclarations"])
+        found = _as_list(entry["functionDeclarations"])
     else:
         found = [entry] if kind in ("", "function", "custom") else []
     is_sound = all(
-        word_at(each, "name") and all(isinstance(each[key], dict) for key in SCHEMAS if each.get(key)) for each in found
+        find_text(each, "name") and all(isinstance(each[key], dict) for key in SCHEMAS if each.get(key))
+        for each in found
     )
     return found if is_sound else []
 
 
-def _take_choice(rest: dict[str, Any]) -> str | None:
-    """Remove the tool choice from the members that are left, and return it; a choice of another form stays."""
+def _pop_tool_choice(rest: dict[str, Any]) -> str | None:
+    """Remove the tool choice from the remaining members of a request, and return it; a choice of an unknown form stays."""
     name = "toolConfig" if "toolConfig" in rest else "tool_choice"
     choice: str | None = None
     match rest.get(name):
@@ -703,20 +704,20 @@ def _take_choice(rest: dict[str, Any]) -> str | None:
     return choice
 
 
-def _take_settings(rest: dict[str, Any]) -> ModelSettings:
-    """Return the settings in the members that are left; unknown ones stay under ``extra``."""
+def _pop_settings(rest: dict[str, Any]) -> ModelSettings:
+    """Remove the model settings from the remaining members of a request; unknown ones are stored under ``extra``."""
     known: dict[str, Any] = {}
     left: dict[str, Any] = {}
     for name, value in rest.items():
         config = value if name == "generationConfig" and isinstance(value, dict) else {name: value}
-        beside = {member: kept for member, kept in config.items() if not _take_setting(member, kept, known)}
+        beside = {member: kept for member, kept in config.items() if not _add_setting(member, kept, known)}
         if beside:
             left[name] = beside if config is value else value
     return ModelSettings(**known, extra={"body": left} if left else {})
 
 
-def _take_setting(name: str, value: Any, known: dict[str, Any]) -> bool:
-    """Add a setting to *known* and return True, or return False if it is none or has another form than ours."""
+def _add_setting(name: str, value: Any, known: dict[str, Any]) -> bool:
+    """Add a setting to *known*; return False if it is unknown or has another form."""
     ours = SETTINGS.get(name)
     if ours is None or ours in known:
         return False

@@ -26,16 +26,14 @@ from stepengine.journal import MemoryJournal
 from stepengine.journal.history import History, engine_version
 from stepengine.journal.records import Head, Intent, Record, Result
 from stepengine.journal.show import spending_of
-from stepengine.models._failures import body_failure, protocol_failure, request_id_of
+from stepengine.models._byte_reader import MAX_REPLY_BYTES, ReplyReader, check_reply_size, run_decoder
+from stepengine.models._failures import error_from_body, find_request_id, make_protocol_error
 from stepengine.models._json import read_json
-from stepengine.models._reading import MAX_REPLY_BYTES, ReplyReader, held, understood
 from stepengine.models.pricing import cost_of
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
 from stepengine.testing.cassette_requests import ModelCall, parse_model_call, with_json
-from stepengine.testing.cleaning import Cleaner, known_secrets
-from stepengine.testing.recordings import interactions_of, shown_path
-
-__all__ = ("PROGRAM", "CassetteJournal", "journal_of_cassette")
+from stepengine.testing.recordings import display_path, interactions_of
+from stepengine.testing.traffic_redaction import Cleaner, secrets_in_headers
 
 PROGRAM = "program"
 """The id of the agent in such a journal."""
@@ -48,7 +46,7 @@ UNREADABLE = frozenset({"protocol", "unanswerable"})
 
 class CassetteJournal(MemoryJournal):
     """
-    The journal of a cassette.
+    A cassette as a read-only journal of one run.
 
     Args:
         path: The file.
@@ -64,8 +62,8 @@ class CassetteJournal(MemoryJournal):
 
     @property
     def name(self) -> str:
-        """The file, as it is shown."""
-        return shown_path(self._path)
+        """The name of the cassette file."""
+        return display_path(self._path)
 
 
 def journal_of_cassette(path: Path) -> CassetteJournal:
@@ -79,10 +77,10 @@ def journal_of_cassette(path: Path) -> CassetteJournal:
         OSError: for a file that cannot be read.
     """
     written = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
-    return CassetteJournal(path, list(_records(interactions_of(path), path.name, written)))
+    return CassetteJournal(path, list(_make_records(interactions_of(path), path.name, written)))
 
 
-def _records(interactions: Iterable[Interaction], name: str, written: datetime) -> list[Record]:
+def _make_records(interactions: Iterable[Interaction], name: str, written: datetime) -> list[Record]:
     created = written.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     start = {"type": "agent_call", "agent_id": PROGRAM, "prompt": "", "params": None, "run_id": name}
     records: list[Record] = [
@@ -91,21 +89,21 @@ def _records(interactions: Iterable[Interaction], name: str, written: datetime) 
     ]
     transcripts = _Transcripts()
     for seq, recorded in enumerate(interactions):
-        interaction = _clean(recorded)
+        interaction = _clean_interaction(recorded)
         call = parse_model_call(interaction.request)
         if call is None:
             records += _http_records(seq, interaction)
             continue
         request = attrs.evolve(call.request, messages=transcripts.share(call.request.messages))
         records.append(Intent("", seq, CallModel(seq, request)))
-        records.append(Result("", seq, 0, _outcome(call, interaction.response, written)))
+        records.append(Result("", seq, 0, _make_outcome(call, interaction.response, written)))
     spending = spending_of(History(records, name))
     return [*records, Result("", -1, 0, ChildResult(agent_id=PROGRAM, run_id=name, spending=spending))]
 
 
-def _clean(interaction: Interaction) -> Interaction:
-    """Return an interaction without compression, and without secrets: other recorders leave them in."""
-    cleaner = Cleaner(known_secrets(interaction.request.headers))
+def _clean_interaction(interaction: Interaction) -> Interaction:
+    """Return an interaction decompressed and without secrets, which other recorders leave in."""
+    cleaner = Cleaner(secrets_in_headers(interaction.request.headers))
     return attrs.evolve(
         interaction,
         request=cleaner.request(interaction.request),
@@ -143,7 +141,7 @@ def _http_records(seq: int, interaction: Interaction) -> tuple[Record, Record]:
 
 
 class _Transcripts:
-    """The histories of the last requests. A request that starts with one of them shares it, so that it is shown once."""
+    """The transcripts of the last requests, so that equal messages are stored once."""
 
     def __init__(self) -> None:
         self._kept: list[Transcript] = []
@@ -172,10 +170,10 @@ def _count_shared(known: Sequence[Message], messages: Sequence[Message]) -> int:
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 
-def _outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> ModelReply | Failure:
+def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> ModelReply | Failure:
     """Return the reply of a model call with its cost, or its error."""
     try:
-        reply = _reply(call, response)
+        reply = _decode_reply(call, response)
     except ModelError as error:
         return Failure(error.with_traceback(None), 0)
     parts = tuple([with_json(part) for part in reply.content])
@@ -183,13 +181,13 @@ def _outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> Model
     return attrs.evolve(reply, content=parts, cost=cost)
 
 
-def _reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
+def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
     headers = dict(response.headers)
     content = response.body
     if not OK <= response.status < MULTIPLE_CHOICES:
-        raise body_failure(content, response.status, headers, call.label)
-    request_id = request_id_of(headers)
-    events = _events(response, content)
+        raise error_from_body(content, response.status, headers, call.label)
+    request_id = find_request_id(headers)
+    events = _to_events(response, content)
     if events is not None:
         reader = ReplyReader(call.protocol.accumulator(call.label, call.model, request_id), call.label)
         reader.feed(events)
@@ -199,10 +197,12 @@ def _reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
     except ValueError:
         data = None
     if not isinstance(data, dict):
-        raise protocol_failure(call.label, "it is not a JSON object")
+        raise make_protocol_error(call.label, "it is not a JSON object")
     decode = call.protocol.decode
     try:
-        return understood(call.label, lambda: held(decode(data, call.label, call.model, request_id), call.label))
+        return run_decoder(
+            call.label, lambda: check_reply_size(decode(data, call.label, call.model, request_id), call.label)
+        )
     except ModelError as error:
         if error.kind not in UNREADABLE:
             raise
@@ -210,7 +210,7 @@ def _reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
         return ModelReply((part,), usage=error.usage)
 
 
-def _events(response: RecordedResponse, content: bytes) -> bytes | None:
+def _to_events(response: RecordedResponse, content: bytes) -> bytes | None:
     """Return a streamed body as events, or None for a whole reply; Google can stream a JSON array."""
     if is_stream(response) or content.startswith((b"data:", b"event:")):
         return content

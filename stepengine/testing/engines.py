@@ -17,7 +17,6 @@ from stepengine.models import Models, Provider
 from stepengine.testing.recordings import CassetteFixture
 from stepengine.workspace.after_fork import Lock
 
-__all__ = ("Clock", "EngineFactory", "SeededEngine", "recorded_models")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 SEED = "0"
@@ -26,7 +25,7 @@ CREATED = datetime(2026, 1, 1, tzinfo=UTC)
 
 class Clock:
     """
-    The clock of a test: time passes in ``advance`` and, unless it *waits*, in ``sleep``, which takes no time of the test.
+    A clock for tests: ``sleep`` advances the time at once; if it *waits*, only ``advance`` does.
 
     Back-off and rate limits cost a test nothing, and hours between two runs are one line:
     ``clock = Clock(); engine = Engine([agent], clock=clock); engine.run_sync(...); clock.advance(minutes=45)``. Give its
@@ -56,12 +55,12 @@ class Clock:
 
     @property
     def sleepers(self) -> int:
-        """How many sleep and wait for ``advance``; none where the clock does not wait."""
+        """The number of tasks that wait for ``advance``; 0 if the clock does not wait."""
         with self._lock:
             return len(self._sleepers)
 
     def now(self) -> datetime:
-        """Return the date and time; a run that begins now is created then."""
+        """Return the simulated date and time."""
         return self._start + timedelta(milliseconds=self._ms)
 
     def now_ms(self) -> int:
@@ -70,7 +69,7 @@ class Clock:
 
     def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> None:
         """
-        Let time pass, also in the middle of a run and from any thread, and wake whose time has come, in order of time.
+        Advance the time, from any thread, and wake sleepers in the order of their time.
 
         Those who sleep again do so from the time that it is then: to see every beat of a loop that sleeps, advance by one beat.
 
@@ -89,7 +88,7 @@ class Clock:
             sleeper.wake.now()
 
     async def sleep(self, seconds: float) -> None:
-        """Let this much time pass, and other tasks run; where the clock waits, wait until ``advance`` let it pass."""
+        """Advance the time and let other tasks run. A waiting clock sleeps until ``advance`` passes the time."""
         duration = round(seconds * 1000)
         if not self._waits:
             self._ms += duration
@@ -112,7 +111,7 @@ class Clock:
 
     async def asleep(self, count: int = 1) -> None:
         """
-        Wait until at least *count* sleep.
+        Wait until at least *count* tasks sleep.
 
         Raises:
             ValueError: when this clock does not wait, so that nobody ever sleeps.
@@ -133,24 +132,24 @@ class Clock:
 
 
 class _Wake:
-    """What one task waits for, and any thread may end."""
+    """The future of one sleeping task, which any thread may end."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
     def now(self) -> None:
-        """Let the task go on; one whose event loop is closed is gone."""
+        """Wake the task; nothing happens if its event loop is closed."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._end)
+            self._loop.call_soon_threadsafe(self._end_wait)
 
-    def _end(self) -> None:
+    def _end_wait(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
 
 
 class _Sleeper(NamedTuple):
-    """Who sleeps: until when, in milliseconds, as which one, and what wakes it."""
+    """A sleeping task: its wake time in milliseconds, its number, and its future."""
 
     at: int
     number: int
@@ -167,7 +166,7 @@ class SeededEngine(Engine):
 
 def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
     """
-    Return the registry of the package's own adapters, each behind a transport of its own. Addresses are those of an ordinary engine.
+    Return a registry with the package's providers, each with its own transport, and URLs as in an ordinary engine.
 
     Args:
         transport: Makes a transport.
@@ -187,19 +186,21 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
     from stepengine.models.openai_chat import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
 
-    def made(make: Callable[..., Provider], name: str) -> Provider:
-        """Make a provider that finds its address, and while recording its key, as it does elsewhere."""
+    def make_provider(make: Callable[..., Provider], name: str) -> Provider:
+        """Make a provider with its usual address and, while recording, its usual key."""
         return make(name=name, api_key=key, transport=transport())
 
-    def behind(cloud: Callable[..., Provider], given: Mapping[str, object]) -> Provider:
+    def make_cloud_provider(cloud: Callable[..., Provider], given: Mapping[str, object]) -> Provider:
         return cloud(transport=transport(), **given)
 
     models = Models()
     for own in (AnthropicProvider, GoogleProvider, GoogleInteractionsProvider):
         name = own("replay").name
-        models.register(name, partial(made, own, name))
+        models.register(name, partial(make_provider, own, name))
     for name, preset in PRESETS.items():
-        models.register(name, partial(made, OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider, name))
+        models.register(
+            name, partial(make_provider, OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider, name)
+        )
     in_aws: dict[str, object] = {"api_key": key, "region": "us-east-1"}
     in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, object]], ...] = (
         ("bedrock", BedrockProvider, in_aws),
@@ -215,13 +216,13 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         ),
     )
     for name, cloud, given in in_clouds:
-        models.register(name, partial(behind, cloud, given if key is not None else {}))
+        models.register(name, partial(make_cloud_provider, cloud, given if key is not None else {}))
     return models
 
 
 class EngineFactory:
     """
-    Makes the engines of a test, and closes them when it is over.
+    Creates the engines of a test, and closes them at its end.
 
     Args:
         cassette: What their providers use; ``None`` for providers that are only asked when a journal is recorded.
@@ -245,12 +246,12 @@ class EngineFactory:
         if models is None and self._cassette is not None:
             cassette = self._cassette
             models = recorded_models(cassette.transport, "replay" if cassette.replaying else None)
-            options["observers"] = (*options.get("observers", ()), self._note)
+            options["observers"] = (*options.get("observers", ()), self._note_event)
         engine = SeededEngine(agents, tools, models, **options)
         self._made.append(engine)
         return engine
 
-    def _note(self, event: object) -> None:
+    def _note_event(self, event: object) -> None:
         if isinstance(event, ModelFinished) and event.reply is not None and self._cassette is not None:
             self._cassette.calls += 1
             cost = event.reply.cost
@@ -258,6 +259,6 @@ class EngineFactory:
                 self._cassette.cost = (self._cassette.cost or Decimal(0)) + cost
 
     def close(self) -> None:
-        """Close every engine that was made."""
+        """Close all engines of the factory."""
         for engine in self._made:
             engine.close()

@@ -18,27 +18,16 @@ from stepengine.data.json import JsonDict
 from stepengine.redaction import Redactor
 from stepengine.testing.cassette import CassetteMiss, LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.cleaning import (
+from stepengine.testing.stream_ends import stream_is_complete
+from stepengine.testing.traffic_redaction import (
     Cleaner,
     clean_url,
     is_credential_exchange,
     is_presigned,
     is_telemetry,
-    known_secrets,
+    secrets_in_headers,
 )
-from stepengine.testing.stream_ends import stream_is_complete
 
-__all__ = (
-    "FRAMING",
-    "PASSING",
-    "Exchange",
-    "Exchanges",
-    "KnownReplies",
-    "Recording",
-    "headers_from_raw",
-    "sending",
-    "start_exchange",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 NOT_RECORDED = frozenset({408, 409, 429})
@@ -50,37 +39,37 @@ PASSING: ContextVar[bool] = ContextVar("PASSING", default=False)
 
 
 class KnownReplies(Protocol):
-    """A source of recorded replies: a ``Cassette``, or that of another process."""
+    """A source of recorded replies: a ``Cassette``, in this or another process."""
 
     def take(self, request: RecordedRequest) -> Interaction:
         """Return the recorded interaction of *request*, or raise ``CassetteMiss``."""
 
     def forget(self, miss: CassetteMiss) -> None:
-        """Remove a miss: the request is answered otherwise."""
+        """Remove a miss, because another source answers the request."""
 
 
-class Recording(Protocol):
-    """A target of recordings: a ``Cassette``, or that of another process."""
+class RecordingTarget(Protocol):
+    """The cassette that recordings are stored in, in this or another process."""
 
     open_exchanges: set[OpenExchange]
 
     @property
     def redactor(self) -> Redactor:
-        """Rules about secrets."""
+        """The rules for secrets."""
 
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
-        """Take the next place for a request that starts now."""
+        """Reserve the next position for a request that starts now."""
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
-        """Store an interaction in its place."""
+        """Store an interaction at its reserved position."""
 
     def leave_out(self, left: LeftOut) -> None:
-        """Remember a reply that is not recorded."""
+        """Store the fact that a reply was not recorded."""
 
 
 class Exchange:
     """
-    A request that is being recorded, with its reply as far as it has arrived.
+    A request that is being recorded, with the part of its reply that has arrived.
 
     Args:
         cassette: Where it is stored.
@@ -90,13 +79,18 @@ class Exchange:
     """
 
     def __init__(
-        self, cassette: Recording, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
+        self,
+        cassette: RecordingTarget,
+        request: RecordedRequest,
+        *,
+        record_errors: bool = False,
+        keep_chunks: bool = False,
     ) -> None:
         self._cassette = cassette
         self._request = request
         self._record_errors = record_errors
         self._keep_chunks = keep_chunks
-        self._slot: Slot | None = cassette.reserve(known_secrets(request.headers))
+        self._slot: Slot | None = cassette.reserve(secrets_in_headers(request.headers))
         cassette.open_exchanges.add(self)
         self._head = RecordedResponse(200)
         self._pieces: list[bytes] = []
@@ -105,7 +99,7 @@ class Exchange:
         """Store status and headers of the reply; return False if the reply is not recorded."""
         self._head = RecordedResponse(status, reason, tuple(headers))
         if (status in NOT_RECORDED or status >= FIRST_SERVER_ERROR) and not self._record_errors:
-            self._leave_out("error_status")
+            self._report_left_out("error_status")
             self._slot = None
             self._cassette.open_exchanges.discard(self)
             return False
@@ -124,7 +118,7 @@ class Exchange:
         raw, whole = b"".join(self._pieces), self._decompressed_reply()
         complete = self._is_complete(whole, read_to_end=read_to_end)
         if not complete:
-            self._leave_out("cut" if read_to_end else "not_read")
+            self._report_left_out("cut" if read_to_end else "not_read")
             whole = RecordedResponse(self._head.status, self._head.reason, self._head.headers, raw)
         cleaner = Cleaner(slot.secrets, base=self._cassette.redactor)
         clean = cleaner.response(whole)
@@ -134,9 +128,9 @@ class Exchange:
         self._cassette.finish(slot, Interaction(cleaner.request(self._request), clean, JsonDict(extras)))
 
     def fail(self) -> None:
-        """Record nothing: there was no reply."""
+        """Discard the exchange, because there was no reply."""
         self._head = RecordedResponse(0)
-        self._leave_out("no_reply")
+        self._report_left_out("no_reply")
         self._slot = None
         self._cassette.open_exchanges.discard(self)
 
@@ -151,7 +145,7 @@ class Exchange:
         if not encoding:
             return RecordedResponse(head.status, head.reason, head.headers, body)
         headers = tuple([(n, v) for n, v in head.headers if n != "content-encoding"])
-        return RecordedResponse(head.status, head.reason, headers, _decompressed(encoding, self._pieces))
+        return RecordedResponse(head.status, head.reason, headers, _decompress_pieces(encoding, self._pieces))
 
     def _is_complete(self, reply: RecordedResponse, *, read_to_end: bool) -> bool:
         if is_stream(reply):
@@ -160,14 +154,14 @@ class Exchange:
         length = self._head.header("content-length")
         return read_to_end or length == str(sum(map(len, self._pieces)))
 
-    def _leave_out(self, reason: str) -> None:
+    def _report_left_out(self, reason: str) -> None:
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
         self._cassette.leave_out(left)
 
 
 @contextlib.contextmanager
-def sending(exchange: Exchange | None) -> Iterator[None]:
-    """Send a request in this block: patched libraries let it pass, since it is recorded already."""
+def bypass_patches(exchange: Exchange | None) -> Iterator[None]:
+    """Inside the block, patched libraries send requests unrecorded; an error there discards *exchange*."""
     token = PASSING.set(True)
     try:
         yield
@@ -180,9 +174,9 @@ def sending(exchange: Exchange | None) -> Iterator[None]:
 
 
 def start_exchange(
-    cassette: Recording, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
+    cassette: RecordingTarget, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
 ) -> Exchange | None:
-    """Start to record *request*; return None for one that deals in credentials, which is never recorded."""
+    """Start to record *request*; return ``None`` for a request about credentials, which is never recorded."""
     if is_credential_exchange(request):
         return None
     return Exchange(cassette, request, record_errors=record_errors, keep_chunks=keep_chunks)
@@ -190,7 +184,7 @@ def start_exchange(
 
 class Exchanges:
     """
-    Plays what a cassette knows and records the rest.
+    Replays the known requests and records the others.
 
     Args:
         known: What is played; None plays nothing.
@@ -198,7 +192,9 @@ class Exchanges:
         record_errors: As for ``Exchange``.
     """
 
-    def __init__(self, known: KnownReplies | None, fresh: Recording | None, *, record_errors: bool = False) -> None:
+    def __init__(
+        self, known: KnownReplies | None, fresh: RecordingTarget | None, *, record_errors: bool = False
+    ) -> None:
         self._known = known
         self._fresh = fresh
         self._record_errors = record_errors
@@ -218,7 +214,7 @@ class Exchanges:
         if is_telemetry(request):
             return NO_TELEMETRY if self.replaying else None
         if is_credential_exchange(request) and not is_presigned(request):
-            return _made_up_token(request) if self.replaying else None
+            return _make_placeholder_reply(request) if self.replaying else None
         if self._known is None:
             return None
         try:
@@ -240,14 +236,14 @@ NO_TELEMETRY = RecordedResponse(200, "OK", {"content-type": "application/json"},
 TOKEN = {"access_token": "replay", "token_type": "Bearer", "expires_in": 3600}
 
 
-def _made_up_token(request: RecordedRequest) -> RecordedResponse:
-    """Return a token for a program that replays. Other exchanges of credentials are answered with 404."""
+def _make_placeholder_reply(request: RecordedRequest) -> RecordedResponse:
+    """Return a reply with a token for a program that replays; other exchanges of credentials get a 404."""
     if request.method != "POST":
         return RecordedResponse(404, "Not Found", {"content-type": "application/json"}, b"{}")
     return RecordedResponse(200, "OK", {"content-type": "application/json"}, json.dumps(TOKEN).encode())
 
 
-def _decompressed(encoding: str, pieces: list[bytes]) -> bytes:
+def _decompress_pieces(encoding: str, pieces: list[bytes]) -> bytes:
     """Return the body without its compression, as far as it arrived."""
     import httpx2
 

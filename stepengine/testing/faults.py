@@ -15,39 +15,28 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.data.effects import (
+    EFFECTS,
     WAITS,
     AskPerson,
     AwaitMessage,
-    CallBody,
     CallFunction,
     CallModel,
     CallTool,
+    EndRuns,
     Leaf,
+    SendToRun,
     Spawn,
 )
 from stepengine.data.messages import TextPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.questions import Answer, Question, answered
+from stepengine.data.questions import Answer, Question, to_answer
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, LimitExceeded, ModelError, PerformError, UnknownOutcome
 
-__all__ = (
-    "CRASHES",
-    "FAULTS",
-    "KINDS",
-    "MEANINGS",
-    "ON_RECORD",
-    "Drawn",
-    "Fault",
-    "Given",
-    "faulty",
-    "known",
-    "turned",
-)
-
-ANY = (CallModel, CallTool, CallBody, CallFunction, Spawn, AskPerson, *WAITS)
+ANY = tuple([row.cls for row in EFFECTS if row.kind and row.cls not in (SendToRun, EndRuns)])
+"""What a cancellation or a crash may hit."""
 
 FAULTS: Mapping[str, tuple[type[Any], ...]] = {
     "failure": (CallModel, CallTool, CallFunction, Spawn),
@@ -110,9 +99,9 @@ RATES = (0.05, 0.15, 0.4)
 COUNTS = (0, 1, 1, 2, 3)
 
 
-def known(kind: str) -> str:
+def check_kind(kind: str) -> str:
     """
-    Return *kind*.
+    Return *kind* if there is such a kind of fault.
 
     Raises:
         DataError: when there is no such kind of fault.
@@ -126,7 +115,7 @@ def known(kind: str) -> str:
 @frozen
 class Fault:
     """
-    One thing that goes wrong in a simulated run.
+    A failure at one effect of a simulated run.
 
     Attributes:
         seq: The number of the effect on its path.
@@ -144,30 +133,30 @@ class Fault:
     """
 
     seq: int
-    kind: str = attrs.field(converter=known)
+    kind: str = attrs.field(converter=check_kind)
     path: str = ""
 
     def __repr__(self) -> str:
         return f"Fault({self.seq}, {self.kind!r}{f', {self.path!r}' if self.path else ''})"
 
 
-class Given:
-    """Faults that are told one by one."""
+class ListedFaults:
+    """Faults that are given as a list."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self._faults: dict[tuple[str, int], list[str]] = {}
         for fault in faults:
             self._faults.setdefault((fault.path, fault.seq), []).append(fault.kind)
 
-    def at(self, path: str, effect: Leaf) -> list[str]:
+    def find_faults(self, path: str, effect: Leaf) -> list[str]:
         """Return the kinds of the faults at *effect*."""
         kinds = self._faults.get((path, effect.seq), ())
         return [kind for kind in kinds if type(effect) in KINDS[kind]]
 
 
-class Drawn:
+class RandomFaults:
     """
-    Faults of one seed: at most three, anywhere.
+    The faults of one seed: at most three, at random effects.
 
     Args:
         seed: The seed.
@@ -176,12 +165,12 @@ class Drawn:
 
     def __init__(self, seed: int, kinds: Iterable[str]) -> None:
         self._seed = seed
-        self._kinds = tuple([known(kind) for kind in kinds])
+        self._kinds = tuple([check_kind(kind) for kind in kinds])
         random = Random(f"{seed}:faults")  # noqa: S311
         self._left = random.choice(COUNTS) if self._kinds else 0
         self._rate = random.choice(RATES)
 
-    def at(self, path: str, effect: Leaf) -> list[str]:
+    def find_faults(self, path: str, effect: Leaf) -> list[str]:
         """Return the kind of the fault at *effect*, if one happens there."""
         if not self._left:
             return []
@@ -193,8 +182,8 @@ class Drawn:
         return [random.choice(fitting)]
 
 
-def faulty(kind: str, effect: Leaf, at: int) -> Single | None:
-    """Return what *effect* gives under a fault instead of what it would give; ``None`` when it happens all the same."""
+def find_faulty_outcome(kind: str, effect: Leaf, at: int) -> Single | None:
+    """Return the outcome of *effect* under a fault; ``None`` if the effect is performed normally."""
     if kind in ("cancel", "shutdown"):
         return Stop("cancelled" if kind == "cancel" else "shutdown", at)
     if kind == "limit":
@@ -208,10 +197,10 @@ def faulty(kind: str, effect: Leaf, at: int) -> Single | None:
         return Stop("suspended", at) if kind == "never" else None
     if kind == "suspend" and isinstance(effect, AskPerson):
         return Stop("suspended", at, questions=effect.questions)
-    return _failing(kind, effect, at) if kind in ("failure", "timeout") else None
+    return _make_failure(kind, effect, at) if kind in ("failure", "timeout") else None
 
 
-def _failing(kind: str, effect: Leaf, at: int) -> Single:
+def _make_failure(kind: str, effect: Leaf, at: int) -> Single:
     text = "simulated failure" if kind == "failure" else "simulated timeout"
     if isinstance(effect, CallModel):
         used = None if kind == "failure" else Usage(7)
@@ -227,13 +216,13 @@ def _failing(kind: str, effect: Leaf, at: int) -> Single:
     return Failure(PerformError(text, kind="OSError" if kind == "failure" else "TimeoutError"), at)
 
 
-def turned(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
-    """Return what *effect* gives under faults that turn it into something else."""
+def apply_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
+    """Return the outcome of *effect* after faults have changed it."""
     if not isinstance(outcome, Value):
         return outcome
     value = outcome.value
     if "other_answer" in kinds and isinstance(effect, AskPerson) and isinstance(value, tuple):
-        other = [_other(question, answer) for question, answer in zip(effect.questions, value, strict=True)]
+        other = [_change_answer(question, answer) for question, answer in zip(effect.questions, value, strict=True)]
         return attrs.evolve(outcome, value=tuple(other))
     if isinstance(value, ModelReply) and "empty" in kinds:
         return attrs.evolve(outcome, value=attrs.evolve(value, content=(), stop_reason=StopReason.END_TURN))
@@ -244,10 +233,10 @@ def turned(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
     return outcome
 
 
-def _other(question: Question, answer: Answer) -> Answer:
-    """Return another answer than the one that was given: another option, no for yes, or nothing."""
+def _change_answer(question: Question, answer: Answer) -> Answer:
+    """Return a different answer: another option, no for yes, or nothing."""
     given = answer.value
     others = [option for option in question.options if option != given]
     if others:
-        return answered(others[0], question)
-    return answered("no" if given != "no" else "yes", question)
+        return to_answer(others[0], question)
+    return to_answer("no" if given != "no" else "yes", question)

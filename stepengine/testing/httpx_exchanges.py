@@ -14,7 +14,6 @@ from typing import Any
 from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.exchanges import FRAMING, Exchange, headers_from_raw
 
-__all__ = ("HttpxExchanges", "event_pieces")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
@@ -22,7 +21,7 @@ EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.DOTALL)
 
 class HttpxExchanges:
     """
-    Reads requests of one module and makes its responses.
+    Converts requests and responses of one httpx module.
 
     Args:
         module: ``httpx2`` or ``httpx``.
@@ -30,7 +29,7 @@ class HttpxExchanges:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._played, self._watched = _stream_classes(module)
+        self._played, self._watched = _make_body_classes(module)
 
     def read_request(self, request: Any) -> RecordedRequest:
         """Return a request whose body has been read."""
@@ -62,21 +61,21 @@ class HttpxExchanges:
         )
 
 
-def event_pieces(reply: RecordedResponse) -> list[bytes]:
-    """Return a stream of events one event each, and any other body whole."""
+def split_events(reply: RecordedResponse) -> list[bytes]:
+    """Return the body of a reply in pieces: one per event of a stream, else one."""
     if is_stream(reply):
         return [piece for piece in EVENT.findall(reply.body) if piece]
     return [reply.body] if reply.body else []
 
 
-def _stream_classes(module: Any) -> tuple[Any, Any]:
-    """Return the classes of bodies with the bases that *module* asks for."""
+def _make_body_classes(module: Any) -> tuple[Any, Any]:
+    """Return the class of played bodies and that of watched ones, both based on the stream classes of *module*."""
     bases = (module.SyncByteStream, module.AsyncByteStream)
     return type("Played", (_Played, *bases), {}), type("Watched", (_Watched, *bases), {})
 
 
 class _Played:
-    """A recorded body, in pieces; *error* is raised after the last."""
+    """A recorded body, replayed in pieces; *error* is raised after the last."""
 
     def __init__(self, pieces: list[bytes], error: Exception | None) -> None:
         self._pieces = pieces
@@ -99,7 +98,7 @@ class _Played:
 
 
 class _Watched:
-    """A live body that is passed on piece by piece and recorded."""
+    """A live body that is recorded while it is read."""
 
     def __init__(self, stream: Any, exchange: Exchange) -> None:
         self._stream = stream

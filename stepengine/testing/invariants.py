@@ -18,8 +18,6 @@ import attrs
 
 from stepengine.data.effects import (
     AskPerson,
-    AwaitMessage,
-    AwaitRuns,
     AwaitTime,
     CallBody,
     CallFunction,
@@ -27,13 +25,12 @@ from stepengine.data.effects import (
     CallTool,
     Compute,
     Effect,
-    EndRuns,
     Gather,
     Leaf,
     Notify,
     RunInBackground,
-    SendToRun,
     Spawn,
+    summarize_effect,
 )
 from stepengine.data.events import PhaseChanged, StepFinished, StepStarted, ToolFinished
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
@@ -41,7 +38,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.data.waiting import Awaited
+from stepengine.data.waits import Awaited
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
 from stepengine.errors import (
     BadYield,
@@ -55,19 +52,8 @@ from stepengine.errors import (
 )
 from stepengine.machine.handler import default_handler
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.protocol import BODY, FIRST, LAST, REFUSALS, STOPPED, advance, token_of
+from stepengine.machine.protocol import BODY, FIRST, LAST, REFUSALS, STOPPED, effect_token, next_states
 
-__all__ = (
-    "Unwatched",
-    "Violation",
-    "Watched",
-    "expect_same_end",
-    "name_of",
-    "refuse",
-    "shown",
-    "told",
-    "unpaired",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 WIDTH = 300
@@ -75,7 +61,7 @@ WIDTH = 300
 
 class Violation(Exception):
     """
-    Something that must hold does not.
+    A run violates an invariant.
 
     Attributes:
         row: Which row: ``"I1"`` ... of the invariants, ``"I3"`` for a run that goes on otherwise after a crash, ``"R1"``
@@ -89,7 +75,7 @@ class Violation(Exception):
 
 def refuse(row: str, message: str) -> NoReturn:
     """
-    Tell that something does not hold.
+    Raise ``Violation`` for an invariant that does not hold.
 
     Raises:
         Violation: always.
@@ -97,8 +83,8 @@ def refuse(row: str, message: str) -> NoReturn:
     raise Violation(row, message)
 
 
-def unpaired(messages: Sequence[Message]) -> str | None:
-    """Return what is wrong with the pairing of calls and results in *messages*; ``None`` when nothing is (I1)."""
+def find_unpaired(messages: Sequence[Message]) -> str | None:
+    """Return the problem with calls and results in *messages*; ``None`` if all are paired (I1)."""
     seen: set[str] = set()
     waiting: list[str] = []
     for message in messages:
@@ -119,26 +105,28 @@ def unpaired(messages: Sequence[Message]) -> str | None:
 
 def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> None:
     """
-    Compare two ends of what must be the same run.
+    Raise ``Violation`` if two ends of the same run differ.
 
     Raises:
         Violation: naming the field that differs.
     """
-    problem = _difference("", finished, due, "state") or _difference("state's ", finished.state, due.state)
+    problem = _describe_difference("", finished, due, "state") or _describe_difference(
+        "state's ", finished.state, due.state
+    )
     if problem:
         refuse(row, f"{when}, {problem}")
 
 
-def _difference(whose: str, one: Any, other: object, *but: str) -> str:
+def _describe_difference(whose: str, one: Any, other: object, *but: str) -> str:
     for field in attrs.fields(type(one)):
         name = field.name
         ours, theirs = getattr(one, name), getattr(other, name)
         if name not in but and ours != theirs and (name != "error" or repr(ours) != repr(theirs)):
-            return f"the {whose}{name} of the run is {_short(ours)}, and was {_short(theirs)}"
+            return f"the {whose}{name} of the run is {_shorten(ours)}, and was {_shorten(theirs)}"
     return ""
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     said = repr(value)
     return said if len(said) <= WIDTH else f"{said[:WIDTH]}... ({len(said)} characters)"
 
@@ -147,11 +135,11 @@ AUTHORS_ERRORS = (HandlerError, BadYield, ToolNotAvailable, ToolInputError)
 LATER = (UserMessage("later"),) * 20
 NUMBERS = tuple([field.name for field in attrs.fields(Usage) if field.name != "at_least"])
 AT_THE_END = ("Finished", "HookFailed", "PhaseChanged:done", "PhaseChanged:failed")
-_advanced = lru_cache(maxsize=4096)(advance)
+_advanced = lru_cache(maxsize=4096)(next_states)
 
 
 @attrs.define(eq=False)
-class Watched:
+class WatchedRun:
     """
     One run under observation, from its plan to its end.
 
@@ -193,19 +181,21 @@ class Watched:
         definition, body = self.plan.definition, self.plan.body
         if body is not None:
             self._places = frozenset([BODY])
-            self.plan = _with(self.plan, "body", _with(body, "steps", self._watching(body.steps)))
+            self.plan = _replace_field(
+                self.plan, "body", _replace_field(body, "steps", self._watch_handler(body.steps))
+            )
             return
         if definition.handle_steps is None and self.is_bare:
             return
-        watched = self._watching(definition.handle_steps or default_handler)
-        self.plan = _with(self.plan, "definition", _with(definition, "handle_steps", watched))
+        watched = self._watch_handler(definition.handle_steps or default_handler)
+        self.plan = _replace_field(self.plan, "definition", _replace_field(definition, "handle_steps", watched))
 
     # --- the handler's side -------------------------------------------------------------------------------------------
 
-    def _watching(self, handler: Callable[[Any], object]) -> Callable[[Any], Generator[Any, Any, Any]]:
+    def _watch_handler(self, handler: Callable[[Any], object]) -> Callable[[Any], Generator[Any, Any, Any]]:
         def watched(ctx: Any) -> Generator[Any, Any, Any]:
             self.entered += 1
-            self._saw(ctx.agent_state)
+            self._check_state(ctx.agent_state)
             try:
                 return (yield from _Spy(handler(ctx), self))
             finally:
@@ -213,78 +203,80 @@ class Watched:
 
         return watched
 
-    def sent(self, asked: object, result: object) -> None:
-        """Look at what the handler is sent for *asked*."""
+    def check_result(self, asked: object, result: object) -> None:
+        """Check the result that the handler receives for *asked*."""
         if not isinstance(result, StepResult):
             return
-        self._saw(result.agent_state)
+        self._check_state(result.agent_state)
         if isinstance(asked, ToolCall):
             names = [r.tool_name for r in result.tool_results]
             if names != [asked.tool]:
-                self._find("I1", f"the handler's call of {asked.tool!r} was answered with results of {names}")
+                self._add_violation("I1", f"the handler's call of {asked.tool!r} was answered with results of {names}")
         self._check_sent(result)
         if isinstance(asked, Parallel) and len(result.value or ()) != len(asked.calls):
-            self._find("I1", f"a Parallel of {len(asked.calls)} was answered with {len(result.value or ())} values")
+            self._add_violation(
+                "I1", f"a Parallel of {len(asked.calls)} was answered with {len(result.value or ())} values"
+            )
         if isinstance(asked, GenerateN) and len(result.n_responses) > asked.n:
-            self._find("I1", f"{asked.n} candidates were asked for and {len(result.n_responses)} came")
+            self._add_violation("I1", f"{asked.n} candidates were asked for and {len(result.n_responses)} came")
         if isinstance(asked, AgentCall) and getattr(result.value, "agent_id", None) is None:
-            self._find("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
+            self._add_violation("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
 
-    def thrown(self, error: BaseException) -> None:
-        """Look at what is thrown into the handler: a stop never is."""
+    def check_thrown(self, error: BaseException) -> None:
+        """Check the error that is thrown into the handler. A stop is never thrown."""
         if not isinstance(error, StepEngineError | LimitReached | GeneratorExit):
-            self._find("I12", f"the handler was thrown {error!r}, which it must not see")
+            self._add_violation("I12", f"the handler was thrown {error!r}, which it must not see")
 
     def _check_sent(self, result: StepResult) -> None:
         for given in () if self.plan.hooks else result.tool_results:
             due = self._results.get(given.tool_call_id)
             if due is not None and due.content != given.content:
-                self._find(
+                self._add_violation(
                     "I1", f"call {due.tool_call_id!r} gave {due.text!r}, and the handler was sent {given.text!r}"
                 )
 
-    def _saw(self, state: AgentState) -> None:
+    def _check_state(self, state: AgentState) -> None:
         history, view = [*state.message_history], [*state.view]
         for messages in (history, view):
-            problem = unpaired(messages)
+            problem = find_unpaired(messages)
             if problem:
-                self._find("I1", problem)
+                self._add_violation("I1", problem)
         if self._states:
             before = self._states[-1][0]
-            if not _grew(before.usage, state.usage):
-                self._find("I4", f"usage went from {before.usage} to {state.usage}")
+            if not _has_grown(before.usage, state.usage):
+                self._add_violation("I4", f"usage went from {before.usage} to {state.usage}")
             if before.cost is None and state.cost is not None:
-                self._find("I4", "an unknown cost became known")
+                self._add_violation("I4", "an unknown cost became known")
         self._states.append((state, history, view))
 
-    def _find(self, row: str, message: str) -> None:
+    def _add_violation(self, row: str, message: str) -> None:
         # Raised later, outside of the handler: here it would arrive at the author's own yield.
         self.found.append(Violation(row, message))
 
     # --- the machine's side -------------------------------------------------------------------------------------------
 
     def emitted(self, effect: Effect) -> None:
-        """Look at what the machine emits."""
+        """Check an effect that the machine emits."""
         if self.found:
             raise self.found[0]
-        self._move(token_of(effect))
+        self._advance_phases(effect_token(effect))
         if isinstance(effect, Notify):
-            self._noted(effect.event)
+            self._check_event(effect.event)
             return
         if isinstance(effect, Compute):
             return
         if self._stop is not None:
-            refuse("I7", f"{token_of(effect)} was asked for after the run was stopped")
+            refuse("I7", f"{effect_token(effect)} was asked for after the run was stopped")
         for leaf in effect.effects if isinstance(effect, Gather) else (effect,):
             if leaf.seq != self._next:
-                refuse("I2", f"{token_of(leaf)} has the number {leaf.seq}, and {self._next} is due")
+                refuse("I2", f"{effect_token(leaf)} has the number {leaf.seq}, and {self._next} is due")
             self._next += 1
 
-    def _noted(self, event: object) -> None:
+    def _check_event(self, event: object) -> None:
         if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
         if isinstance(event, StepFinished):
-            self._finished_step(event)
+            self._check_step_end(event)
         if isinstance(event, StepStarted):
             if self._step is not None:
                 refuse("I9", f"step {event.step} began while step {self._step} was under way")
@@ -299,7 +291,7 @@ class Watched:
             if self._step is not None:
                 refuse("I9", f"the run is over, and step {self._step} has no end")
 
-    def _finished_step(self, event: StepFinished) -> None:
+    def _check_step_end(self, event: StepFinished) -> None:
         if event.step != self._step:
             refuse("I9", f"step {event.step} ended while step {self._step} was under way")
         self._step = None
@@ -313,14 +305,14 @@ class Watched:
         if self.entered != self.left or self.entered > 1:
             refuse("I6", f"the handler was entered {self.entered} times and left {self.left} times")
 
-    def _move(self, token: str) -> None:
+    def _advance_phases(self, token: str) -> None:
         before, self._places = self._places, _advanced(self._places, token)
         if not self._places:
             over = self._is_over and token not in AT_THE_END
             refuse("I7" if over else "I9", f"{token} must not come in the state {' or '.join(sorted(before))}")
 
     def answered(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
-        """Look at what the world answers."""
+        """Check the outcomes that the world returns for effects."""
         kinds = set()
         for effect, outcome in zip(effects, outcomes, strict=True):
             kinds.add(type(outcome).__name__)
@@ -334,10 +326,10 @@ class Watched:
         if self._stop is not None:
             self._places = frozenset([STOPPED])
         elif self._places <= {"asking", "asking_last"}:
-            self._move(*kinds)
+            self._advance_phases(*kinds)
 
-    def _told_of(self, awaited: object) -> list[ChildResult]:
-        """Return the children in the background of whose end a run is told here for the first time."""
+    def _new_child_results(self, awaited: object) -> list[ChildResult]:
+        """Return the results of background children that are reported to the run for the first time."""
         if not isinstance(awaited, Awaited):
             return []
         news = [path for path in awaited.done if path not in self._told]
@@ -351,7 +343,7 @@ class Watched:
             self._bodies.append(body)
             self._ran += body.children
             self._inputs += [change for change in body.changes if isinstance(change, UserMessage)]
-        ended = [child] if isinstance(child, ChildResult) else self._told_of(child)
+        ended = [child] if isinstance(child, ChildResult) else self._new_child_results(child)
         self._children += ended
         self._ran += ended
         if isinstance(effect, CallModel):
@@ -372,15 +364,15 @@ class Watched:
 
     def ended(self, finished: Finished) -> None:
         """
-        Check the run that has ended.
+        Check the end of the run.
 
         Raises:
             Violation: when something does not hold.
         """
-        self._move("Finished")
+        self._advance_phases("Finished")
         if self._places != {LAST}:
             refuse("I9", f"the run ended in the state {' or '.join(sorted(self._places))}")
-        self._saw(finished.state)
+        self._check_state(finished.state)
         if self.found:
             raise self.found[0]
         self.expect_closed()
@@ -423,7 +415,7 @@ class Watched:
             refuse("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
 
     def _check_results(self, history: Iterable[Message]) -> None:
-        """Check that each result stands under its own call, and that no input is lost; hooks may change both."""
+        """Check that each call has its own result, and that no input is lost; runs that may change both, such as those with hooks, are skipped."""
         if self.plan.hooks or self._replaced or self.plan.body is not None:
             return
         messages = [*history]
@@ -437,7 +429,7 @@ class Watched:
                 refuse("R1", f"{sent!r} was sent to the run and is not in its history")
 
     def _check_versions(self) -> None:
-        """Grow every version that anybody saw, then check that none has changed (I5)."""
+        """Append to every state that was seen, and check that no state has changed (I5)."""
         for state, _, _ in self._states:
             state.message_history.extend(LATER)
             state.view.extend(LATER)
@@ -451,33 +443,33 @@ class Watched:
             refuse("handler", str(error))
 
 
-class Unwatched(Watched):
-    """A run that is repeated: nobody looks at it, but at its effects and its end."""
+class Unwatched(WatchedRun):
+    """A repeated run, of which only the effects and the end are compared."""
 
     def __attrs_post_init__(self) -> None:
         pass
 
     def emitted(self, effect: Effect) -> None:
-        """Look away."""
+        """Do nothing."""
 
     def answered(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
-        """Look away."""
+        """Do nothing."""
 
     def ended(self, finished: Finished) -> None:
-        """Look away."""
+        """Do nothing."""
 
 
-def _with(frozen: object, name: str, value: object) -> Any:
-    """Return *frozen* with one field replaced, without the checks that it went through when it was made."""
+def _replace_field(frozen: object, name: str, value: object) -> Any:
+    """Return a copy of an immutable object with one field replaced, without its validators."""
     copied = copy(frozen)
     object.__setattr__(copied, name, value)
     return copied
 
 
 class _Spy:
-    """A handler's generator, and what it is sent; the machine looks through it for the author's line."""
+    """A wrapper around a handler's generator that checks the values sent to it; its frames remain visible to the machine."""
 
-    def __init__(self, steps: Any, run: Watched) -> None:
+    def __init__(self, steps: Any, run: WatchedRun) -> None:
         self._steps = steps
         self._run = run
         self._asked: Any = None
@@ -498,12 +490,12 @@ class _Spy:
         return self._asked
 
     def send(self, value: Any) -> Any:
-        self._run.sent(self._asked, value)
+        self._run.check_result(self._asked, value)
         self._asked = self._steps.send(value)
         return self._asked
 
     def throw(self, *error: Any) -> Any:
-        self._run.thrown(error[0])
+        self._run.check_thrown(error[0])
         self._asked = self._steps.throw(*error)
         return self._asked
 
@@ -514,7 +506,7 @@ class _Spy:
 _numbers: Callable[[Usage], tuple[int, ...]] = attrgetter(*NUMBERS)
 
 
-def _grew(before: Usage, after: Usage) -> bool:
+def _has_grown(before: Usage, after: Usage) -> bool:
     return all(a <= b for a, b in zip(_numbers(before), _numbers(after), strict=True))
 
 
@@ -523,55 +515,51 @@ def _grew(before: Usage, after: Usage) -> bool:
 TOLD_WIDTH = 100
 
 
-def name_of(at: tuple[str, int]) -> str:
-    """Return the address *at* as it is read: path and number."""
+def format_address(at: tuple[str, int]) -> str:
+    """Return path and number of an effect as text."""
     return f"{at[0]}:{at[1]}" if at[0] else str(at[1])
 
 
-def shown(effect: Leaf) -> str:
-    """Return what *effect* asks for."""
-    return _cut(SHOWN[type(effect)](effect))
+def describe_effect(effect: Leaf) -> str:
+    """Describe an effect in one line."""
+    return _cut_text(SHOWN.get(type(effect), summarize_effect)(effect))
 
 
-def _shown_call(effect: CallTool) -> str:
+def _describe_call(effect: CallTool) -> str:
     return f"tool {effect.tool_name} {effect.input!r} ({effect.source})"
 
 
 SHOWN: Mapping[type[Leaf], Callable[[Any], str]] = {
     CallModel: lambda effect: f"model {effect.purpose}, {len(effect.request.messages)} messages",
-    CallTool: _shown_call,
-    CallBody: _shown_call,
+    CallTool: _describe_call,
+    CallBody: _describe_call,
     Spawn: lambda effect: f"agent {effect.agent_id} {effect.prompt!r}",
     CallFunction: lambda effect: f"perform {effect.call.name}{effect.call.args!r}",
     AskPerson: lambda effect: f"ask {', '.join([repr(question.text) for question in effect.questions])}",
     AwaitTime: lambda effect: (
         f"sleep until {effect.until}" if effect.seconds is None else f"sleep {effect.seconds:g} s"
     ),
-    AwaitMessage: lambda effect: f"receive {effect.topic!r}",
-    AwaitRuns: lambda effect: f"wait for {effect.need} of {', '.join(effect.children) or 'none'}",
-    SendToRun: lambda effect: f"send {effect.child} {effect.value!r}",
-    EndRuns: lambda effect: f"end {', '.join(effect.children)}",
     RunInBackground: lambda effect: f"end of the agent {effect.agent_id}",
 }
-"""The request of each effect, in a line of the report."""
+"""The request of an effect, in a line of the report, where it is not said by its row."""
 
 
-def told(outcome: Single) -> str:
-    """Return what came back."""
+def describe_outcome(outcome: Single) -> str:
+    """Describe an outcome in one line."""
     if isinstance(outcome, Stop):
         return f"stop: {outcome.kind}"
     if isinstance(outcome, Failure):
-        return _cut(f"{type(outcome.error).__name__}: {outcome.error}")
+        return _cut_text(f"{type(outcome.error).__name__}: {outcome.error}")
     value = outcome.value
     if isinstance(value, ModelReply):
-        return _cut(" ".join([p for p in (value.text, *[f"[{c.tool_name}]" for c in value.tool_calls]) if p]))
+        return _cut_text(" ".join([p for p in (value.text, *[f"[{c.tool_name}]" for c in value.tool_calls]) if p]))
     if isinstance(value, ToolResult):
-        return _cut(f"{value.status}: {value.text}")
+        return _cut_text(f"{value.status}: {value.text}")
     if isinstance(value, Awaited):
-        return _cut(f"ended: {', '.join(value.done) or 'none'}; at work: {', '.join(value.open) or 'none'}")
-    return _cut(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
+        return _cut_text(f"ended: {', '.join(value.done) or 'none'}; at work: {', '.join(value.open) or 'none'}")
+    return _cut_text(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
 
 
-def _cut(said: str) -> str:
+def _cut_text(said: str) -> str:
     said = said.replace("\n", "\\n")
     return said if len(said) <= TOLD_WIDTH else f"{said[:TOLD_WIDTH]}..."

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from stepengine.models.presets import PRESETS
 
-__all__ = ("PLACEHOLDER", "hosts_of", "key_variables", "placeholder_variables")
-
 PLACEHOLDER = "replay"
 GOOGLE_CREDENTIALS = Path(__file__).with_name("google_credentials.json")
 """Credentials of a user that does not exist. Tokens for them are made up while a patched program replays."""
@@ -49,7 +47,7 @@ def hosts_of(urls: Iterable[str]) -> frozenset[str]:
 
 def placeholder_variables(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> dict[str, str | None]:
     """
-    Return the changes to an environment in which a program replays: a placeholder for each credential, None for what is removed.
+    Return changes to an environment for a replay: a placeholder for each credential, ``None`` for a variable to remove.
 
     Credentials that are set are replaced. Those that the recorded *hosts* need are added, and only those: a program may choose its
     provider by the keys that are set. Where that is not known, the keys of the three SDKs are added.

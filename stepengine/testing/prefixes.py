@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 
-from stepengine.data.json import parting
+from stepengine.data.json import first_difference
 from stepengine.data.state import RunResult
 from stepengine.errors import DataError
 from stepengine.journal import Journal, JournalLike, as_journal
-from stepengine.journal.history import History
-from stepengine.journal.records import Intent, shown_address
+from stepengine.journal.recorded_requests import RecordedRequests
+from stepengine.journal.records import Intent, format_address
 
-__all__ = ("assert_prefix_stable",)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 WINDOW = 40
@@ -40,51 +39,54 @@ def assert_prefix_stable(run: JournalLike | RunResult, *, cut_at: Collection[str
         raise DataError(msg)
     made = journal if isinstance(journal, Journal) else as_journal(journal)
     history = made.history()
+    requests = RecordedRequests(history)
     last: dict[str, tuple[Intent, list[tuple[str, str]]]] = {}
     for (path, seq), intent in sorted(history.intents.items(), key=lambda item: item[0]):
         if intent.type != "model_call" or history.form(intent)["purpose"] != "step":
             continue
-        now = list(_pieces(history, intent))
+        now = list(_iter_pieces(requests, intent))
         before = last.get(path)
-        if before is not None and shown_address(path, seq) not in cut_at:
-            _compare(made.name, *before, intent, now)
+        if before is not None and format_address(path, seq) not in cut_at:
+            _check_prefix(made.name, *before, intent, now)
         last[path] = (intent, now)
 
 
-def _pieces(history: History, intent: Intent) -> Iterator[tuple[str, str]]:
-    """Give the parts of a request in the order in which they are sent, each with its place."""
-    request = history.form(intent)["request"]
-    yield "/system_prompt", _text(request.get("system_prompt", ""))
-    yield "/tools", _text(request.get("tools", []))
-    for index, message in enumerate(history.messages(intent)):
-        yield f"/messages/{index}", _text({k: v for k, v in message.items() if k != "tags"})
+def _iter_pieces(requests: RecordedRequests, intent: Intent) -> Iterator[tuple[str, str]]:
+    """Yield the path and text of each part of a request, in the order in which they are sent."""
+    request = requests.history.form(intent)["request"]
+    yield "/system_prompt", _to_text(request.get("system_prompt", ""))
+    yield "/tools", _to_text(request.get("tools", []))
+    for index, message in enumerate(requests.messages(intent)):
+        yield f"/messages/{index}", _to_text({k: v for k, v in message.items() if k != "tags"})
 
 
-def _text(value: object) -> str:
+def _to_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 
-def _compare(name: str, earlier: Intent, old: list[tuple[str, str]], later: Intent, new: list[tuple[str, str]]) -> None:
+def _check_prefix(
+    name: str, earlier: Intent, old: list[tuple[str, str]], later: Intent, new: list[tuple[str, str]]
+) -> None:
     sent = 0
     for index, (place, text) in enumerate(old):
         other = new[index][1] if index < len(new) else ""
         if text == other:
             sent += len(text.encode())
             continue
-        same = parting(text, other)
-        first, second = shown_address(earlier.path, earlier.seq), shown_address(later.path, later.seq)
+        same = first_difference(text, other)
+        first, second = format_address(earlier.path, earlier.seq), format_address(later.path, later.seq)
         is_gone = index >= len(new)
         msg = (
             f"the request of effect {second} in {name} does not begin with that of {first}, so the provider's prompt cache is "
             f"lost from byte {sent + len(text[:same].encode())} on\n"
             f"  first difference in {place}{'' if is_gone else f', character {same}'}\n"
-            f"    {first:<6} {_window(text, same)}\n"
-            f"    {second:<6} {'(absent)' if is_gone else _window(other, same)}\n"
+            f"    {first:<6} {_cut_window(text, same)}\n"
+            f"    {second:<6} {'(absent)' if is_gone else _cut_window(other, same)}\n"
             f"  a request may only grow at its end; where history is cut on purpose, say cut_at=({second!r},)"
         )
         raise AssertionError(msg)
 
 
-def _window(text: str, at: int) -> str:
+def _cut_window(text: str, at: int) -> str:
     start, stop = max(0, at - WINDOW), at + WINDOW
     return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"

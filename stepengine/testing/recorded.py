@@ -15,23 +15,20 @@ import attrs
 from stepengine.data.effects import CallModel, CallTool, Leaf
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Value
-from stepengine.journal.encoding import describe
+from stepengine.journal.encoding import encode_effect
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History
 from stepengine.journal.records import Address
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item
-from stepengine.testing.world import Saying
-
-__all__ = ("Record", "Recorded")
-
+from stepengine.testing.world import OutcomeSource
 
 MODEL = "model_call"
 
 
-class Record:
+class RecordedRunIndex:
     """
-    A recorded run, made ready for many worlds.
+    An index of a recorded run's outcomes, shared by many simulated worlds.
 
     Args:
         history: The recorded run.
@@ -50,19 +47,21 @@ class Record:
             if intent.type == "tool_call":
                 self.tools.add(str(history.form(intent)["tool_name"]))
             if not intent.begins_run and address in history.results:
-                fp = MODEL if intent.type == MODEL else self._prints.of(history.form(intent))
+                fp = MODEL if intent.type == MODEL else self._prints.for_effect(history.form(intent))
                 self._places.setdefault((address[0], fp), []).append(address)
 
     def places(self, path: str, effect: Leaf) -> list[Address]:
-        """Return where the run at *path* asked for an equal effect; of a model call, where it asked any model."""
+        """Return the addresses of equal effects of the run at *path*; for a model call, of all model calls."""
         plan: Any = SimpleNamespace(tools={})
-        fp = MODEL if isinstance(effect, CallModel) else self._prints.of(describe(Item(path, effect, plan)))
+        fp = (
+            MODEL if isinstance(effect, CallModel) else self._prints.for_effect(encode_effect(Item(path, effect, plan)))
+        )
         return self._places.get((path, fp), [])
 
 
-class Recorded:
+class RecordedOutcomes:
     """
-    What the world of one seed says, from a record.
+    The outcomes of one seed's world, from a record.
 
     Args:
         record: The recorded run.
@@ -72,7 +71,7 @@ class Recorded:
         results: Those of *otherwise*, and nothing for what is recorded; whatever is not in it was made up.
     """
 
-    def __init__(self, record: Record, otherwise: Saying) -> None:
+    def __init__(self, record: RecordedRunIndex, otherwise: OutcomeSource) -> None:
         self._record = record
         self._otherwise = otherwise
         self._said: dict[Address, Value | Failure] = {}
@@ -80,7 +79,7 @@ class Recorded:
         self.results = {**dict.fromkeys(record.tools), **otherwise.results}
 
     def outcome(self, path: str, effect: Leaf, at: int) -> Single:
-        """Return what *effect* gives; the same again where it is asked for again after a crash."""
+        """Return the outcome of *effect*; after a crash, the same one again."""
         address, history = (path, effect.seq), self._record.history
         if address not in self._said:
             waiting = [place for place in self._record.places(path, effect) if place not in self._used]

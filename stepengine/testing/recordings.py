@@ -27,9 +27,9 @@ from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.history import History
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.journal.records import ROOT, Record, Result
-from stepengine.journal.replayer import Leeway
-from stepengine.journal.runs import Deciding
+from stepengine.journal.runs import SelfOpeningJournal
 from stepengine.journal.store import Writer
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
@@ -37,7 +37,6 @@ from stepengine.testing.cassette_files import Interaction, RecordedRequest
 if TYPE_CHECKING:
     from stepengine.testing.transport import Chunks, Clients
 
-__all__ = ("MODES", "Account", "CassetteFixture", "JournalFixture", "Mode", "interactions_of", "replays", "shown_path")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Mode: TypeAlias = Literal["none", "once", "new", "extend", "rewrite"]
@@ -45,14 +44,14 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 def replays(mode: Mode, *, existed: bool) -> bool:
-    """Return whether a test only plays a file in this *mode*; *existed* says whether there was one when it began."""
+    """Return True if a test only replays in this *mode*. *existed*: whether the file existed at its start."""
     return mode == "none" or (mode == "once" and existed)
 
 
 @frozen(kw_only=True)
 class Account:
     """
-    What a test did with one of its files.
+    A summary of what a test did with one of its recording files.
 
     Attributes:
         path: The file, as it is shown.
@@ -77,14 +76,14 @@ class Account:
 
     @property
     def written(self) -> str:
-        """What is said of a file that was written."""
+        """The description of a file that was written."""
         cost = "" if self.cost is None else f", ${self.cost:f}"
         noun = "interaction" if self.path.endswith((".yaml", ".yml")) else "effect"
         return f"recorded {self.path}: {self.recorded} {noun}{'' if self.recorded == 1 else 's'}{cost}"
 
 
-def shown_path(path: Path) -> str:
-    """Return *path* as people write it: from the working directory, where that holds it."""
+def display_path(path: Path) -> str:
+    """Return *path* relative to the working directory, if it is inside of it."""
     try:
         return path.relative_to(Path.cwd()).as_posix()
     except (ValueError, OSError):
@@ -98,7 +97,7 @@ MAX_SHARED = 32
 
 class CassetteFixture(Cassette):
     """
-    The cassette of a test. ``transport()`` is handed to providers or SDK clients, ``clients()`` are ready SDK clients.
+    The cassette of a test. Use ``transport()`` for providers and SDK clients, or the ready ``clients()``.
 
     Args:
         path: Its file.
@@ -168,13 +167,13 @@ class CassetteFixture(Cassette):
             path = self.path.with_name(f"{name}.yaml") if self.path is not None else Path(f"{name}.yaml")
             shared = CassetteFixture(path, self.mode, allow_unused=True, **self._options)
             if self._may_share and not shared.replaying:
-                msg = f"{shown_path(path)} is shared by several tests, and {self._may_share}"
+                msg = f"{display_path(path)} is shared by several tests, and {self._may_share}"
                 raise AssertionError(msg)
             self._shared[name] = shared
         return self._shared[name]
 
     def refuse_sharing(self, why: str) -> None:
-        """Let no shared cassette be recorded from now on, and say why."""
+        """Prevent the recording of shared cassettes from now on, and store the reason."""
         self._may_share = why
 
     @property
@@ -184,7 +183,7 @@ class CassetteFixture(Cassette):
 
     def take(self, request: RecordedRequest) -> Interaction:
         """
-        Return the first unused interaction whose request equals *request*; if there is none, one of the extra files.
+        Return the first unused interaction with an equal request, else one from the test's extra files.
 
         Raises:
             CassetteMiss: when there is none.
@@ -220,16 +219,16 @@ class CassetteFixture(Cassette):
 
     def patch(self) -> AbstractContextManager[None]:
         """
-        Return a block in which every client of this process uses this cassette, whoever makes it and whenever.
+        Return a block in which every client of this process uses this cassette.
 
         Raises:
             DataError: when the block is entered while another cassette is used in this way.
         """
         from stepengine.testing.exchanges import Exchanges
-        from stepengine.testing.patching import patched
+        from stepengine.testing.patching import patch_clients
 
         fresh = None if self.replaying else self.fresh
-        return patched(Exchanges(self, fresh, record_errors=self._record_errors), self._source)
+        return patch_clients(Exchanges(self, fresh, record_errors=self._record_errors), self._source_name)
 
     def clients(self, inner: object = None) -> Clients:
         """
@@ -244,7 +243,7 @@ class CassetteFixture(Cassette):
 
     def check(self) -> None:
         """
-        Check what the test did with it.
+        Raise an error if a request was missed, an entry was not played, or nothing was recorded.
 
         Raises:
             CassetteMiss: when a request was not known, also when somebody swallowed it.
@@ -261,30 +260,30 @@ class CassetteFixture(Cassette):
         if self.misses:
             raise self.misses[0]
         if self.replaying and not self.allow_unused:
-            self._refuse_unused()
+            self._check_unused()
         if self.replaying or self.has_entries:
             return
         if self.calls and not self.fresh.left_out:
             msg = (
-                f"{self.calls} model calls were made, but no request came by the cassette {self._source}: this client does not "
+                f"{self.calls} model calls were made, but no request came by the cassette {self._source_name}: this client does not "
                 "use the given transport, so nothing can be recorded of it. Give it transport=cassette.transport(), or a "
                 "client of cassette.clients()"
             )
             raise AssertionError(msg)
         if self._requested and self._keeps and not self.allow_unused and (self.mode == "rewrite" or not self.existed):
-            raise AssertionError(self._nothing_recorded())
+            raise AssertionError(self._nothing_recorded_text())
 
     @property
     def has_entries(self) -> bool:
         """Whether anything was played or recorded, also by the shared cassettes of the test."""
-        entries = self._played or self.fresh.complete
+        entries = self._played_count or self.fresh.complete
         return bool(entries) or any(shared.has_entries for shared in self._shared.values())
 
-    def _nothing_recorded(self) -> str:
+    def _nothing_recorded_text(self) -> str:
         if self.fresh.left_out:
-            return "\n".join([f"nothing was recorded in {self._source}", *self.remarks()])
+            return "\n".join([f"nothing was recorded in {self._source_name}", *self.remarks()])
         return (
-            f"nothing was recorded in {self._source}: no request went through the cassette\n"
+            f"nothing was recorded in {self._source_name}: no request went through the cassette\n"
             "  if the program makes its own client: @pytest.mark.stepengine(patch=True)\n"
             "  if the test makes the client: give it transport=cassette.transport(), or use cassette.clients()\n"
             "  if the test sends no request: @pytest.mark.stepengine(allow_unused=True), or do not use the cassette"
@@ -300,7 +299,7 @@ class CassetteFixture(Cassette):
             lines.append("  to record a stream: read it to its end")
         return lines + [line for shared in self._shared.values() for line in shared.remarks()]
 
-    def _refuse_unused(self) -> None:
+    def _check_unused(self) -> None:
         try:
             self.assert_all_used()
         except CassetteUnused as error:
@@ -312,7 +311,7 @@ class CassetteFixture(Cassette):
 
     def keep(self) -> list[Account]:
         """
-        Write what was recorded and return an account of each file that was written.
+        Write the recordings, and return an account of each file that was written.
 
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
@@ -342,24 +341,24 @@ class CassetteFixture(Cassette):
         return whole
 
     @property
-    def _played(self) -> int:
+    def _played_count(self) -> int:
         return len(self) - len(self.unused)
 
     @property
-    def _source(self) -> str:
-        return shown_path(self.path) if self.path else super()._source
+    def _source_name(self) -> str:
+        return display_path(self.path) if self.path else super()._source_name
 
     def accounts(self) -> list[Account]:
-        """Return what was done with each of the test's cassettes."""
+        """Return a summary for each cassette of the test of what was replayed and recorded."""
         own = [self.account()] if len(self) or self.fresh.complete else []
         return [*own, *(account for shared in self._shared.values() for account in shared.accounts())]
 
     def account(self) -> Account:
-        """Return what was done with this cassette."""
+        """Return the summary of what was replayed from and recorded into this cassette."""
         return Account(
-            path=self._source,
+            path=self._source_name,
             mode=self.mode,
-            replayed=self._played,
+            replayed=self._played_count,
             recorded=len(self.fresh.complete),
             unused=len(self.unused),
             cost=self.cost,
@@ -367,7 +366,7 @@ class CassetteFixture(Cassette):
 
 
 def interactions_of(path: Path) -> tuple[Interaction, ...]:
-    """Return what the file at *path* holds; a file that several tests read is parsed once."""
+    """Return the interactions in the file at *path*. A file that several tests read is parsed once."""
     status = path.stat()
     return _parse_file(path, status.st_mtime_ns, status.st_size)
 
@@ -382,9 +381,9 @@ def _parse_file(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:
 # --- journals ----------------------------------------------------------------------------------------------------------
 
 
-class JournalFixture(Deciding):
+class JournalFixture(SelfOpeningJournal):
     """
-    The journal of a test: ``engine.run(agent, prompt, journal=journal)`` records a run once and repeats it from then on.
+    The journal of a test: ``engine.run(agent, prompt, journal=journal)`` records a run once and replays it later.
 
     It serves ``run``, ``run_sync``, ``stream`` and ``start`` of any engine. One journal holds one run; ``journal("name")``
     is that of another run of the same test. When it repeats, nothing is performed: no model, no tool, no network, no key.
@@ -453,8 +452,8 @@ class JournalFixture(Deciding):
 
     @property
     def name(self) -> str:
-        """How the journal is called in messages."""
-        return shown_path(self.path)
+        """The name of the journal in messages."""
+        return display_path(self.path)
 
     @property
     def replaying(self) -> bool:
@@ -465,7 +464,7 @@ class JournalFixture(Deciding):
 
     def opened(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
         """
-        Return the test's run: it records or repeats, as the mode says.
+        Return the run of the test, which records or replays according to the mode.
 
         Raises:
             AssertionError: when there is no record and none is to be made, or for a second run in one journal.
@@ -486,7 +485,7 @@ class JournalFixture(Deciding):
         return run
 
     def _make_run(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
-        leeway = Leeway(may_leave=self.allow_unused)
+        leeway = AllowedDifferences(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
             # Whoever records a test anew wants what it does to happen, as when it was recorded first.
             return JournaledRun.rerecord(self, answers, leeway=attrs.evolve(leeway, may_repeat=True))
@@ -502,23 +501,23 @@ class JournalFixture(Deciding):
         return problem
 
     def records(self) -> list[Record]:
-        """Return what was recorded in this test, else what is in the file."""
+        """Return the records of this test, else those in the file."""
         return FileJournal(self.path).records() if self._fresh is None else self._fresh.records()
 
     def bound(self, run: str) -> Journal:
-        """Return what the new run is written into; the file is touched when the test has passed."""
-        self._fresh = self._in_memory()
+        """Return the journal of the new run. The file is written after the test has passed."""
+        self._fresh = self._make_memory_journal()
         return self._fresh
 
     def replace(self, records: Sequence[Record]) -> None:
-        """Hold *records* until the test has passed."""
-        fresh = self._in_memory()
+        """Store *records* until the test has passed."""
+        fresh = self._make_memory_journal()
         fresh.replace(records)
         self._fresh = fresh
 
     def writer(self) -> Writer:
         """
-        Refuse: only the run of its test writes a journal of a test.
+        Raise an error: only the run of a test may write its journal.
 
         Raises:
             JournalError: always.
@@ -529,28 +528,28 @@ class JournalFixture(Deciding):
         )
         raise JournalError(msg)
 
-    def _in_memory(self) -> MemoryJournal:
+    def _make_memory_journal(self) -> MemoryJournal:
         return MemoryJournal(redact="off", link=self.link, stable=self.stable).with_rules_of(self)
 
     # --- the end of the test ------------------------------------------------------------------------------------------
 
     @property
     def misses(self) -> list[BaseException]:
-        """What went wrong with the runs of the test, also when somebody swallowed it."""
+        """The errors of the test's runs, including errors that were swallowed."""
         found: list[BaseException] = []
         for one in (self, *self._others.values()):
-            fatal = None if one.begun is None else one.begun.fatal
+            fatal = None if one.begun is None else one.begun.writer.fatal
             found += [problem for problem in (one.problem, fatal) if problem is not None]
         return found
 
     @property
     def calls(self) -> int:
-        """How many model calls were made and recorded in this test."""
-        return sum([len(_replies(one.new_results(), one.history())) for one in (self, *self._others.values())])
+        """The number of model calls that were made and recorded in this test."""
+        return sum([len(_model_replies(one.new_results(), one.history())) for one in (self, *self._others.values())])
 
     def check(self) -> None:
         """
-        Check what the test did with it.
+        Raise the first error of the test's runs, also a swallowed one, or an error for an unused journal.
 
         Raises:
             ReplayDivergence: when the run went otherwise, also when somebody swallowed it.
@@ -560,14 +559,14 @@ class JournalFixture(Deciding):
             raise self.misses[0]
         for one in [] if self.allow_unused or not self.replaying else self._unused_journals():
             msg = (
-                f"the test did not run the journal {shown_path(one)}: no run was given it as journal=\n"
+                f"the test did not run the journal {display_path(one)}: no run was given it as journal=\n"
                 "  delete the file when it is not needed any more, or mark the test with "
                 "@pytest.mark.stepengine(allow_unused=True)"
             )
             raise AssertionError(msg)
 
     def _unused_journals(self) -> list[Path]:
-        """Return the journals of the test that no run was given, also those whose names the test does not say any more."""
+        """Return the journals of the test that no run used, including those whose names the test no longer mentions."""
         run = {one.path for one in (self, *self._others.values()) if one.begun is not None}
         folder, start = self.path.parent, f"{self.path.stem}."
         files = folder.glob(f"*{self.path.suffix}") if folder.is_dir() else ()
@@ -575,7 +574,7 @@ class JournalFixture(Deciding):
 
     def keep(self) -> list[Account]:
         """
-        Write what was recorded, and return an account of each file that was written.
+        Write the recording, and return an account of each file that was written.
 
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
@@ -583,7 +582,7 @@ class JournalFixture(Deciding):
         return [one.account() for one in (self, *self._others.values()) if one.write()]
 
     def write(self) -> bool:
-        """Write what was recorded, if anything new was; return whether the file has changed."""
+        """Write new records, and return True if the file has changed."""
         if not self._keeps or self.replaying:
             return False
         if self._fresh is None:
@@ -600,13 +599,13 @@ class JournalFixture(Deciding):
         return True
 
     def accounts(self) -> list[Account]:
-        """Return what was done with each of the test's journals."""
+        """Return a summary for each journal of the test of what was replayed and recorded."""
         used = [one for one in (self, *self._others.values()) if one.begun is not None or one.existed]
         return [one.account() for one in used]
 
     def account(self) -> Account:
-        """Return what was done with this journal."""
-        past = None if self.begun is None else self.begun.past
+        """Return the summary of what was replayed from and recorded into this journal."""
+        past = None if self.begun is None else self.begun.recorded_part
         history = self.history()
         new = self.new_results()
         held = [result for address, result in history.results.items() if address != ROOT]
@@ -617,19 +616,19 @@ class JournalFixture(Deciding):
             replayed=max(0, len(held) - len(new) - left),
             recorded=len(new),
             unused=left,
-            cost=_cost(new or held, history),
+            cost=_sum_cost(new or held, history),
         )
 
     def new_results(self) -> list[Result]:
-        """Return the results that came in this test."""
+        """Return the results that were recorded in this test."""
         if self._fresh is None or self.begun is None or self.replaying:
             return []
-        past = self.begun.past
+        past = self.begun.recorded_part
         results = self._fresh.history().results.items()
         return [r for a, r in results if a != ROOT and (past is None or past.result(a) is None)]
 
 
-def _replies(results: Iterable[Result], history: History) -> list[ModelReply]:
+def _model_replies(results: Iterable[Result], history: History) -> list[ModelReply]:
     """Return the model replies among *results*."""
     values = [
         history.outcome(result) for result in results if history.intents[result.path, result.seq].type == "model_call"
@@ -637,7 +636,7 @@ def _replies(results: Iterable[Result], history: History) -> list[ModelReply]:
     return [v.value for v in values if isinstance(v, Value) and isinstance(v.value, ModelReply)]
 
 
-def _cost(results: Iterable[Result], history: History) -> Decimal | None:
-    """Return what the replies cost; ``None`` when nobody knows it of any."""
-    known = [reply.cost for reply in _replies(results, history) if reply.cost is not None]
+def _sum_cost(results: Iterable[Result], history: History) -> Decimal | None:
+    """Return the total cost of the replies; ``None`` if no cost is known."""
+    known = [reply.cost for reply in _model_replies(results, history) if reply.cost is not None]
     return sum(known, Decimal(0)) if known else None

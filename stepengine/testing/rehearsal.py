@@ -18,7 +18,6 @@ from stepengine.data.yields import YIELDABLES, Perform
 from stepengine.errors import DataError, PerformError
 from stepengine.testing.walk import Handler, Walk, is_same_yield
 
-__all__ = ("run_with",)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 MAX_SHOWN = 300
@@ -26,13 +25,13 @@ MAX_SHOWN = 300
 
 @frozen
 class _ScriptLine:
-    """One line of a script: what shall be yielded, and what is sent for it."""
+    """One line of a script: the expected yield and its answer."""
 
     expected: Any
     reply: Any = ABSENT
 
     def fits(self, asked: object) -> bool:
-        """Return whether *asked* is what is expected: an equal value, an instance of a class, or what a function accepts."""
+        """Return True if *asked* matches the line: an equal value, an instance, or accepted by a function."""
         if isinstance(self.expected, YIELDABLES):
             return is_same_yield(self.expected, asked)
         if isinstance(self.expected, type):
@@ -40,7 +39,7 @@ class _ScriptLine:
         return bool(self.expected(asked))
 
     def answer(self, asked: object) -> Any:
-        """Return what is sent for *asked*."""
+        """Return the answer to *asked*."""
         return self.reply(asked) if callable(self.reply) else self.reply
 
 
@@ -54,7 +53,7 @@ def run_with(
     model: str | None = None,
 ) -> object:
     """
-    Run a handler against *script* and return what it returned.
+    Run a handler with scripted answers, and return its result; raise ``AssertionError`` if it yields something else.
 
     Each item of the script is ``(expected, reply)``, or ``expected`` alone where nothing needs to be sent, such as ``STEP``.
 
@@ -77,16 +76,16 @@ def run_with(
         DefinitionError: when *agent* has no handler.
         BaseException: what the handler lets out, with the exchange as a note.
     """
-    lines = [_line(item, index) for index, item in enumerate(script)]
+    lines = [_parse_line(item, index) for index, item in enumerate(script)]
     walk = Walk(agent, prompt, params, state, model=model)
     try:
         for index, line in enumerate(lines):
-            _expect(walk, lines, index)
-            _answer(walk, line)
-        _expect_end(walk, lines)
+            _check_yield(walk, lines, index)
+            _send_answer(walk, line)
+        _check_end(walk, lines)
     except BaseException as error:
         if walk.raised is error or not isinstance(error, AssertionError):
-            error.add_note(_log(walk, lines))
+            error.add_note(_format_log(walk, lines))
         raise
     finally:
         # A handler that yields while it is closed has its own error elsewhere; the exchange is what counts here.
@@ -95,7 +94,7 @@ def run_with(
     return walk.returned
 
 
-def _line(item: object, index: int) -> _ScriptLine:
+def _parse_line(item: object, index: int) -> _ScriptLine:
     parts = item if isinstance(item, tuple) else (item,)
     if 1 <= len(parts) <= 2 and (isinstance(parts[0], YIELDABLES) or callable(parts[0])):  # noqa: PLR2004
         return _ScriptLine(*parts)
@@ -106,19 +105,19 @@ def _line(item: object, index: int) -> _ScriptLine:
     raise DataError(msg)
 
 
-def _expect(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
+def _check_yield(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
     if walk.finished:
-        raise _failure(walk, lines, f"the handler returned {_short(walk.returned)} before its script was over")
+        raise _make_failure(walk, lines, f"the handler returned {_shorten(walk.returned)} before its script was over")
     if not lines[index].fits(walk.asked):
-        raise _failure(walk, lines, "the handler yielded something else")
+        raise _make_failure(walk, lines, "the handler yielded something else")
 
 
-def _expect_end(walk: Walk, lines: list[_ScriptLine]) -> None:
+def _check_end(walk: Walk, lines: list[_ScriptLine]) -> None:
     if not walk.finished:
-        raise _failure(walk, lines, "the script is over, and the handler goes on")
+        raise _make_failure(walk, lines, "the script is over, and the handler goes on")
 
 
-def _answer(walk: Walk, line: _ScriptLine) -> None:
+def _send_answer(walk: Walk, line: _ScriptLine) -> None:
     reply = line.answer(walk.asked)
     if isinstance(reply, BaseException) and not _is_value(walk.asked, reply):
         walk.throw(reply)
@@ -131,45 +130,45 @@ def _is_value(asked: object, reply: BaseException) -> bool:
     return isinstance(asked, Perform) and isinstance(reply, PerformError)
 
 
-def _failure(walk: Walk, lines: list[_ScriptLine], what: str) -> AssertionError:
-    return AssertionError(f"{what}\n{_log(walk, lines)}")
+def _make_failure(walk: Walk, lines: list[_ScriptLine], what: str) -> AssertionError:
+    return AssertionError(f"{what}\n{_format_log(walk, lines)}")
 
 
-def _log(walk: Walk, lines: list[_ScriptLine]) -> str:
-    """Return the exchange: what went well, what was expected, what came, what is left."""
+def _format_log(walk: Walk, lines: list[_ScriptLine]) -> str:
+    """Return the log: matched lines, the expected and the actual yield, and the remaining lines."""
     done = walk.history
-    told = [f"  {i}  {_short(e.asked)}\n     <- {_short(e.answer, of=lines[i])}" for i, e in enumerate(done)]
+    told = [f"  {i}  {_shorten(e.asked)}\n     <- {_shorten(e.answer, of=lines[i])}" for i, e in enumerate(done)]
     shown = ["exchange so far:", *(told or ["  nothing"])]
     rest = lines[len(done) :]
     expected = _describe_expected(rest[0].expected) if rest else "the end of the handler"
     shown.append(f"expected at {len(done)}:\n  {expected}")
     where = f"   ({walk.location})" if walk.location else ""
-    shown.append(f"came:\n  {_came(walk)}{where}")
+    shown.append(f"came:\n  {_describe_actual(walk)}{where}")
     shown += [f"  {i}  {_describe_expected(line.expected)}" for i, line in enumerate(rest[1:], len(done) + 1)]
     if len(rest) > 1:
         shown.insert(len(shown) - len(rest) + 1, "left after that:")
     return "\n".join(shown)
 
 
-def _came(walk: Walk) -> str:
+def _describe_actual(walk: Walk) -> str:
     if walk.raised is not None:
-        return f"the handler raised {_short(walk.raised)}"
-    return f"the handler returned {_short(walk.returned)}" if walk.finished else _short(walk.asked)
+        return f"the handler raised {_shorten(walk.raised)}"
+    return f"the handler returned {_shorten(walk.returned)}" if walk.finished else _shorten(walk.asked)
 
 
 def _describe_expected(expected: Any) -> str:
     if isinstance(expected, type):
         return f"any {expected.__name__}"
     if isinstance(expected, YIELDABLES):
-        return _short(expected)
-    return f"what {_name_of(expected)} accepts"
+        return _shorten(expected)
+    return f"what {_function_name(expected)} accepts"
 
 
-def _name_of(function: Callable[..., object]) -> str:
+def _function_name(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _short(value: object, of: _ScriptLine | None = None) -> str:
+def _shorten(value: object, of: _ScriptLine | None = None) -> str:
     """Return *value* in one line; an answer is shown as the script has it, since a ``StepResult`` holds a whole state."""
     if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
         value = of.reply

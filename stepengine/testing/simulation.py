@@ -23,19 +23,28 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError
-from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.history import History, opening_of
+from stepengine.journal.history import History, parse_opening
+from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.machine import Finished
-from stepengine.testing.faults import CRASHES, FAULTS, KINDS, MEANINGS, ON_RECORD, Drawn, Fault, Given, known
-from stepengine.testing.invariants import Violation, expect_same_end, name_of, refuse, shown
-from stepengine.testing.recorded import Record, Recorded
-from stepengine.testing.world import Canned, Invariant, Replies, SimulationSetting, World, stand_in
-from stepengine.tools.spawning import BUILT_IN
+from stepengine.testing.faults import (
+    CRASHES,
+    FAULTS,
+    KINDS,
+    MEANINGS,
+    ON_RECORD,
+    Fault,
+    ListedFaults,
+    RandomFaults,
+    check_kind,
+)
+from stepengine.testing.invariants import Violation, describe_effect, expect_same_end, format_address, refuse
+from stepengine.testing.recorded import RecordedOutcomes, RecordedRunIndex
+from stepengine.testing.world import GeneratedOutcomes, Invariant, Replies, SimulationSetting, World, make_stand_in_tool
+from stepengine.tools.agent_tools import BUILT_IN
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
 
-__all__ = ("Simulated", "SimulationFailed", "simulate")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -73,7 +82,7 @@ RULES: Mapping[str, str] = {
 @frozen
 class Simulated:
     """
-    What a simulation went through.
+    The result of a simulation: its worlds and effects.
 
     Attributes:
         runs: How many worlds were run: one per seed, or all that an exhaustive simulation goes through.
@@ -90,7 +99,7 @@ class Simulated:
 
 class SimulationFailed(AssertionError):
     """
-    Something that must hold for every run did not.
+    A run of a simulation violated an invariant.
 
     Attributes:
         seed: The seed of the run.
@@ -124,13 +133,13 @@ def simulate(
     orders: int = 0,
 ) -> Simulated:
     """
-    Run *agent* once per seed in a world where things go wrong, and check what must hold for every run.
+    Run *agent* once per seed in a world with failures, and check the invariants of every run.
 
     Nothing is performed: no model, tool or ``Perform`` function is called; children are run, in the same world. Runs are
     recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory. Checked are: every
     call has one result and its own (I1), numbers (I2), a run does the same again, and nothing else, after a crash and, for
     every other seed, over its records alone (I3), nothing that must not happen twice does (R3), and it ends in the same way
-    (I11), sums (I4, I10), old states stay as they were (I5), handlers are left once and in time (I6), nothing happens after
+    (I11), sums (I4, I4), old states stay as they were (I5), handlers are left once and in time (I6), nothing happens after
     the end (I7), limits of steps, tokens, cost, children and depth, where a token costs a millionth of a dollar (I8), the
     order of a step (I9), how a stopped run ends (I12), and that the handler lets out no error of its own.
 
@@ -183,14 +192,14 @@ def simulate(
             raise DataError(msg)
     # Where a recorded run has left its record, what is drawn would say more of chance than of the agent.
     said: Replies = () if history is not None and replies is None else replies
-    catalog = _catalog(known, tools, {**_unlisted(known, history), **(results or {})})
+    catalog = _make_catalog(known, tools, {**_find_unlisted_tools(known, history), **(results or {})})
     ids = tuple([definition.id for definition in catalog.definitions if definition is not agent])
     setting = SimulationSetting(
         catalog=catalog,
         agent=agent,
         prompt=prompt,
         params=params,
-        canned=lambda seed: Canned(seed, said, results or {}, answers or {}, ids),
+        canned=lambda seed: GeneratedOutcomes(seed, said, results or {}, answers or {}, ids),
         may_raise=may_raise,
         invariants=tuple(invariants),
         messages=messages or {},
@@ -201,7 +210,7 @@ def simulate(
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
-    for seed, due, order in _ordered(_worlds(setting, seeds, given, history), orders):
+    for seed, due, order in _repeat_in_orders(_iter_worlds(setting, seeds, given, history), orders):
         world = World(setting, seed, due, order)
         try:
             finished = _run_checked(setting, world)
@@ -217,19 +226,21 @@ def simulate(
     return Simulated(runs, effects, dict(statuses), dict(happened))
 
 
-def _worlds(
+def _iter_worlds(
     setting: SimulationSetting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
-) -> Iterator[tuple[int, Drawn | Given]]:
-    """Give the seed and the faults of each world."""
+) -> Iterator[tuple[int, RandomFaults | ListedFaults]]:
+    """Yield the seed and the faults of each world."""
     if history is not None:
-        return iter(_on_record(setting, given))
+        return iter(_iter_recorded_worlds(setting, given))
     if seeds is None:
-        return iter(_every(setting, given))
-    return ((seed, _faults_of(seed, given)) for seed in seeds)
+        return iter(_iter_all_worlds(setting, given))
+    return ((seed, _make_faults(seed, given)) for seed in seeds)
 
 
-def _ordered(worlds: Iterable[tuple[int, Drawn | Given]], orders: int) -> Iterator[tuple[int, Drawn | Given, int]]:
-    """Give each world as often as there are orders."""
+def _repeat_in_orders(
+    worlds: Iterable[tuple[int, RandomFaults | ListedFaults]], orders: int
+) -> Iterator[tuple[int, RandomFaults | ListedFaults, int]]:
+    """Yield each world once for each order."""
     return ((seed, due, order) for seed, due in worlds for order in range(max(1, orders)))
 
 
@@ -246,36 +257,36 @@ def _expect_same_in_any_order(first: World, due: Finished, world: World, finishe
         "WT4",
         f"when children end in the order {', '.join(world.backstage.order)} the run is {finished.status.value} with the output "
         f"{finished.output!r}, in the order {', '.join(first.backstage.order)} {due.status.value} with {due.output!r}; "
-        f"{_where_they_part(first, world)}",
+        f"{_find_first_difference(first, world)}",
     )
 
 
-def _where_they_part(first: World, world: World) -> str:
-    """Return the first effect that one of two runs asked for and the other did not."""
+def _find_first_difference(first: World, world: World) -> str:
+    """Return a text about the first effect in which two runs differ."""
     for at in sorted({*first.records, *world.records}, key=lambda at: (at[0].count(".") + bool(at[0]), at)):
         asked, other = first.records.get(at), world.records.get(at)
-        if asked is None or other is None or shown(asked[0]) != shown(other[0]):
-            said = ["nothing" if one is None else shown(one[0]) for one in (other, asked)]
-            return f"they part at {name_of(at)}, which is {said[0]}, and was {said[1]}"
+        if asked is None or other is None or describe_effect(asked[0]) != describe_effect(other[0]):
+            said = ["nothing" if one is None else describe_effect(one[0]) for one in (other, asked)]
+            return f"they part at {format_address(at)}, which is {said[0]}, and was {said[1]}"
     return "they ask for the same effects, and differ in what the handler makes of them"
 
 
 def _setting_from_record(setting: SimulationSetting, history: History) -> SimulationSetting:
-    """Return a setting in which the world says what was recorded, and the run starts as it did."""
-    opening, head, canned, record = opening_of(history), history.head, setting.canned, Record(history)
+    """Return a setting whose world returns the recorded outcomes, with the recorded start of the run."""
+    opening, head, canned, record = parse_opening(history), history.head, setting.canned, RecordedRunIndex(history)
 
     return attrs.evolve(
         setting,
         prompt=opening.prompt,
         params=opening.params,
-        canned=lambda seed: Recorded(record, canned(seed)),
+        canned=lambda seed: RecordedOutcomes(record, canned(seed)),
         random_seed=None if head is None else head.seed,
         more={"previous": opening.previous, "limits": opening.limits},
     )
 
 
-def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
-    """Return the tools that a recorded run called, and that no agent brings along."""
+def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
+    """Return the tools that a recorded run called and that no agent lists."""
     if history is None:
         return {}
     names = [str(history.form(i)["tool_name"]) for i in history.intents.values() if i.type == "tool_call"]
@@ -294,26 +305,30 @@ def _single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
     ]
 
 
-def _on_record(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
-    """Give the worlds of a recorded run: none goes wrong, then one thing at each effect; of many such places some."""
+def _iter_recorded_worlds(
+    setting: SimulationSetting, given: Sequence[str | Fault]
+) -> Iterator[tuple[int, ListedFaults]]:
+    """Yield the worlds of a recorded run: without faults, then with one fault at each effect, or at a sample."""
     exact = [fault for fault in given if isinstance(fault, Fault)]
-    kinds = [known(kind) for kind in given if isinstance(kind, str)]
-    yield 0, Given(exact)
+    kinds = [check_kind(kind) for kind in given if isinstance(kind, str)]
+    yield 0, ListedFaults(exact)
     if exact or not kinds:
         return
-    calm = World(setting, 0, Given(()))
+    calm = World(setting, 0, ListedFaults(()))
     calm.run()
     places = _single_faults(calm, kinds)
     if len(calm.records) > MAX_RECORDED and len(places) > MAX_PLACES:
         places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
     for fault in places:
-        yield 0, Given([fault])
+        yield 0, ListedFaults([fault])
 
 
-def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]) -> Catalog:
+def _make_catalog(
+    agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]
+) -> Catalog:
     from stepengine.data.hooks import Hooks
     from stepengine.engine.catalog import Catalog
-    from stepengine.tools.spawning import with_carried
+    from stepengine.tools.agent_tools import with_called_tools
 
     family, met = [*agents], set[int]()
     for definition in family:
@@ -322,20 +337,20 @@ def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], resul
     named = [tool for definition in family for tool in definition.tools]
     own = [*tools, *[tool for tool in named if isinstance(tool, ToolLike)]]
     # What a tool carries is there as it is, whatever result is given for it.
-    carried = {tool.spec.name for tool in with_carried(own)} - {tool.spec.name for tool in own}
+    carried = {tool.spec.name for tool in with_called_tools(own)} - {tool.spec.name for tool in own}
     # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
     wanted = [name for name in results if TOOL_NAME.fullmatch(name) and name not in carried]
     wanted += [tool for tool in named if isinstance(tool, str)]
-    given: dict[str, ToolLike] = {name: stand_in(name) for name in wanted if name not in BUILT_IN}
+    given: dict[str, ToolLike] = {name: make_stand_in_tool(name) for name in wanted if name not in BUILT_IN}
     given |= {tool.spec.name: tool for tool in tools}
     return Catalog(agents, given.values(), Hooks(), Limits())
 
 
 def _run_checked(setting: SimulationSetting, world: World) -> Finished:
-    """Run *world* to its end; when processes died on the way, compare with the same world in which none did (I11)."""
+    """Run *world* to its end. After crashes, compare the end with that of a run without crashes (I11)."""
     finished = world.run()
     if world.resumed and not world.unknown:
-        expect_same_end("I11", "after a crash", finished, _undisturbed(setting, world))
+        expect_same_end("I11", "after a crash", finished, _run_without_crash(setting, world))
     if world.seed % REPEATED == 0:
         world.repeat(finished)
     if setting.is_same_in_any_order:
@@ -343,21 +358,21 @@ def _run_checked(setting: SimulationSetting, world: World) -> Finished:
     return finished
 
 
-def _undisturbed(setting: SimulationSetting, world: World) -> Finished:
-    """Return how the run ends when no process dies; kept, since an exhaustive simulation asks for the same one again."""
+def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:
+    """Return the end of the run without crashes. It is cached for exhaustive simulations."""
     faults = tuple([fault for fault in world.happened if fault.kind not in CRASHES])
     key = (world.seed, faults, world.order)
     if key not in setting.undisturbed:
         setting.undisturbed.clear()
-        setting.undisturbed[key] = World(setting, world.seed, Given(faults), world.order).run()
+        setting.undisturbed[key] = World(setting, world.seed, ListedFaults(faults), world.order).run()
     return setting.undisturbed[key]
 
 
-def _every(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator[tuple[int, Given]]:
-    """Give every world of an exhaustive simulation: no fault, each kind at each effect, each two crashes."""
+def _iter_all_worlds(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator[tuple[int, ListedFaults]]:
+    """Yield every world of an exhaustive simulation: no fault, each kind at each effect, each pair of crashes."""
     exact = [fault for fault in given if isinstance(fault, Fault)]
-    yield 0, Given(exact)
-    calm = World(setting, 0, Given(exact))
+    yield 0, ListedFaults(exact)
+    calm = World(setting, 0, ListedFaults(exact))
     calm.run()
     if len(calm.records) > MAX_EFFECTS:
         msg = (
@@ -365,17 +380,17 @@ def _every(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator
             f"through runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
         )
         raise DataError(msg)
-    kinds = [known(kind) for kind in given if isinstance(kind, str)]
+    kinds = [check_kind(kind) for kind in given if isinstance(kind, str)]
     single = _single_faults(calm, kinds)
     for fault in single:
-        yield 0, Given([*exact, fault])
+        yield 0, ListedFaults([*exact, fault])
     for two in itertools.combinations([fault for fault in single if fault.kind in CRASHES], 2):
-        yield 0, Given([*exact, *two])
+        yield 0, ListedFaults([*exact, *two])
 
 
-def _faults_of(seed: int, given: Sequence[str | Fault]) -> Drawn | Given:
+def _make_faults(seed: int, given: Sequence[str | Fault]) -> RandomFaults | ListedFaults:
     exact = [fault for fault in given if isinstance(fault, Fault)]
-    return Given(exact) if exact else Drawn(seed, [kind for kind in given if isinstance(kind, str)])
+    return ListedFaults(exact) if exact else RandomFaults(seed, [kind for kind in given if isinstance(kind, str)])
 
 
 # --- what is told -------------------------------------------------------------------------------------------------------
@@ -386,16 +401,16 @@ def _failure_of_seed(setting: SimulationSetting, seed: int, world: World, violat
     faults = tuple(world.happened)
     for size in range(len(faults) if len(faults) <= MAX_SHRUNK else 0):
         for fewer in itertools.combinations(faults, size):
-            again = World(setting, seed, Given(fewer), world.order)
+            again = World(setting, seed, ListedFaults(fewer), world.order)
             try:
                 _run_checked(setting, again)
             except Violation as same:
                 if same.row == violation.row:
-                    return _error(setting, seed, fewer, again, same)
-    return _error(setting, seed, faults, world, violation)
+                    return _make_error(setting, seed, fewer, again, same)
+    return _make_error(setting, seed, faults, world, violation)
 
 
-def _error(
+def _make_error(
     setting: SimulationSetting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
 ) -> SimulationFailed:
     listed = "".join(f"\n  {fault!r}: {MEANINGS[fault.kind]}" for fault in faults) or " none, it fails without any"
@@ -403,7 +418,7 @@ def _error(
     dropped = len(world.lines) - MAX_SHOWN
     lines = [f"  ... {dropped} lines before"] * (dropped > 0) + world.lines[-MAX_SHOWN:]
     happened = "\n".join(lines) or "  nothing"
-    hint = _hint(world, violation)
+    hint = _hint_text(world, violation)
     msg = (
         f"agent {setting.agent.id!r} breaks {violation}\n"
         f"{violation.row} says: {RULES[violation.row]}\n"
@@ -414,14 +429,14 @@ def _error(
     return SimulationFailed(msg, seed=seed, faults=faults, row=violation.row)
 
 
-def _hint(world: World, violation: Violation) -> str:
-    """Return what may help somebody who wrote the agent, as a line; ``""`` when there is nothing to say."""
+def _hint_text(world: World, violation: Violation) -> str:
+    """Return a hint for the author of the agent, as a line; ``""`` if there is none."""
     if violation.row == "I3":
         return (
             "hint: a handler may depend only on its context and on what it is sent; chance is ctx.random, time is ctx.now, and "
             "everything else comes through Perform\n"
         )
-    made_up = world.made_up() if violation.row == "handler" else ()
+    made_up = world.list_unscripted() if violation.row == "handler" else ()
     if not made_up:
         return ""
     example = f"results={{{made_up[0]!r}: ...}}"

@@ -21,22 +21,20 @@ from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.errors import DataError
 from stepengine.journal import Journal, as_journal
-from stepengine.journal.records import shown_address
+from stepengine.journal.records import format_address
 from stepengine.journal.show import clean_tree, render, result_tree, run_tree
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.cleaning import Cleaner, known_secrets
+from stepengine.testing.traffic_redaction import Cleaner, secrets_in_headers
 
 if TYPE_CHECKING:
     from syrupy.types import PropertyFilter, PropertyMatcher
-
-__all__ = ("EventsSnapshot", "RequestSnapshot", "RunJsonSnapshot", "RunSnapshot", "tree_of")
 
 UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
 def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
     """
-    Return a run as the JSON value that its snapshot shows, without secrets and without folders of this machine.
+    Return a run as the JSON value of its snapshot, without secrets and local folders.
 
     Args:
         run: A ``RunResult``, a journal, or the path of a journal's file. A result without a journal shows its messages
@@ -61,7 +59,7 @@ def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
 
 
 class _TextSnapshot(SingleFileSnapshotExtension):
-    """One text file per assertion; subclasses say what is shown of what was asserted, as JSON, and how it is written."""
+    """A syrupy extension with one text file per assertion; subclasses convert the value to JSON and text."""
 
     _write_mode = WriteMode.TEXT
 
@@ -74,15 +72,15 @@ class _TextSnapshot(SingleFileSnapshotExtension):
         matcher: PropertyMatcher | None = None,
     ) -> str:
         """Return the snapshot's text; filters and matchers see the JSON value behind it."""
-        return self.written(_filtered(self.shown(data), (), exclude, include, matcher))
+        return self.to_text(_apply_filters(self.to_value(data), (), exclude, include, matcher))
 
-    def shown(self, data: Any) -> Any:
+    def to_value(self, data: Any) -> Any:
         """Return the JSON value that the snapshot shows."""
         return tree_of(data) if not isinstance(data, Mapping) else dict(data)
 
-    def written(self, value: object) -> str:
+    def to_text(self, value: object) -> str:
         """Return the text of the file."""
-        return _indented(value)
+        return _to_indented_json(value)
 
 
 class RunSnapshot(_TextSnapshot):
@@ -90,7 +88,7 @@ class RunSnapshot(_TextSnapshot):
 
     file_extension = "run.md"
 
-    def written(self, value: Any) -> str:
+    def to_text(self, value: Any) -> str:
         """Return the run as text."""
         return render(value)
 
@@ -110,14 +108,14 @@ class RequestSnapshot(_TextSnapshot):
 
     file_extension = "request.json"
 
-    def shown(self, data: Any) -> Any:
-        """Return the body, cleaned as a cassette's is."""
+    def to_value(self, data: Any) -> Any:
+        """Return the body, with secrets removed as in a cassette."""
         body = data.request if isinstance(data, Interaction) else data
         if not isinstance(body, RecordedRequest) and hasattr(body, "headers"):
             kept = tuple([(n.lower(), v) for n, v in body.headers.items()])
             body = RecordedRequest(body.method, str(body.url), kept, body.read())
         if isinstance(body, RecordedRequest):
-            body = Cleaner(known_secrets(body.headers)).request(body).body
+            body = Cleaner(secrets_in_headers(body.headers)).request(body).body
         text = body.decode(errors="backslashreplace") if isinstance(body, bytes) else body
         if not isinstance(text, str):
             return clean_tree(text)
@@ -132,22 +130,22 @@ class EventsSnapshot(_TextSnapshot):
 
     file_extension = "events.txt"
 
-    def shown(self, data: Iterable[Event]) -> Any:
+    def to_value(self, data: Iterable[Event]) -> Any:
         """Return the lines."""
-        return [f"{shown_address(e.path, e.seq)}  {type(e).__name__}" for e in data if type(e) not in DELTAS]
+        return [f"{format_address(e.path, e.seq)}  {type(e).__name__}" for e in data if type(e) not in DELTAS]
 
-    def written(self, value: Any) -> str:
+    def to_text(self, value: Any) -> str:
         """Return the lines as text."""
         return "".join([f"{visible(str(line), strict=True)}\n" for line in value])
 
 
-def _indented(value: object) -> str:
+def _to_indented_json(value: object) -> str:
     """Return JSON with one member per line, in which every character can be seen."""
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     return UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n"
 
 
-def _filtered(
+def _apply_filters(
     value: Any,
     path: tuple[Any, ...],
     exclude: PropertyFilter | None,
@@ -159,11 +157,11 @@ def _filtered(
         value = matcher(data=value, path=path)
     if isinstance(value, dict):
         return {
-            key: _filtered(member, (*path, (key, type(member))), exclude, include, matcher)
+            key: _apply_filters(member, (*path, (key, type(member))), exclude, include, matcher)
             for key, member in value.items()
             if not (exclude and exclude(prop=key, path=path)) and (not include or include(prop=key, path=path))
         }
     if isinstance(value, list):
         rows = enumerate(value)
-        return [_filtered(member, (*path, (n, type(member))), exclude, include, matcher) for n, member in rows]
+        return [_apply_filters(member, (*path, (n, type(member))), exclude, include, matcher) for n, member in rows]
     return value

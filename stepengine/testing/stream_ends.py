@@ -12,8 +12,6 @@ import json
 import re
 from typing import Any
 
-__all__ = ("stream_is_complete",)
-
 EVENT_END = re.compile(r"\r\n\r\n|\n\n|\r\r")
 LINE_END = re.compile(r"\r\n|\n|\r")
 STARTS = frozenset(
@@ -40,7 +38,7 @@ def stream_is_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
         if _is_cut(rest):
             return False
         events.append(rest)
-    found = [data for event in events if (data := _data(event))]
+    found = [data for event in events if (data := _event_data(event))]
     if any(data.startswith("[DONE]") for data in found):
         return True
     trees = [_json_object(data) for data in found]
@@ -48,7 +46,7 @@ def stream_is_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
         return True
     if any(map(_is_error, trees)):
         return with_errors or read_to_end
-    candidates = {index: done for tree in trees for index, done in _candidates_of_google(tree).items()}
+    candidates = {index: done for tree in trees for index, done in _google_candidates(tree).items()}
     if candidates:
         return all(candidates.values())
     if not found:  # only comments, with which a server keeps the connection open
@@ -58,29 +56,29 @@ def stream_is_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
 
 
 def _is_last(tree: dict[str, Any]) -> bool:
-    return _kind(tree) in ENDS or _is_blocked_by_google(tree) or _is_rpc_answer(tree)
+    return _event_type(tree) in ENDS or _is_blocked_by_google(tree) or _is_rpc_answer(tree)
 
 
 def _is_error(tree: dict[str, Any]) -> bool:
-    return "error" in tree and (_kind(tree) == "error" or len(tree) == 1)
+    return "error" in tree and (_event_type(tree) == "error" or len(tree) == 1)
 
 
 def _is_of_known_protocol(tree: dict[str, Any]) -> bool:
-    return tree.get("object") in CHUNKS or _kind(tree) in STARTS
+    return tree.get("object") in CHUNKS or _event_type(tree) in STARTS
 
 
-def _kind(tree: dict[str, Any]) -> object:
+def _event_type(tree: dict[str, Any]) -> object:
     return tree.get("type") or tree.get("event_type")
 
 
-def _data(event: str) -> str:
+def _event_data(event: str) -> str:
     lines = [line[5:].removeprefix(" ") for line in LINE_END.split(event) if line.startswith("data:")]
     return "\n".join(lines).strip()
 
 
 def _is_cut(event: str) -> bool:
     """Return True if the last event of a body ends in the middle of a field, as far as that shows."""
-    data = _data(event)
+    data = _event_data(event)
     if not data:
         return not event.startswith(":")
     return data.startswith("{") and not _json_object(data)
@@ -94,7 +92,7 @@ def _json_object(data: str) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _candidates_of_google(tree: dict[str, Any]) -> dict[object, bool]:
+def _google_candidates(tree: dict[str, Any]) -> dict[object, bool]:
     found = tree.get("candidates")
     listed = [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
     return {str(c.get("index", 0)): bool(c.get("finishReason")) for c in listed}

@@ -20,16 +20,9 @@ import httpx2
 from stepengine.errors import DataError
 from stepengine.testing.cassette import Cassette, CassetteMiss
 from stepengine.testing.cassette_files import Interaction, is_json
-from stepengine.testing.exchanges import Exchange, sending, start_exchange
-from stepengine.testing.httpx_exchanges import HttpxExchanges, event_pieces
+from stepengine.testing.exchanges import Exchange, bypass_patches, start_exchange
+from stepengine.testing.httpx_exchanges import HttpxExchanges, split_events
 
-__all__ = (
-    "Chunks",
-    "Clients",
-    "MixedTransport",
-    "RecordTransport",
-    "ReplayTransport",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Chunks: TypeAlias = Literal["events", "whole", "recorded", "random"] | int
@@ -39,7 +32,7 @@ OURS = HttpxExchanges(httpx2)
 
 class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """
-    Plays a cassette: no socket, no waiting.
+    A transport that replays a cassette without sockets or waiting.
 
     Args:
         cassette: What it plays.
@@ -88,11 +81,11 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         stops = [n for n in (self._cut, self._reset_after) if n is not None]
         body = recorded.body[: min(stops)] if stops else recorded.body
         breaks = self._reset_after is not None and self._reset_after == min(stops)
-        error = _reset(request, len(body)) if breaks else None
-        played: httpx2.Response = OURS.make_response(recorded, request, self._pieces(body, interaction), error)
+        error = _make_reset_error(request, len(body)) if breaks else None
+        played: httpx2.Response = OURS.make_response(recorded, request, self._split_body(body, interaction), error)
         return played
 
-    def _pieces(self, body: bytes, interaction: Interaction) -> list[bytes]:
+    def _split_body(self, body: bytes, interaction: Interaction) -> list[bytes]:
         if isinstance(self._chunks, int):
             return [body[i : i + self._chunks] for i in range(0, len(body), self._chunks)]
         if self._chunks == "random":
@@ -100,13 +93,13 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if self._chunks == "recorded":
             return _recorded_pieces(body, interaction)
         if self._chunks == "events":
-            return event_pieces(attrs.evolve(interaction.response, body=body))
+            return split_events(attrs.evolve(interaction.response, body=body))
         return [body] if body else []
 
 
 class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """
-    Passes requests on to a real transport and keeps what goes by.
+    A transport that forwards requests to a real transport and records the exchanges.
 
     Each piece of a reply is passed on as it arrives. What is kept is cleaned first: headers by an allow-list, the values
     of secret headers wherever they occur. ``cassette.save(path)`` writes the file.
@@ -137,8 +130,8 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             msg = f"RecordTransport holds an async {type(self.inner).__name__}; a sync client needs a sync transport"
             raise DataError(msg)
         request.read()
-        exchange = self._start(request)
-        with sending(exchange):
+        exchange = self._start_exchange(request)
+        with bypass_patches(exchange):
             response = self.inner.handle_request(request)
         watched: httpx2.Response = OURS.watch(response, exchange)
         return watched
@@ -149,13 +142,13 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             msg = f"RecordTransport holds a sync {type(self.inner).__name__}; an async client needs an async transport"
             raise DataError(msg)
         await request.aread()
-        exchange = self._start(request)
-        with sending(exchange):
+        exchange = self._start_exchange(request)
+        with bypass_patches(exchange):
             response = await self.inner.handle_async_request(request)
         watched: httpx2.Response = OURS.watch(response, exchange)
         return watched
 
-    def _start(self, request: httpx2.Request) -> Exchange | None:
+    def _start_exchange(self, request: httpx2.Request) -> Exchange | None:
         return start_exchange(
             self.cassette, OURS.read_request(request), record_errors=self._record_errors, keep_chunks=self._keep_chunks
         )
@@ -171,7 +164,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             await self.inner.aclose()
 
 
-def _reset(request: httpx2.Request, sent: int) -> httpx2.RemoteProtocolError:
+def _make_reset_error(request: httpx2.Request, sent: int) -> httpx2.RemoteProtocolError:
     msg = f"peer closed connection without sending complete message body ({sent} bytes, replayed)"
     return httpx2.RemoteProtocolError(msg, request=request)
 
@@ -201,7 +194,7 @@ def _recorded_pieces(body: bytes, interaction: Interaction) -> list[bytes]:
 
 class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """
-    Plays *known*, and records into *fresh* what is not in it.
+    A transport that replays *known*, and records other requests into *fresh*.
 
     Args:
         known: What is played.
@@ -259,7 +252,7 @@ GOOGLE_VERSION = "v1beta"
 
 class Clients:
     """
-    Clients of the three SDKs that reach nothing but one transport; each is made when it is first asked for.
+    Clients of the three SDKs that use one transport; each is created at its first use.
 
     Base URLs are the providers' own, whatever the environment says, so that a recording fits everywhere. The SDKs do not
     try again: a replay must not wait.
@@ -274,32 +267,32 @@ class Clients:
         self._key = key
 
     @cached_property
-    def _http(self) -> Any:
+    def _shared_http(self) -> Any:
         return httpx2.Client(transport=self._transport)
 
     @cached_property
-    def _async_http(self) -> Any:
+    def _shared_async_http(self) -> Any:
         return httpx2.AsyncClient(transport=self._transport)
 
     @cached_property
     def anthropic(self) -> Any:
         """An ``anthropic.Anthropic``."""
-        return self._anthropic("Anthropic", self._http)
+        return self._make_anthropic("Anthropic", self._shared_http)
 
     @cached_property
     def async_anthropic(self) -> Any:
         """An ``anthropic.AsyncAnthropic``."""
-        return self._anthropic("AsyncAnthropic", self._async_http)
+        return self._make_anthropic("AsyncAnthropic", self._shared_async_http)
 
     @cached_property
     def openai(self) -> Any:
         """An ``openai.OpenAI``."""
-        return self._openai("OpenAI", self._http)
+        return self._make_openai("OpenAI", self._shared_http)
 
     @cached_property
     def async_openai(self) -> Any:
         """An ``openai.AsyncOpenAI``."""
-        return self._openai("AsyncOpenAI", self._async_http)
+        return self._make_openai("AsyncOpenAI", self._shared_async_http)
 
     @cached_property
     def google(self) -> Any:
@@ -307,38 +300,38 @@ class Clients:
         from stepengine.models.google import GoogleProvider
 
         provider = GoogleProvider("replay")
-        sdk = provider._sdk()  # noqa: SLF001 - it alone may import the SDK
+        sdk = provider._load_sdk()  # noqa: SLF001 - it alone may import the SDK
         options = sdk.types.HttpOptions(
             base_url=provider.settings().base_url,
             api_version=GOOGLE_VERSION,
-            httpx_client=self._http,
-            httpx_async_client=self._async_http,
+            httpx_client=self._shared_http,
+            httpx_async_client=self._shared_async_http,
         )
         return sdk.Client(api_key=self._key, vertexai=False, http_options=options)
 
-    def _anthropic(self, name: str, http_client: object) -> Any:
+    def _make_anthropic(self, name: str, http_client: object) -> Any:
         from stepengine.models.anthropic import AnthropicProvider
 
-        return self._client(AnthropicProvider("replay"), name, http_client)
+        return self._make_client(AnthropicProvider("replay"), name, http_client)
 
-    def _openai(self, name: str, http_client: object) -> object:
+    def _make_openai(self, name: str, http_client: object) -> object:
         from stepengine.models.openai import OpenAIProvider
 
-        return self._client(OpenAIProvider("replay"), name, http_client)
+        return self._make_client(OpenAIProvider("replay"), name, http_client)
 
-    def _client(self, provider: Any, name: str, http_client: object) -> Any:
-        make = getattr(provider._sdk(), name)  # noqa: SLF001 - it alone may import the SDK
+    def _make_client(self, provider: Any, name: str, http_client: object) -> Any:
+        make = getattr(provider._load_sdk(), name)  # noqa: SLF001 - it alone may import the SDK
         url = provider.settings().base_url
         return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)
 
     def close(self) -> None:
-        """Give back the connections of the sync clients."""
-        self._http.close()
+        """Close the connections of the sync clients."""
+        self._shared_http.close()
 
     async def aclose(self) -> None:
-        """Give back the connections of all clients."""
+        """Close the connections of all clients."""
         self.close()
-        await self._async_http.aclose()
+        await self._shared_async_http.aclose()
 
     def __enter__(self) -> Self:
         return self

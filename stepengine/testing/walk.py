@@ -1,7 +1,7 @@
 """
 ``Walk``: step a handler by hand, without an engine, and fork it by its history.
 
-What lives here drives a handler's generator and builds its context; what a short answer of a test means stands in ``answering``.
+What lives here drives a handler's generator and builds its context; what a short answer of a test means stands in ``short_answers``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import ABSENT, JsonDict, freeze, freeze_object
 from stepengine.data.outcomes import Failure
-from stepengine.data.programs import RunsProgram
+from stepengine.data.programs import RunningProgram
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.data.yields import (
@@ -33,14 +33,13 @@ from stepengine.errors import (
     DefinitionError,
     ReplayDivergence,
 )
-from stepengine.machine.author import describe_yield, site
+from stepengine.machine.author import find_waiting_line, make_bad_yield
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
-from stepengine.runtime.performer import computed
-from stepengine.testing.answering import HandlerPlace, answer_to, passed
-from stepengine.tools.context import Belongings
+from stepengine.runtime.performer import run_compute
+from stepengine.testing.short_answers import HandlerPlace, make_step_result, time_after
+from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
-__all__ = ("Exchange", "Handler", "HandlerNote", "HandlerReturned", "Walk", "is_same_yield")
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 
@@ -49,13 +48,13 @@ Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentD
 
 @frozen
 class HandlerReturned:
-    """What ``Walk.asked`` is after the handler returned *value*."""
+    """The value of ``Walk.asked`` after the handler returned *value*."""
 
     value: Any = None
 
 
 @frozen
-class Exchange:
+class WalkStep:
     """
     One step of a walk.
 
@@ -71,7 +70,7 @@ class Exchange:
 @frozen
 class HandlerNote:
     """
-    What a handler said beside its yields.
+    Output of a handler apart from its yields.
 
     Attributes:
         kind: ``"debug"``, ``"info"``, ``"warning"``, ``"error"`` for ``ctx.logger``, ``"notify"`` for ``ctx.notify``.
@@ -86,7 +85,7 @@ class HandlerNote:
 
 class Walk:
     """
-    A handler that is stepped by hand.
+    A handler that a test executes step by step.
 
     ``Walk(handler).send(...).send(...)`` runs on with every answer and returns the walk itself. Time stands still at *now*
     but for *tick_ms* per answer, chance is seeded, log lines and notifications end in ``notes``, and nothing is performed.
@@ -125,28 +124,28 @@ class Walk:
     ) -> None:
         self._start = (handler, prompt, params, state)
         self._options: dict[str, Any] = {"model": model, "seed": seed, "now": now, "tick_ms": tick_ms}
-        self._history: list[Exchange] = []
+        self._history: list[WalkStep] = []
         self._error: BaseException | None = None
         self._waited_ms = self._children = 0
         self.notes: list[HandlerNote] = []
-        steps, definition = _handler_of(handler, params)
+        steps, definition = _find_handler(handler, params)
         self._by: By = "tool" if isinstance(handler, Tool) else "handler"
         self._accepted = rows_for(self._by)
         self.state = state or AgentState(run_id="walk", agent_id=definition.id if definition else "")
         self._context = StepContext(
             prompt=prompt,
-            params=_params_of(definition, params),
+            params=_validate_params(definition, params),
             agent_state=self.state,
             model=model or (definition.model if definition else None),
             logger=_NoteLogger(self.notes),
             random=partial(Random, seed),
             created=now,
             elapsed=lambda: tick_ms * len(self._history) + self._waited_ms,
-            notify=_notify(self.notes),
+            notify=_make_notify(self.notes),
         )
-        self._kept = Belongings()
+        self._kept = RunResources()
         self._steps = steps(self._context)
-        self._program: RunsProgram | None = None
+        self._program: RunningProgram | None = None
         self._asked: Any = None
         self._advance(lambda: self._steps.send(None))
 
@@ -155,7 +154,7 @@ class Walk:
 
     @property
     def asked(self) -> Any:
-        """What the handler yielded last, or ``HandlerReturned(value)`` after it returned; ``None`` after it raised."""
+        """The last yield of the handler; ``HandlerReturned(value)`` after it returned, ``None`` after it raised."""
         return self._asked
 
     @property
@@ -166,7 +165,7 @@ class Walk:
     @property
     def returned(self) -> object:
         """
-        What the handler returned.
+        The return value of the handler.
 
         Raises:
             AssertionError: when it has not.
@@ -179,22 +178,22 @@ class Walk:
 
     @property
     def raised(self) -> BaseException | None:
-        """What the handler let out, or ``None``."""
+        """The exception that the handler raised, or ``None``."""
         return self._error
 
     @property
-    def history(self) -> tuple[Exchange, ...]:
-        """What was asked and answered so far, in order."""
+    def history(self) -> tuple[WalkStep, ...]:
+        """The yields and answers so far, in order."""
         return tuple(self._history)
 
     @property
     def location(self) -> str:
-        """``file:line`` of the author's yield that waits; ``""`` after the end."""
-        return "" if self.finished else site(self._steps, self._program)
+        """``file:line`` of the author's current yield; ``""`` after the end."""
+        return "" if self.finished else find_waiting_line(self._steps, self._program)
 
     def send(self, answer: Any = ABSENT) -> Walk:
         """
-        Answer the yield that waits, run to the next one, and return this walk.
+        Answer the current yield, run to the next one, and return this walk.
 
         *answer* is a ``StepResult``, or shorthand for what was asked:
 
@@ -224,42 +223,42 @@ class Walk:
         """
         self._expect_open("send")
         now = self._context.now()
-        result = answer_to(self._asked, answer, HandlerPlace(self.state, now, self._children))
-        self._history.append(Exchange(self._asked, result))
+        result = make_step_result(self._asked, answer, HandlerPlace(self.state, now, self._children))
+        self._history.append(WalkStep(self._asked, result))
         self.state = result.agent_state
-        self._waited_ms += (passed(self._asked, result.value, now) - now) // timedelta(milliseconds=1)
+        self._waited_ms += (time_after(self._asked, result.value, now) - now) // timedelta(milliseconds=1)
         self._children += len(self._asked.calls) if isinstance(self._asked, Start) else 0
         return self._advance(lambda: self._steps.send(result))
 
     def throw(self, error: BaseException) -> Walk:
         """
-        Throw *error* at the yield that waits, run to the next one, and return this walk.
+        Raise *error* at the current yield, run to the next one, and return this walk.
 
         Raises:
             BaseException: what the handler lets out, *error* itself when it does not catch it.
             AssertionError: when the handler has finished.
         """
         self._expect_open("throw")
-        self._history.append(Exchange(self._asked, error))
+        self._history.append(WalkStep(self._asked, error))
         return self._advance(lambda: self._steps.throw(error))
 
     def fork(self) -> Walk:
         """
-        Return a second walk at the same place: the handler is run again from its start with the same answers.
+        Return a copy of this walk: the handler is started again and gets the same answers.
 
         Raises:
             ReplayDivergence: when it does not yield the same again, so that it depends on more than its answers.
         """
         other = Walk(*self._start, **self._options)
         for index, exchange in enumerate(self._history):
-            _expect_same(self._name, index, exchange.asked, other)
-            other._repeat(exchange)
+            _check_same(self._name, index, exchange.asked, other)
+            other._repeat_step(exchange)
         if self._error is None:
-            _expect_same(self._name, len(self._history), self._asked, other)
+            _check_same(self._name, len(self._history), self._asked, other)
         return other
 
     def close(self) -> None:
-        """Close the handler at its yield, as a run does that ends there."""
+        """Close the handler at its yield, as when a run ends there."""
         self._steps.close()
         self._kept.close()
 
@@ -267,7 +266,7 @@ class Walk:
     def _name(self) -> str:
         return getattr(self._steps, "__qualname__", type(self._steps).__name__)
 
-    def _repeat(self, exchange: Exchange) -> None:
+    def _repeat_step(self, exchange: WalkStep) -> None:
         try:
             if isinstance(exchange.answer, StepResult):
                 self.send(exchange.answer)
@@ -282,9 +281,9 @@ class Walk:
         try:
             asked = resume()
             while isinstance(asked, Compute):
-                asked = self._worked_out(asked)
+                asked = self._run_compute(asked)
             if type(asked) not in self._accepted:
-                asked = self._refuse(asked)
+                asked = self._raise_not_yieldable(asked)
         except StopIteration as stop:
             self._asked = HandlerReturned(stop.value)
             self._kept.close()
@@ -296,17 +295,17 @@ class Walk:
             self._asked = asked
         return self
 
-    def _worked_out(self, asked: Compute) -> Any:
-        """Do work, such as a turn of a program, here and now, and run on with what came of it."""
+    def _run_compute(self, asked: Compute) -> Any:
+        """Do the work of a ``Compute`` at once, and resume the handler with its result."""
         self._program = asked.program
-        outcome = computed(asked, self._kept)
+        outcome = run_compute(asked, self._kept)
         if isinstance(outcome, Failure):
             return self._steps.throw(outcome.error)
         return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))
 
-    def _refuse(self, foreign: object) -> Any:
-        asked = self._steps.throw(describe_yield(self._name, foreign, self.location, names_of_yieldables(self._by)))
-        return asked if type(asked) in self._accepted else self._refuse(asked)
+    def _raise_not_yieldable(self, foreign: object) -> Any:
+        asked = self._steps.throw(make_bad_yield(self._name, foreign, self.location, names_of_yieldables(self._by)))
+        return asked if type(asked) in self._accepted else self._raise_not_yieldable(asked)
 
     def _expect_open(self, verb: str) -> None:
         if self.finished:
@@ -316,39 +315,39 @@ class Walk:
 
 
 class _NoteLogger:
-    """A ``RunLogger`` that keeps what it is told."""
+    """A ``RunLogger`` that stores its lines."""
 
     def __init__(self, notes: list[HandlerNote]) -> None:
         self._notes = notes
 
     def debug(self, message: str, /, **data: object) -> None:
-        self._keep("debug", message, data)
+        self._append_note("debug", message, data)
 
     def info(self, message: str, /, **data: Any) -> None:
-        self._keep("info", message, data)
+        self._append_note("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:
-        self._keep("warning", message, data)
+        self._append_note("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
-        self._keep("error", message, data)
+        self._append_note("error", message, data)
 
-    def _keep(self, kind: str, message: str, data: dict[str, object]) -> None:
+    def _append_note(self, kind: str, message: str, data: dict[str, object]) -> None:
         self._notes.append(HandlerNote(kind, message, freeze(data) if data else None))
 
 
-def _notify(notes: list[HandlerNote]) -> Callable[[str, Any], None]:
+def _make_notify(notes: list[HandlerNote]) -> Callable[[str, Any], None]:
     def notify(message: str, data: object = None) -> None:
         notes.append(HandlerNote("notify", message, freeze(data)))
 
     return notify
 
 
-def _handler_of(
+def _find_handler(
     handler: Any, params: Any
 ) -> tuple[Callable[[Any], Generator[object, Any, object]], AgentDefinition | None]:
     if isinstance(handler, Tool):
-        return _body_of(handler, params), None
+        return _make_tool_body(handler, params), None
     if not isinstance(handler, AgentDefinition):
         if isinstance(handler, str):
             msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"
@@ -361,8 +360,8 @@ def _handler_of(
     return handler.handle_steps, handler
 
 
-def _body_of(tool: Tool, params: Any) -> Callable[[Any], Generator[object, Any, object]]:
-    """Return what begins the body of a tool that yields, with *params* as the input of its call."""
+def _make_tool_body(tool: Tool, params: Any) -> Callable[[Any], Generator[object, Any, object]]:
+    """Return a function that starts the body of a generator tool, with *params* as input."""
     binding = tool.binding()
     if not isinstance(binding.runs, Yielding):
         msg = f"tool {tool.name!r} does not yield, so there is nothing to walk; call its function, {tool.name}.fn(...)"
@@ -371,7 +370,7 @@ def _body_of(tool: Tool, params: Any) -> Callable[[Any], Generator[object, Any, 
     return lambda ctx: begin(ctx, arguments)
 
 
-def _params_of(definition: AgentDefinition | None, params: object) -> object:
+def _validate_params(definition: AgentDefinition | None, params: object) -> object:
     schema = definition.input_schema.params if definition and definition.input_schema else None
     validate = getattr(schema, "model_validate", None)
     if validate is not None and not isinstance(params, schema):  # type: ignore[arg-type]
@@ -381,7 +380,7 @@ def _params_of(definition: AgentDefinition | None, params: object) -> object:
     return freeze(params) if isinstance(params, dict) else params
 
 
-def _expect_same(name: str, index: int, before: object, walk: Walk) -> None:
+def _check_same(name: str, index: int, before: object, walk: Walk) -> None:
     if is_same_yield(before, walk.asked):
         return
     where = f" ({walk.location})" if walk.location else ""
@@ -394,7 +393,7 @@ def _expect_same(name: str, index: int, before: object, walk: Walk) -> None:
 
 
 def is_same_yield(a: object, b: object) -> bool:
-    """Compare two yields; functions of ``Perform`` by name, since a handler makes its lambdas anew on every run."""
+    """Compare two yields; functions of ``Perform`` are compared by name, since lambdas differ in every run."""
     if isinstance(a, Perform) and isinstance(b, Perform):
         return (a.name, a.args, a.kwargs, a.is_idempotent) == (b.name, b.args, b.kwargs, b.is_idempotent)
     if isinstance(a, Parallel) and isinstance(b, Parallel):

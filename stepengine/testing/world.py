@@ -17,6 +17,7 @@ from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import (
+    ROWS,
     RUNS,
     AskPerson,
     AwaitMessage,
@@ -41,43 +42,44 @@ from stepengine.data.json import freeze
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, was_given_up
-from stepengine.data.questions import AnswerLike, answered
+from stepengine.data.questions import AnswerLike, to_answer
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, ReplayDivergence, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import outcome_members
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.run_end import finish_run
+from stepengine.journal.run_start import start_run
 from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.run import Machine
-from stepengine.machine.signals import is_callers
+from stepengine.machine.signals import belongs_to_caller
 from stepengine.models.scripted import Failing
-from stepengine.runtime.failfast import given_up, has_failed
-from stepengine.runtime.performer import Item, child_path, computed, is_repeatable
+from stepengine.runtime.failfast import has_failed, make_race_loss_outcome
+from stepengine.runtime.performer import Item, child_path, is_repeatable, run_compute
 from stepengine.runtime.services import Services
-from stepengine.testing.backstage import Backstage, Letters
-from stepengine.testing.budgets import Budgets, Passing, at_once
-from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned
-from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
+from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
+from stepengine.testing.budgets import Budgets, ForwardingPerformer, run_without_waiting
+from stepengine.testing.faults import Fault, ListedFaults, RandomFaults, apply_faults, find_faulty_outcome
+from stepengine.testing.invariants import (
+    Unwatched,
+    Violation,
+    WatchedRun,
+    describe_effect,
+    describe_outcome,
+    expect_same_end,
+    format_address,
+    refuse,
+)
 from stepengine.testing.walk import is_same_yield
-from stepengine.tools.context import Belongings
+from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
 
-__all__ = (
-    "Canned",
-    "Invariant",
-    "Replies",
-    "Saying",
-    "SimulationSetting",
-    "World",
-    "drawn",
-    "stand_in",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Replies: TypeAlias = "Sequence[Any] | Callable[[ModelRequest, Random], Any] | None"
@@ -96,15 +98,15 @@ PLAIN: Mapping[str, Callable[[Random], Any]] = {
 LAST = "done"
 
 
-def stand_in(name: str) -> Tool:
-    """Return a tool that nobody described: it takes every input."""
+def make_stand_in_tool(name: str) -> Tool:
+    """Return a tool without a description that accepts every input."""
     return Tool(name, "", {}, lambda _: None)
 
 
 @frozen
-class Canned:
+class GeneratedOutcomes:
     """
-    What a simulated world says.
+    The outcomes of a simulated world: scripted results, else random ones.
 
     Attributes:
         seed: What it depends on.
@@ -124,25 +126,27 @@ class Canned:
     _asked: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
 
     def outcome(self, path: str, effect: Leaf, at: int) -> Single:
-        """Return what *effect* gives."""
+        """Return the outcome of *effect*."""
         if isinstance(effect, CallModel):
-            return self._reply(path, effect, at)
+            return self._draw_reply(path, effect, at)
         if isinstance(effect, CallTool):
-            result = attrs.evolve(self._result(effect), tool_name=effect.tool_name, tool_call_id=effect.tool_call_id)
+            result = attrs.evolve(
+                self._make_tool_result(effect), tool_name=effect.tool_name, tool_call_id=effect.tool_call_id
+            )
             return Value(result, at)
         if isinstance(effect, CallFunction):
-            return Value(freeze(self._performed(effect)), at)
+            return Value(freeze(self._make_function_result(effect)), at)
         if isinstance(effect, AskPerson):
-            return Value(tuple([answered(self._answer(q), q) for q in effect.questions]), at)
+            return Value(tuple([to_answer(self._answer(q), q) for q in effect.questions]), at)
         msg = f"a child is run, not answered: {effect!r}"
         raise TypeError(msg)
 
-    def _reply(self, path: str, effect: CallModel, at: int) -> Single:
+    def _draw_reply(self, path: str, effect: CallModel, at: int) -> Single:
         random = Random(f"{self.seed}:{path}:{effect.seq}:reply")  # noqa: S311
         # By address, so that a call that is made again after a crash gets the same reply.
         index = self._asked.setdefault((path, effect.seq), len(self._asked))
         if self.replies is None:
-            item: object = drawn(effect.request, random, self.agents)
+            item: object = draw_reply(effect.request, random, self.agents)
         elif callable(self.replies):
             item = self.replies(effect.request, random)
         else:
@@ -154,14 +158,14 @@ class Canned:
             return Failure(error if known else ModelError(str(error)), at)  # type: ignore[arg-type]
         return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, at)
 
-    def _result(self, effect: CallTool) -> ToolResult:
+    def _make_tool_result(self, effect: CallTool) -> ToolResult:
         made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
         made = made(effect.input) if callable(made) else made
         if isinstance(made, ToolResult):
             return made
         return ToolResult.text(made) if isinstance(made, str) else ToolResult.json(made)
 
-    def _performed(self, effect: CallFunction) -> object:
+    def _make_function_result(self, effect: CallFunction) -> object:
         call = effect.call
         made = self.results.get(call.name)
         return made(*call.args, **call.kwargs) if callable(made) else made
@@ -170,16 +174,18 @@ class Canned:
         return self.answers.get(question.text, question.options[0] if question.options else "yes")
 
 
-def drawn(request: ModelRequest, random: Random, agents: tuple[str, ...] = ()) -> ModelReply:
-    """Return a reply as a model might give it: a text, or calls of what it was offered, sometimes with wrong input."""
+def draw_reply(request: ModelRequest, random: Random, agents: tuple[str, ...] = ()) -> ModelReply:
+    """Return a plausible model reply: a text or calls of offered tools, sometimes with invalid input."""
     usage = Usage(random.randint(1, 99), random.randint(1, 9))
     if not request.tools or random.random() > CALL_RATE:
         return ModelReply((TextPart("fine"),), usage=usage)
     specs = [random.choice(request.tools) for _ in range(random.randint(1, 3))]
-    return ModelReply([ToolCallPart("", s.name, _input(s.input_schema, random, agents)) for s in specs], usage=usage)
+    return ModelReply(
+        [ToolCallPart("", s.name, _draw_input(s.input_schema, random, agents)) for s in specs], usage=usage
+    )
 
 
-def _input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -> Mapping[str, Any]:
+def _draw_input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -> Mapping[str, Any]:
     if random.random() < 0.1:  # noqa: PLR2004
         return {}
     made = _Drawing(random, schema.get("$defs", {}), agents).value(schema)
@@ -188,7 +194,7 @@ def _input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -
 
 @frozen
 class _Drawing:
-    """Draws values that roughly fit a schema; what does not is refused by the tool, which is a case too."""
+    """Draws random values that roughly match a schema; tools reject some of them, which is also tested."""
 
     random: Random
     known: Mapping[str, Any]
@@ -205,9 +211,11 @@ class _Drawing:
         for word in ("anyOf", "oneOf"):
             if schema.get(word):
                 return self.value(self.random.choice(list(schema[word])), depth + 1)
-        return self._of_type(schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1)
+        return self._draw_of_type(
+            schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1
+        )
 
-    def _of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
+    def _draw_of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
         random = self.random
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()
@@ -235,15 +243,15 @@ class _Crash(BaseException):
     """The simulated process dies."""
 
 
-class Saying(Protocol):
-    """What a simulated world says."""
+class OutcomeSource(Protocol):
+    """A source of the outcomes of a simulated world."""
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """By name of a tool or of the function of a ``Perform``: what somebody said that it gives."""
+        """The scripted results, by name of a tool or of the function of a ``Perform``."""
 
     def outcome(self, path: str, effect: Leaf, at: int) -> Single:
-        """Return what *effect* gives; the same again where it is asked for again after a crash."""
+        """Return the outcome of *effect*. After a crash, the same effect has the same outcome."""
 
 
 Invariant: TypeAlias = Callable[[AgentState, Sequence[Event]], Any]
@@ -257,7 +265,7 @@ It fails by returning ``False`` or raising an ``AssertionError``.
 @frozen(kw_only=True)
 class SimulationSetting:
     """
-    What all seeds have in common.
+    The options that all seeds of a simulation share.
 
     Attributes:
         catalog: Agents and tools.
@@ -279,7 +287,7 @@ class SimulationSetting:
     agent: AgentDefinition
     prompt: str
     params: Any
-    canned: Callable[[int], Saying]
+    canned: Callable[[int], OutcomeSource]
     may_raise: tuple[type[BaseException], ...]
     invariants: tuple[Invariant, ...] = ()
     messages: Mapping[str, Sequence[object]] = attrs.field(factory=dict)
@@ -292,7 +300,7 @@ class SimulationSetting:
 
 class World:
     """
-    One seed: the runs of its tree, their journal, and what happened.
+    The simulated world of one seed: the runs of its tree, their journal, and the effects performed.
 
     Runs are recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory; when a process
     dies, nothing of it is left but the lines of the journal. What stands here beside that is what they are judged by: what
@@ -307,16 +315,18 @@ class World:
         lines: What happened, as text.
     """
 
-    def __init__(self, setting: SimulationSetting, seed: int, faults: Drawn | Given, order: int = 0) -> None:
+    def __init__(
+        self, setting: SimulationSetting, seed: int, faults: RandomFaults | ListedFaults, order: int = 0
+    ) -> None:
         self._setting = setting
         self.seed = seed
         self.order = order
-        self._letters = Letters(setting.messages)
+        self._letters = SimulatedMailbox(setting.messages)
         self._lost: set[tuple[str, int]] = set()
         self._asked: dict[tuple[str, int], int] = {}
         self.resumed = False
         self.unknown = False
-        self._kept: dict[str, Belongings] = {}
+        self._kept: dict[str, RunResources] = {}
         self._faults = faults
         self._canned = setting.canned(seed)
         self._journal = MemoryJournal(redact="off")
@@ -338,7 +348,7 @@ class World:
 
     def run(self) -> Finished:
         """
-        Run the root to its end, as often as the process dies.
+        Run the root to its end, and restart the process after each crash.
 
         Raises:
             Violation: when something does not hold.
@@ -346,24 +356,24 @@ class World:
         run = JournaledRun.record(self._journal, seed=self._random_seed)
         while True:
             try:
-                return self._process(run)
+                return self._run_process(run)
             except _Crash:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its journal")
                 self._doubtful |= self._open
                 self._given.clear()
-            run = self._resumed()
+            run = self._open_next_process()
 
-    def _resumed(self) -> JournaledRun:
-        """Return the run of the next process, which finds nothing but lines."""
+    def _open_next_process(self) -> JournaledRun:
+        """Return the run of the next process, which has only the lines of the journal."""
         try:
             self._journal = MemoryJournal(self._journal.lines(), redact="off")
             return JournaledRun.resume(self._journal)
         except StepEngineError as error:
-            refuse("I11", f"{self._when} the run cannot be resumed: {error.message}")
+            refuse("I11", f"{self._describe_moment} the run cannot be resumed: {error.message}")
 
-    def made_up(self) -> tuple[str, ...]:
-        """Return the tools and functions of ``Perform`` whose results nobody gave, in the order of their first use."""
+    def list_unscripted(self) -> tuple[str, ...]:
+        """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""
         used = [
             e.tool_name if isinstance(e, CallTool) else e.call.name for e, _ in self.records.values() if _is_named(e)
         ]
@@ -371,7 +381,7 @@ class World:
 
     def repeat(self, finished: Finished) -> None:
         """
-        Replay the run from its journal: it asks for the same effects, none happens, and it ends in the same way.
+        Replay the run from its journal; check that it emits the same effects, performs none, and ends in the same way.
 
         Nobody is shown events this time, so that what a run does cannot depend on it.
 
@@ -382,32 +392,32 @@ class World:
         self._met.clear()
         told = len(self.lines)
         self.lines.append("   the run is repeated over its records")
-        again = self._process(JournaledRun.replay(self._journal))
+        again = self._run_process(JournaledRun.replay(self._journal))
         expect_same_end("I3", "when it is repeated over its records", again, finished)
         missing = self.records.keys() - self._met
         if missing:
-            refuse("I3", f"repeated over its records, the run does not ask for {name_of(min(missing))}")
+            refuse("I3", f"repeated over its records, the run does not ask for {format_address(min(missing))}")
         del self.lines[told:]
 
-    def _process(self, run: JournaledRun) -> Finished:
-        """Let one process work on the run, as an engine does: to its end, or until it dies."""
+    def _run_process(self, run: JournaledRun) -> Finished:
+        """Run one process until the run ends or the process dies."""
         try:
             finished = self._start(run)
-            ended: Finished = at_once(run.finish(finished))
+            ended: Finished = run_without_waiting(finish_run(run, finished))
         finally:
-            run.close()
+            run.writer.close()
         self._expect_sound(run)
         return ended
 
     def _start(self, run: JournaledRun) -> Finished:
-        from stepengine.engine.planning import Planner, RunRequest, with_prompt
+        from stepengine.engine.run_plans import Planner, RunRequest, resolve_system_prompt
         from stepengine.models import Models
 
-        setting, opening, models = self._setting, run.opening, Models.of(_anything())
+        setting, opening, models = self._setting, run.opening, Models.from_value(_draw_any())
         self._run, self._since = run, self._now
         self._events.clear()
         key = f"{self.seed}:{self.order}"
-        self.backstage = Backstage(key, self._run_behind, self._letters, _a_message)
+        self.backstage = SimulatedChildren(key, self._run_in_background, self._letters, _draw_message)
         planner = Planner(
             setting.catalog,
             models,
@@ -422,28 +432,30 @@ class World:
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
         plan, state = planner.root(RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more))
         try:
-            plan, state = run.start(plan, with_prompt(plan, state))
+            plan, state = start_run(run, plan, resolve_system_prompt(plan, state))
         except ReplayDivergence as error:
             self._refuse_divergence(error)
         self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.child))
         (recorder,) = self._services.middlewares
         self._budgets = Budgets(
-            lambda gate: Passing(recorder(Passing(gate, self._performed)), self._came),
-            self._live,
+            lambda gate: ForwardingPerformer(
+                recorder(ForwardingPerformer(gate, self._store_outcome)), self._check_outcome
+            ),
+            self._perform_with_faults,
             lambda: self._now - self._since,
             self.backstage.results,
         )
         return self._drive(plan, state)
 
-    def _run_behind(self, item: Item) -> Single:
+    def _run_in_background(self, item: Item) -> Single:
         return self._budgets.run(item)
 
     def _drive(self, plan: RunPlan, state: AgentState) -> Finished:
         if not plan.path:
             self._kept = {}  # another process keeps nothing of this one
-        run = Unwatched(plan) if self._again else Watched(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
+        run = Unwatched(plan) if self._again else WatchedRun(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
         self._budgets.opens(plan)
-        finished = self._driven(run, self._services.machine(run.plan, state))
+        finished = self._drive_machine(run, self._services.machine(run.plan, state))
         if self._again:
             # What was at work when a run was stopped has its records, too.
             self.backstage.finish(plan.path, {path for path, _ in self.records})
@@ -457,16 +469,16 @@ class World:
             refuse("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
         return finished
 
-    def _driven(self, run: Watched, machine: Generator[Effect, Outcome | None, Finished]) -> Finished:
+    def _drive_machine(self, run: WatchedRun, machine: Generator[Effect, Outcome | None, Finished]) -> Finished:
         outcome: Outcome | None = None
         try:
             while True:
-                effect = _advanced(machine, outcome)
+                effect = _advance_machine(machine, outcome)
                 if isinstance(effect, Finished):
-                    self._expect_own(effect.state, run.plan.path)
+                    self._check_author_invariants(effect.state, run.plan.path)
                     return effect
                 run.emitted(effect)
-                self._expect_own_before(effect, machine, run.plan.path)
+                self._check_before_effect(effect, machine, run.plan.path)
                 outcome = self._answer(run, effect)
         finally:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
@@ -478,17 +490,17 @@ class World:
 
     # --- the author's own invariants ------------------------------------------------------------------------------------
 
-    def _expect_own_before(self, effect: Effect, machine: object, path: str) -> None:
+    def _check_before_effect(self, effect: Effect, machine: object, path: str) -> None:
         if not self._setting.invariants or self._again:
             return
         if isinstance(effect, Notify):
             self._events.append(effect.event)
             return
         if isinstance(machine, Machine):
-            self._expect_own(machine.state, path)
+            self._check_author_invariants(machine.state, path)
 
-    def _expect_own(self, state: AgentState, path: str) -> None:
-        """Check what the author says that must always hold."""
+    def _check_author_invariants(self, state: AgentState, path: str) -> None:
+        """Check the invariants of the author."""
         events = tuple(self._events)
         for holds in () if self._again else self._setting.invariants:
             name = getattr(holds, "__name__", repr(holds))
@@ -501,11 +513,11 @@ class World:
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    def _answer(self, run: Watched, effect: Effect) -> Outcome | None:
+    def _answer(self, run: WatchedRun, effect: Effect) -> Outcome | None:
         if isinstance(effect, Notify):
             return None
         if isinstance(effect, Compute):
-            return computed(effect, self._kept.setdefault(run.plan.path.rpartition(".")[0], Belongings()))
+            return run_compute(effect, self._kept.setdefault(run.plan.path.rpartition(".")[0], RunResources()))
         members = effect.effects if isinstance(effect, Gather) else (effect,)
         try:
             self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
@@ -514,15 +526,15 @@ class World:
         self._open |= {(run.plan.path, member.seq) for member in members}
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
-            outcomes = self._members(run, members, effect)
+            outcomes = self._answer_members(run, members, effect)
         else:
             outcomes = (self._budgets.perform(run, effect),)
         run.answered(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
 
-    def _members(self, run: Watched, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
+    def _answer_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
         """
-        Answer *members* in a drawn order; after a stop the rest is not begun, nor are children after a failure.
+        Return the outcomes of *members*, performed in a random order; after a stop or a failed child the rest is not started.
 
         Of each race one is drawn who wins it; the others are given up.
         """
@@ -550,48 +562,59 @@ class World:
             failed = failed or (fail_fast and has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
 
-    def _came(self, item: Item, outcome: Single) -> Single:
-        """Judge what the recorder hands on, whether new or from the record."""
+    def _check_outcome(self, item: Item, outcome: Single) -> Single:
+        """Check an outcome from the recorder, whether new or recorded."""
         self._expect_sound(self._run)
-        at = (item.path, item.effect.seq)
+        at = item.address
         self._met.add(at)
         if self._is_recorded(at) or (self._again and at in self.records):
             self._expect_same(at, item.effect, outcome)
             return outcome
         if self._again:
             refuse(
-                "I3", f"{self._when} the run asks for {name_of(at)}, {shown(item.effect)}, which it did not do before"
+                "I3",
+                f"{self._describe_moment} the run asks for {format_address(at)}, {describe_effect(item.effect)}, which it did not do before",
             )
         if len(self.records) >= MAX_EFFECTS:
-            refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {shown(item.effect)}")
-        self._expect_true(at, item, outcome)
+            refuse(
+                "R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(item.effect)}"
+            )
+        self._expect_world_outcome(at, item, outcome)
         self.records[at] = (item.effect, outcome)
-        self.lines.append(f"{name_of(at):>8}  {shown(item.effect)}{self._marks(at)}\n          -> {told(outcome)}")
+        self.lines.append(
+            f"{format_address(at):>8}  {describe_effect(item.effect)}{self._fault_marks(at)}\n          -> {describe_outcome(outcome)}"
+        )
         if not isinstance(outcome, Stop):
             self._open.discard(at)
-        self._die(item.effect, at, "crash_after")
+        self._crash_if_planned(item.effect, at, "crash_after")
         return outcome
 
     def _is_recorded(self, at: tuple[str, int]) -> bool:
-        """Return whether the outcome of an effect must be in the journal: a stop is none."""
+        """Return whether the journal must have the outcome of an effect, which it has unless the effect was stopped."""
         return at in self.records and not isinstance(self.records[at][1], Stop)
 
     def _expect_same(self, at: tuple[str, int], effect: Leaf, outcome: Single) -> None:
-        """Check that an effect that was answered before is so again; what was stopped may be stopped for less."""
+        """Check that a repeated effect is the same as before and has the same outcome; all stops of one type are equal."""
         recorded, due = self.records[at]
         if not _is_same(recorded, effect):
-            refuse("I3", f"{self._when} {name_of(at)} is {shown(effect)}, and was {shown(recorded)}")
+            refuse(
+                "I3",
+                f"{self._describe_moment} {format_address(at)} is {describe_effect(effect)}, and was {describe_effect(recorded)}",
+            )
         if not _is_equal(outcome, due):
-            refuse("I3", f"{self._when} {name_of(at)}, {shown(effect)}, gives {told(outcome)}, and gave {told(due)}")
+            refuse(
+                "I3",
+                f"{self._describe_moment} {format_address(at)}, {describe_effect(effect)}, gives {describe_outcome(outcome)}, and gave {describe_outcome(due)}",
+            )
 
-    def _expect_true(self, at: tuple[str, int], item: Item, outcome: Single) -> None:
-        """Check that a new outcome is what the world gave; only what may have happened before a crash is unknown."""
+    def _expect_world_outcome(self, at: tuple[str, int], item: Item, outcome: Single) -> None:
+        """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
         given = self._given.get(at)
         if given is not None:
             if not _is_equal(outcome, given):
                 refuse(
                     "R1",
-                    f"{name_of(at)}, {shown(item.effect)}, gave {told(given)}, and the run is sent {told(outcome)}",
+                    f"{format_address(at)}, {describe_effect(item.effect)}, gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}",
                 )
         elif (at in self._lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_ended(at[0])):
             self._now += 1  # that another one has won, or that the run was ended there, stands in the record
@@ -599,7 +622,10 @@ class World:
             self._now += 1
             self.unknown = True
         else:
-            refuse("R1", f"{name_of(at)}, {shown(item.effect)}, did not happen, and the run is sent {told(outcome)}")
+            refuse(
+                "R1",
+                f"{format_address(at)}, {describe_effect(item.effect)}, did not happen, and the run is sent {describe_outcome(outcome)}",
+            )
 
     def _has_ended(self, path: str) -> bool:
         """Return whether the end of the run at *path*, as a child in the background or below one, is recorded."""
@@ -608,115 +634,124 @@ class World:
         return bool(path)
 
     def _expect_sound(self, run: JournaledRun) -> None:
-        if run.fatal is not None:
-            self._refuse_divergence(run.fatal)
+        if run.writer.fatal is not None:
+            self._refuse_divergence(run.writer.fatal)
 
     def _refuse_divergence(self, error: StepEngineError) -> NoReturn:
-        refuse("I3", f"{self._when} {error.message}")
+        refuse("I3", f"{self._describe_moment} {error.message}")
 
     @property
-    def _when(self) -> str:
+    def _describe_moment(self) -> str:
         return "repeated over its records," if self._again else "after a crash"
 
-    def _marks(self, at: tuple[str, int]) -> str:
+    def _fault_marks(self, at: tuple[str, int]) -> str:
         kinds = self._kinds.get(at)
         return f"   !! {', '.join(kinds)}" if kinds else ""
 
-    def _performed(self, item: Item, outcome: Single) -> Single:
-        """Keep what really came of an effect, or of its refusal, before anybody records it."""
-        self._given[(item.path, item.effect.seq)] = outcome
+    def _store_outcome(self, item: Item, outcome: Single) -> Single:
+        """Store the real outcome of an effect before it is recorded."""
+        self._given[item.address] = outcome
         return outcome
 
-    def _live(self, item: Item) -> Single:
-        """Let an effect happen, with the faults that are due."""
-        effect, at = item.effect, (item.path, item.effect.seq)
+    def _perform_with_faults(self, item: Item) -> Single:
+        """Perform an effect with its planned faults."""
+        effect, at = item.effect, item.address
         if at not in self._kinds:
-            self._kinds[at] = self._faults.at(item.path, effect)
+            self._kinds[at] = self._faults.find_faults(item.path, effect)
             self.happened += [Fault(effect.seq, kind, item.path) for kind in self._kinds[at]]
         self._expect_due(item, at)
-        self._die(effect, at, "crash")
-        self._die(effect, at, "lost_wake")
-        made = self._happens(item, at)
-        self._die(effect, at, "crash_inside")
+        self._crash_if_planned(effect, at, "crash")
+        self._crash_if_planned(effect, at, "lost_wake")
+        made = self._perform_effect(item, at)
+        self._crash_if_planned(effect, at, "crash_inside")
         return made
 
     def _expect_due(self, item: Item, at: tuple[str, int]) -> None:
-        """Check that an effect that is about to happen may: children run again over their own records."""
+        """Check that the effect may be performed now; runs of children always may, since they replay their own records."""
         if isinstance(item.effect, (*RUNS, RunInBackground)):
             return
         if self._again or self._is_recorded(at):
-            refuse("I3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although its outcome is recorded")
+            refuse(
+                "I3",
+                f"{self._describe_moment} {format_address(at)}, {describe_effect(item.effect)}, happens although its outcome is recorded",
+            )
         if at in self._doubtful and not is_repeatable(item):
             refuse(
-                "R3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although it may have happened before"
+                "R3",
+                f"{self._describe_moment} {format_address(at)}, {describe_effect(item.effect)}, happens although it may have happened before",
             )
 
-    def _happens(self, item: Item, at: tuple[str, int]) -> Single:
+    def _perform_effect(self, item: Item, at: tuple[str, int]) -> Single:
         effect, kinds = item.effect, self._kinds[at]
         self._asked.setdefault(at, self._now)
         if at not in self._begun:
             self._begun.add(at)
             self._now += HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1
         now = self._now - self._since
-        stopped = self.backstage.cuts(*at) or self.backstage.stopped()
+        stopped = self.backstage.find_cut(*at) or self.backstage.stopped()
         if stopped is not None and not isinstance(effect, RunInBackground) and not self._is_recorded(at):
             return attrs.evolve(stopped, at=now)
         if at in self._lost:
-            return given_up(item, now)
-        made = next((o for kind in kinds if (o := faulty(kind, effect, now)) is not None), None)
+            return make_race_loss_outcome(item, now)
+        made = next((o for kind in kinds if (o := find_faulty_outcome(kind, effect, now)) is not None), None)
         if made is None:
-            made = HAPPENS[type(effect)](self, item)
-        made = turned(kinds, effect, made)
+            made = HAPPENS.get(type(effect), World._make_empty_outcome)(self, item)
+        made = apply_faults(kinds, effect, made)
         heard = self._letters.inbox(*at)
         if heard and not isinstance(made, Stop):
             made = attrs.evolve(made, inputs=(*made.inputs, *heard))
         if "duplicate" in kinds and not isinstance(made, Stop):
-            sent = UserMessage(f"sent twice during {name_of(at)}")
+            sent = UserMessage(f"sent twice during {format_address(at)}")
             return attrs.evolve(made, inputs=(sent, sent))
         return made
 
-    def _die(self, effect: Leaf, at: tuple[str, int], kind: str) -> None:
-        """Let the process die if a fault of this *kind* is due at *effect*."""
+    def _crash_if_planned(self, effect: Leaf, at: tuple[str, int], kind: str) -> None:
+        """End the simulated process if a fault of this *kind* is planned at *effect*."""
         if kind not in self._kinds.get(at, ()) or (*at, kind) in self._died:
             return
         self._died.add((*at, kind))
-        self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! {kind}")
+        self.lines.append(f"{format_address(at):>8}  {describe_effect(effect)}   !! {kind}")
         raise _Crash
 
     def _canned_outcome(self, item: Item) -> Single:
         return self._canned.outcome(item.path, item.effect, self._now - self._since)
 
+    def _make_empty_outcome(self, item: Item) -> Single:
+        """Return the empty value of the type that an effect gives: ``""``, ``False`` or ``None``."""
+        kind: Any = ROWS[type(item.effect)].outcome
+        return Value(kind(), self._now - self._since)
+
     # --- what waits ---------------------------------------------------------------------------------------------------
 
-    def _slept(self, item: Item) -> Single:
-        self._pass(item)
+    def _perform_sleep(self, item: Item) -> Single:
+        self._advance_clock(item)
         return Value(None, self._now - self._since)
 
-    def _received(self, item: Item) -> Single:
+    def _perform_receive(self, item: Item) -> Single:
         made = self.backstage.received(item, self._now - self._since)
         if isinstance(made, Value) and made.value is None:
-            self._pass(item)
+            self._advance_clock(item)
         return attrs.evolve(made, at=self._now - self._since)
 
-    def _wait(self, item: Item) -> Single:
+    def _perform_wait(self, item: Item) -> Single:
         made = self.backstage.waited(item, self._now - self._since)
         if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
-            self._pass(item)
+            self._advance_clock(item)
         return attrs.evolve(made, at=self._now - self._since)
 
-    def _pass(self, item: Item) -> None:
-        """Let pass what a wait takes; those that began together pass together."""
+    def _advance_clock(self, item: Item) -> None:
+        """Advance the clock by the time of a wait. Waits that started together end together."""
         effect = cast("AwaitTime", item.effect)
         patience = max(0, (effect.wakes or 0) - effect.asked)
         self._now = max(self._now, self._asked[item.path, effect.seq] + patience)
 
-    def _send(self, item: Item) -> Single:
-        return Value(self.backstage.told(item), self._now - self._since)
+    def _perform_send(self, item: Item) -> Single:
+        return Value(self.backstage.send_to_child(item), self._now - self._since)
 
     def _end_children(self, item: Item) -> Single:
         return attrs.evolve(self.backstage.ended(item, 0), at=self._now - self._since)
 
-    def _ran_behind(self, item: Item) -> Single:
+    def _run_background_child(self, item: Item) -> Single:
         """Run a child in the background to its end."""
         finished = self._drive(*self.backstage.planned(item.path))
         child, now = finished.as_child(), self._now - self._since
@@ -746,7 +781,7 @@ class World:
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
         return Value(finished.as_tool_result(runs), now, body=body)
 
-    def _spawn(self, item: Item) -> Single:
+    def _perform_spawn(self, item: Item) -> Single:
         effect = cast("Spawn", item.effect)
         path = child_path(item.path, effect.seq)
         try:
@@ -769,14 +804,16 @@ class World:
         return Value(child, now)
 
 
-def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Outcome | None) -> Effect | Finished:
+def _advance_machine(
+    machine: Generator[Effect, Outcome | None, Finished], outcome: Outcome | None
+) -> Effect | Finished:
     try:
         return machine.send(outcome)
     except StopIteration as stop:
         finished: Finished = stop.value
         return finished
     except BaseException as error:
-        if is_callers(error):
+        if belongs_to_caller(error):
             raise
         problem = f"the machine raised {type(error).__name__}: {error}"
         raise Violation(UNSOUND, problem) from error
@@ -793,7 +830,7 @@ def _is_same(a: Leaf, b: Leaf) -> bool:
 
 
 def _is_equal(a: Single, b: Single) -> bool:
-    """Compare outcomes; a stop is not recorded at its effect, so that of a repeated run says less."""
+    """Return whether two outcomes are equal; a stop is compared less strictly, since it is not recorded."""
     if isinstance(a, Stop) or isinstance(b, Stop):
         return type(a) is type(b)
     if type(a) is type(b) is Value and a.value is b.value:
@@ -808,18 +845,19 @@ def _is_unknown(outcome: Single) -> bool:
 HAPPENS: Mapping[type[Leaf], Callable[[World, Item], Single]] = {
     **dict.fromkeys((CallModel, CallTool, CallFunction, AskPerson), World._canned_outcome),  # noqa: SLF001
     CallBody: World._call_body,  # noqa: SLF001
-    Spawn: World._spawn,  # noqa: SLF001
-    AwaitTime: World._slept,  # noqa: SLF001 - it is the world's own table
-    AwaitMessage: World._received,  # noqa: SLF001
-    AwaitRuns: World._wait,  # noqa: SLF001
-    SendToRun: World._send,  # noqa: SLF001
+    Spawn: World._perform_spawn,  # noqa: SLF001
+    AwaitTime: World._perform_sleep,  # noqa: SLF001 - it is the world's own table
+    AwaitMessage: World._perform_receive,  # noqa: SLF001
+    AwaitRuns: World._perform_wait,  # noqa: SLF001
+    SendToRun: World._perform_send,  # noqa: SLF001
     EndRuns: World._end_children,  # noqa: SLF001
-    RunInBackground: World._ran_behind,  # noqa: SLF001
+    RunInBackground: World._run_background_child,  # noqa: SLF001
 }
+"""How an effect happens that gives more than an empty value."""
 
 
-def _a_message(effect: AwaitMessage, random: Random) -> object:
-    """Return a message that roughly fits what it has to."""
+def _draw_message(effect: AwaitMessage, random: Random) -> object:
+    """Return a message that roughly matches the expected schema."""
     schema = effect.schema
     if schema is None:
         return random.choice(TEXTS)
@@ -827,7 +865,7 @@ def _a_message(effect: AwaitMessage, random: Random) -> object:
     return _Drawing(random, wanted.get("$defs", {}), ()).value(wanted)
 
 
-def _anything() -> Any:
+def _draw_any() -> Any:
     from stepengine.models.scripted import ScriptedModel
 
     return ScriptedModel()

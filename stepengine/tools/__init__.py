@@ -21,22 +21,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
+    from stepengine.data.definition import ToolSource
     from stepengine.data.messages import ToolReferencePart
     from stepengine.data.names import ToolName
+    from stepengine.data.tools import ToolLike, ToolSpec
     from stepengine.tools.definition import ToolPreview
     from stepengine.tools.registry import ToolRegistry
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
+            "stepengine.data.definition": ("ToolSource",),
             "stepengine.data.messages": ("ToolReferencePart",),
             "stepengine.data.names": ("ToolName",),
+            "stepengine.data.tools": ("ToolLike", "ToolSpec"),
             "stepengine.tools.definition": ("ToolPreview",),
             "stepengine.tools.registry": ("ToolRegistry",),
         },
     )
 
-__all__ = ("ToolName", "ToolPreview", "ToolReferencePart", "ToolRegistry")
+__all__ = ("ToolLike", "ToolName", "ToolPreview", "ToolReferencePart", "ToolRegistry", "ToolSource", "ToolSpec")

@@ -18,15 +18,13 @@ from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_obj
 from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError
-from stepengine.tools.places import is_bundled, place_of
-from stepengine.tools.schemas import refusal
+from stepengine.tools.places import is_bundled, source_location
+from stepengine.tools.schemas import make_tool_input_error
 from stepengine.tools.signatures import Signature
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails, ValidationError
-
-__all__ = ("FunctionInputs", "without_titles")
 
 SCALARS = frozenset({str, int, float, bool, type(None)})
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
@@ -35,7 +33,7 @@ IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 @frozen(eq=False)
 class _Parameters:
     """
-    What a tool takes, as pydantic sees it: equal when it would make the same of both.
+    The parameters of a function in a form that can be a cache key: equal parameters validate alike.
 
     Attributes:
         module: Where the function stands.
@@ -72,7 +70,7 @@ class _Parameters:
 _bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.adapter)
 
 
-def _adapter(signature: Signature) -> TypeAdapter[Any]:
+def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
     from pydantic.errors import PydanticUserError
 
     fn = signature.body.fn
@@ -87,7 +85,7 @@ def _adapter(signature: Signature) -> TypeAdapter[Any]:
         )
     except (PydanticUserError, TypeError) as error:
         text = str(error).partition("\n")[0]
-        msg = f"{place_of(fn)}: the parameters of tool {getattr(fn, '__name__', '?')!r} have no JSON Schema: {text}"
+        msg = f"{source_location(fn)}: the parameters of tool {getattr(fn, '__name__', '?')!r} have no JSON Schema: {text}"
         raise DefinitionError(msg) from error
 
 
@@ -98,9 +96,9 @@ def _json_schema(adapter: TypeAdapter[Any]) -> Any:
 _bundled_json_schema = functools.lru_cache(maxsize=256)(_json_schema)
 
 
-def _aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
+def _parse_aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
     """
-    Return the names by which an input gives parameters that have others there, the first first.
+    Return the input names of each parameter that has an alias, in order of preference.
 
     Raises:
         DefinitionError: for a name that is a way into an object: no input could be made of the validated value again.
@@ -115,15 +113,15 @@ def _aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
         ways = [given] if isinstance(given, str) else given if isinstance(given[0], list) else [given]
         names = [way if isinstance(way, str) else way[0] for way in ways if isinstance(way, str) or len(way) == 1]
         if len(names) < len(ways) or not all(isinstance(name, str) for name in names):
-            where = place_of(signature.body.fn)
+            where = source_location(signature.body.fn)
             msg = f"{where}: the parameter {parameter['name']!r} is read from inside of another; an alias is one name"
             raise DefinitionError(msg)
         found[parameter["name"]] = tuple(names)
     return found
 
 
-def _nameless(annotation: Any) -> Any:
-    """Return an annotation without what names its parameter, which pydantic warns of where there is no parameter."""
+def _without_field_info(annotation: Any) -> Any:
+    """Return an annotation without its ``FieldInfo``. Pydantic warns about one outside of a parameter."""
     from pydantic.fields import FieldInfo
 
     kept = [each for each in annotation.__metadata__ if not isinstance(each, FieldInfo)]
@@ -132,7 +130,7 @@ def _nameless(annotation: Any) -> Any:
 
 def without_titles(schema: object) -> Any:
     """
-    Return a schema without the titles that pydantic makes from names; they tell a model nothing.
+    Return a schema without the titles that pydantic generates, since they do not help a model.
 
     Only what is a schema loses its title: a member, a default or an example that is called ``title`` stays.
     """
@@ -140,29 +138,31 @@ def without_titles(schema: object) -> Any:
         return [without_titles(s) for s in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _untitled(key, value) for key, value in schema.items() if key != "title"}
+    return {key: _drop_titles(key, value) for key, value in schema.items() if key != "title"}
 
 
-def _untitled(keyword: str, value: object) -> object:
+def _drop_titles(keyword: str, value: object) -> object:
     if keyword in NAMED_SCHEMAS and isinstance(value, dict):
         return {name: without_titles(schema) for name, schema in value.items()}
     return without_titles(value) if keyword in SCHEMAS else value
 
 
-def _same(given: Any, validated: Any) -> bool:
-    """Return whether a validated value is the very JSON that was given: equal in value and in type."""
+def _is_same_json(given: Any, validated: Any) -> bool:
+    """Return True if a validated value equals the given JSON in value and type."""
     kind = type(validated)
     # The type as well: `True == 1 == 1.0` in Python, and not in JSON. What is the same is not encoded, which is so for
     # nearly every call.
     if kind in SCALARS:
         return type(given) is kind and bool(given == validated)
     if kind is list or kind is JsonList:
-        return isinstance(given, JsonList) and len(given) == len(validated) and all(map(_same, given, validated))
+        return (
+            isinstance(given, JsonList) and len(given) == len(validated) and all(map(_is_same_json, given, validated))
+        )
     if kind is dict or kind is JsonDict:
         return (
             isinstance(given, JsonDict)
             and given.keys() == validated.keys()
-            and all(_same(given[k], v) for k, v in validated.items())
+            and all(_is_same_json(given[k], v) for k, v in validated.items())
         )
     return False
 
@@ -187,9 +187,9 @@ class FunctionInputs:
         self._name = tool_name
         self._signature = signature
         self._refused = ValidationError
-        self._adapter = _adapter(signature)
+        self._adapter = _make_adapter(signature)
         self._encoders: dict[str, TypeAdapter[Any]] = {}
-        self._aliases = _aliases(self._adapter.core_schema, signature)
+        self._aliases = _parse_aliases(self._adapter.core_schema, signature)
         self.schema = self._schema(texts)
 
     def _schema(self, texts: Mapping[str, str]) -> JsonDict:
@@ -199,7 +199,7 @@ class FunctionInputs:
             made = (_bundled_json_schema if is_bundled(self._signature.body.fn) else _json_schema)(self._adapter)
         except PydanticInvalidForJsonSchema as error:
             fn = self._signature.body.fn
-            msg = f"{place_of(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"
+            msg = f"{source_location(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"
             raise DefinitionError(msg) from error
         told = {
             name: {**field, "description": field.get("description", texts[name])} if name in texts else field
@@ -209,7 +209,7 @@ class FunctionInputs:
 
     def validate(self, value: JsonDict) -> Validated:
         """
-        Return the arguments for the body, and as JSON what they stand for.
+        Return the arguments for the body, and the same arguments as JSON.
 
         Raises:
             ToolInputError: listing every field with its problem.
@@ -217,12 +217,12 @@ class FunctionInputs:
         # As Python objects first, which is quicker; the second look as JSON text is for strict types, which take a date
         # from JSON text and not from a Python string.
         try:
-            arguments = self._adapter.validate_python(value)
+            arguments = self._adapter.validator.validate_python(value)
         except self._refused as error:
-            arguments = self._as_json_text(value, error)
-        return Validated(self._as_input(value, arguments), arguments)
+            arguments = self._validate_as_json_text(value, error)
+        return Validated(self._encode_input(value, arguments), arguments)
 
-    def _as_json_text(self, value: JsonDict, first: ValidationError) -> object:
+    def _validate_as_json_text(self, value: JsonDict, first: ValidationError) -> object:
         """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""
         try:
             return self._adapter.validate_json(compact(value))
@@ -230,9 +230,9 @@ class FunctionInputs:
             # The issues are those of the first look: both found fault, and the first speaks of the input as it was
             # given.
             details = first.errors(include_url=False, include_context=False, include_input=False)
-            raise refusal(self._name, [self._issue(e) for e in details], value) from None
+            raise make_tool_input_error(self._name, [self._issue_text(e) for e in details], value) from None
 
-    def _issue(self, error: ErrorDetails) -> str:
+    def _issue_text(self, error: ErrorDetails) -> str:
         where = ".".join(str(part) for part in error["loc"])
         kind = error["type"]
         if kind == "missing_keyword_only_argument":
@@ -242,38 +242,40 @@ class FunctionInputs:
             return f"{where}: is not a parameter; the parameters are: {known}"
         return f"{where}: {error['msg']}" if where else error["msg"]
 
-    def _as_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
+    def _encode_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
         changed: dict[str, object] = {}
         for name, value in arguments.items():
-            place = self._place(name, given) if name in self._aliases else name
+            place = self._find_input_member(name, given) if name in self._aliases else name
             kind = type(value)
             if place in given:
                 held = given[place]
-                # As ``_same``, without a call for what nearly every argument is.
-                if (type(held) is not kind or held != value) if kind in SCALARS else not _same(held, value):
-                    changed[place] = self._encode(name, value, given)
+                # As ``_is_same_json``, without a call for what nearly every argument is.
+                if (type(held) is not kind or held != value) if kind in SCALARS else not _is_same_json(held, value):
+                    changed[place] = self._encode_argument(name, value, given)
             # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
             # default that changes with a new version is seen as a change.
             elif kind in SCALARS:
                 changed[place] = value
             else:
-                changed[place] = self._encode(name, value, given)
+                changed[place] = self._encode_argument(name, value, given)
         return freeze_object({**given, **changed}) if changed else given
 
-    def _place(self, name: str, given: JsonDict) -> str:
-        """Return the member of the input that a parameter with other names is read from."""
+    def _find_input_member(self, name: str, given: JsonDict) -> str:
+        """Return the member of the input from which a parameter with aliases is read."""
         known = self._aliases[name]
         return next((alias for alias in known if alias in given), known[0])
 
-    def _encode(self, name: str, value: Any, given: JsonDict) -> object:
+    def _encode_argument(self, name: str, value: Any, given: JsonDict) -> object:
         encoder = self._encoders.get(name)
         if encoder is None:
             from pydantic import TypeAdapter
 
             annotation = next(p.annotation for p in self._signature.parameters if p.name == name)
             # Made when it is first needed: most parameters are plain JSON, and never are.
-            encoder = self._encoders[name] = TypeAdapter(_nameless(annotation) if name in self._aliases else annotation)
+            encoder = self._encoders[name] = TypeAdapter(
+                _without_field_info(annotation) if name in self._aliases else annotation
+            )
         try:
             return freeze(encoder.dump_python(value, mode="json", by_alias=True, warnings=False), name)
         except (DataError, ValueError, TypeError) as error:
-            raise refusal(self._name, [f"{name}: has no JSON form: {error}"], given) from error
+            raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], given) from error

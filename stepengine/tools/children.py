@@ -16,15 +16,13 @@ from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
-from stepengine.data.waiting import ChildRef
+from stepengine.data.waits import ChildRef
 from stepengine.data.yields import AgentCall, Cancel, Send, Sleep, Start, Wait
 from stepengine.errors import StepEngineError
-from stepengine.tools.control import checked
+from stepengine.tools.agent_tools import child_as_json
+from stepengine.tools.control import make_checked_tool
 from stepengine.tools.definition import Tool
-from stepengine.tools.schemas import STRING, described, object_schema
-from stepengine.tools.spawning import shown_child
-
-__all__ = ("child_tools", "sleep_tool")
+from stepengine.tools.schemas import STRING, object_schema, with_description
 
 START = """\
 Start agents in the background and go on at once.
@@ -66,26 +64,26 @@ SECONDS = {"type": "number", "minimum": 0, "maximum": MAX_WAIT_SECONDS}
 AGENT = {
     "type": "object",
     "properties": {
-        "agent_type": described(STRING, "The agent's id."),
-        "prompt": described(STRING, "What the agent should do; it knows nothing else."),
+        "agent_type": with_description(STRING, "The agent's id."),
+        "prompt": with_description(STRING, "What the agent should do; it knows nothing else."),
         "params": {"type": "object", "description": "The agent's parameters."},
     },
     "required": ["agent_type"],
     "additionalProperties": False,
 }
-ID = described(STRING, "The agent's id, as start_agents gave it.")
+ID = with_description(STRING, "The agent's id, as start_agents gave it.")
 
 
 class StartedChildren(Protocol):
-    """What a call knows of the children of its run."""
+    """The children that a run has started, for its tool calls."""
 
     @property
     def at_work(self) -> tuple[ChildRef[Any], ...]:
-        """Those of which the run was not told that they have ended."""
+        """The children whose end was not yet reported to the run."""
 
     @property
     def refs(self) -> tuple[ChildRef[Any], ...]:
-        """All of them."""
+        """All children."""
 
 
 Steps: TypeAlias = Generator[Any, Any, ToolResult]
@@ -103,35 +101,35 @@ def child_tools() -> list[Tool]:
     need = {"enum": ["all", "any"], "description": "Whether all of them must have ended, or any; all by default."}
     agents = {"type": "array", "items": AGENT, "minItems": 1, "description": "The agents to start."}
     timeout = {**SECONDS, "description": "How long to wait at most; for ever by default."}
-    text, reason = described(STRING, "What to say."), described(STRING, "Why.")
+    text, reason = with_description(STRING, "What to say."), with_description(STRING, "Why.")
     return [
-        _tool("start_agents", START, object_schema(("agents",), agents=agents), _start),
-        _tool("wait_agents", WAIT, object_schema((), ids=ids, need=need, timeout_seconds=timeout), _wait),
-        _tool("message_agent", MESSAGE, object_schema(("id", "text"), id=ID, text=text), _message),
-        _tool("cancel_agent", CANCEL, object_schema(("id",), id=ID, reason=reason), _cancel),
-        _tool("list_agents", LIST, object_schema(()), _list, is_harmless=True),
+        _make_tool("start_agents", START, object_schema(("agents",), agents=agents), _start_agents),
+        _make_tool("wait_agents", WAIT, object_schema((), ids=ids, need=need, timeout_seconds=timeout), _wait_agents),
+        _make_tool("message_agent", MESSAGE, object_schema(("id", "text"), id=ID, text=text), _message_agent),
+        _make_tool("cancel_agent", CANCEL, object_schema(("id",), id=ID, reason=reason), _cancel_agent),
+        _make_tool("list_agents", LIST, object_schema(()), _list_agents, is_harmless=True),
     ]
 
 
 def sleep_tool() -> Tool:
     """
-    Return ``sleep``, by which a model waits for a time of at most thirty days; a recorded run outlives its process meanwhile.
+    Return ``sleep``, which waits for at most thirty days. A recorded run can be resumed by another process.
     """
     seconds = {**SECONDS, "description": "How long to wait."}
-    note = described(STRING, "Why; it is told again afterwards.")
+    note = with_description(STRING, "Why; it is told again afterwards.")
     schema = object_schema(("seconds",), seconds=seconds, note=note)
-    return _tool("sleep", SLEEP, schema, _sleep, reports=False, is_harmless=True)
+    return _make_tool("sleep", SLEEP, schema, _sleep, reports=False, is_harmless=True)
 
 
-def _tool(
+def _make_tool(
     name: str, description: str, schema: JsonDict, steps: Any, *, reports: bool = True, is_harmless: bool = False
 ) -> Tool:
     notes = ToolAnnotations(read_only=is_harmless, idempotent=is_harmless)
     spec = ToolSpec(name, description, schema, category="agent", requires_permission=False, annotations=notes)
-    return checked(spec, Driving(steps, reports))
+    return make_checked_tool(spec, Driving(steps, reports))
 
 
-def _start(given: JsonDict, _: StartedChildren) -> Steps:
+def _start_agents(given: JsonDict, _: StartedChildren) -> Steps:
     entries: list[Any] = []
     for agent in given["agents"]:
         kind = agent["agent_type"]
@@ -146,7 +144,7 @@ def _start(given: JsonDict, _: StartedChildren) -> Steps:
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _wait(given: JsonDict, started: StartedChildren) -> Steps:
+def _wait_agents(given: JsonDict, started: StartedChildren) -> Steps:
     refs = _select_children(given.get("ids"), started)
     if isinstance(refs, ToolResult):
         return refs
@@ -155,12 +153,12 @@ def _wait(given: JsonDict, started: StartedChildren) -> Steps:
     seconds = given.get("timeout_seconds")
     waited: Waited[Any] = yield from Wait(*refs, need=given.get("need", "all"), timeout=seconds)
     paths = {ref.id: ref.path for ref in refs}
-    done: list[Any] = [{"id": paths[child.run_id], **shown_child(child)} for child in waited.done]
-    at_work: list[Any] = [_entry(ref) for ref in waited.open]
+    done: list[Any] = [{"id": paths[child.run_id], **child_as_json(child)} for child in waited.done]
+    at_work: list[Any] = [_ref_entry(ref) for ref in waited.open]
     return ToolResult.json({"done": done, "at_work": at_work})
 
 
-def _message(given: JsonDict, started: StartedChildren) -> Steps:
+def _message_agent(given: JsonDict, started: StartedChildren) -> Steps:
     refs = _select_children([given["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
@@ -172,17 +170,17 @@ def _message(given: JsonDict, started: StartedChildren) -> Steps:
     )
 
 
-def _cancel(given: JsonDict, started: StartedChildren) -> Steps:
+def _cancel_agent(given: JsonDict, started: StartedChildren) -> Steps:
     refs = _select_children([given["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
     child: ChildResult[Any] = yield from Cancel(refs[0], given.get("reason", ""))
-    return ToolResult.json({"id": refs[0].path, **shown_child(child)})
+    return ToolResult.json({"id": refs[0].path, **child_as_json(child)})
 
 
-def _list(_: JsonDict, started: StartedChildren) -> Steps:
+def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
     at_work = set(started.at_work)
-    entries: list[Any] = [{**_entry(ref), "at_work": ref in at_work} for ref in started.refs]
+    entries: list[Any] = [{**_ref_entry(ref), "at_work": ref in at_work} for ref in started.refs]
     return ToolResult.json({"agents": entries})
     yield  # a generator, as those of its siblings
 
@@ -193,12 +191,12 @@ def _sleep(given: JsonDict, _: StartedChildren) -> Steps:
     return ToolResult.text(f"It is {woke.isoformat(timespec='seconds')}." + (f" Your note: {note}" if note else ""))
 
 
-def _entry(ref: ChildRef[Any]) -> dict[str, Any]:
+def _ref_entry(ref: ChildRef[Any]) -> dict[str, Any]:
     return {"id": ref.path, "agent_type": ref.agent_id}
 
 
 def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
-    """Return the children that a model means, or the result that says which there are."""
+    """Return the children with these ids, or an error result that lists the existing children."""
     if ids is None:
         return started.at_work
     known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in started.refs}

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from stepengine.data.hooks import RunLogger
 from stepengine.data.json import JsonDict, canonical, freeze
-from stepengine.data.messages import tuple_of
+from stepengine.data.messages import to_tuple
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
 from stepengine.workspace.threads import CancelSignal, ThreadPool
@@ -21,14 +21,6 @@ from stepengine.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.workspace.writes import FileWrite
-
-__all__ = (
-    "Belongings",
-    "CallScope",
-    "Closable",
-    "ResourceMap",
-    "ToolContext",
-)
 
 T = TypeVar("T")
 
@@ -53,7 +45,7 @@ class CallSignal:
 
 class ResourceMap:
     """
-    Live objects for tools, one per type, to begin with those of *values*; they are never stored.
+    Live objects for tools, one per type, at first those of *values*; they are never stored.
 
     Each object is filed under its own type; ``insert(value, as_type=Base)`` files it under another one.
     """
@@ -66,15 +58,15 @@ class ResourceMap:
             self.insert(value)
 
     def insert(self, value: object, *, as_type: type[Any] | None = None) -> None:
-        """Add *value*, or replace what is filed under its type."""
+        """Add *value* under its type or *as_type*, or replace the object there."""
         self._values[type(value) if as_type is None else as_type] = value
 
     def get(self, kind: type[T]) -> T | None:
-        """Return the object that is filed under *kind*, or ``None``."""
+        """Return the object of type *kind*; ``None`` if there is none."""
         return cast("T | None", self._values.get(kind))
 
     def remove(self, kind: type[T]) -> T | None:
-        """Take the object of *kind* out and return it, or ``None`` when there is none."""
+        """Remove and return the object of type *kind*; ``None`` if there is none."""
         return cast("T | None", self._values.pop(kind, None))
 
     def __contains__(self, kind: object) -> bool:
@@ -85,17 +77,17 @@ class ResourceMap:
 
 
 class Closable(Protocol):
-    """Something of a run that has to be ended with it."""
+    """An object that is closed at the end of its run."""
 
     def aclose(self) -> Awaitable[Iterable[str]]:
-        """End it; return what its run's result should mention, such as what was still going on."""
+        """Close the object; return sentences for the run's result, for example about interrupted work."""
 
 
 C = TypeVar("C", bound=Closable)
 
 
-class Belongings:
-    """What tools keep for one run; all of it is ended with the run, the last one first."""
+class RunResources:
+    """The objects that tools keep for one run. They are closed at its end, the last one first."""
 
     __slots__ = ("_values",)
 
@@ -103,7 +95,7 @@ class Belongings:
         self._values: dict[Hashable, Closable] = {}
 
     def get(self, key: Hashable, make: Callable[[], C]) -> C:
-        """Return what is kept under *key*; what *make* returns, the first time."""
+        """Return the object stored under *key*; at the first call create it with *make*."""
         if key not in self._values:
             self._values.setdefault(key, make())  # bodies in two threads may come by at once
         return cast("C", self._values[key])
@@ -112,7 +104,7 @@ class Belongings:
         return iter(list(self._values.values()))
 
     async def aclose(self) -> list[str]:
-        """End everything, also when the end of something fails; return what they mention."""
+        """Close all objects, even if closing one of them fails; return their sentences for the result."""
         mentioned: list[str] = []
         while self._values:
             _, value = self._values.popitem()
@@ -123,7 +115,7 @@ class Belongings:
         return mentioned
 
     def close(self) -> None:
-        """End everything from where no loop runs, as where a run is only stepped through: nothing that is kept there needs one."""
+        """Close all objects without an event loop, for a run that is only replayed."""
         work = self.aclose()
         with suppress(StopIteration):
             work.send(None)
@@ -131,7 +123,7 @@ class Belongings:
 
 
 class CallScope:
-    """What one call keeps while it runs; a context serves one call at a time."""
+    """The state of one tool call; a context serves one call at a time."""
 
     __slots__ = ("max_chars", "used")
 
@@ -141,7 +133,7 @@ class CallScope:
 
 
 class SilentLogger:
-    """A logger for where nobody listens."""
+    """A logger that drops all lines."""
 
     def debug(self, message: str, /, **data: object) -> None:
         """Drop the line."""
@@ -153,7 +145,7 @@ def _ignore(_: Event) -> None:
     """Drop an event."""
 
 
-async def _paused(seconds: float) -> None:
+async def _sleep_on_loop(seconds: float) -> None:
     import asyncio
 
     await asyncio.sleep(seconds)
@@ -162,7 +154,7 @@ async def _paused(seconds: float) -> None:
 @frozen(kw_only=True, eq=False)
 class ToolContext:
     """
-    What a body gets that takes a first parameter of this type; not part of the tool's schema.
+    The object that a tool body gets as its first parameter of this type; it is not part of the tool's schema.
 
     Attributes:
         agent_state: The state before the step.
@@ -201,7 +193,7 @@ class ToolContext:
     user_id: str | None = None
     parent_session_id: str | None = None
     parent_tool_call_id: str | None = None
-    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
+    ancestor_run_ids: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
     step_index: int = 0
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
     workspace: Workspace | None = None
@@ -213,8 +205,8 @@ class ToolContext:
     _threads: ThreadPool | None = attrs.field(default=None, repr=False)
     _leaked: list[str] | None = attrs.field(default=None, repr=False)
     _scope: CallScope = attrs.field(factory=CallScope, repr=False)
-    _belongings: Callable[[], Belongings] | None = attrs.field(default=None, repr=False)
-    _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=_paused, repr=False)
+    _belongings: Callable[[], RunResources] | None = attrs.field(default=None, repr=False)
+    _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=_sleep_on_loop, repr=False)
     _keep_write: Callable[[FileWrite], None] | None = attrs.field(default=None, repr=False)
 
     @classmethod
@@ -223,7 +215,7 @@ class ToolContext:
         Return a context for a unit test; every field can be given.
 
         ``emit=events.append`` collects events; ``threads=`` takes a ``ThreadPool``, without one each call makes its own;
-        ``belongings=lambda: mine`` takes the ``Belongings`` of a run, which the test ends with ``await mine.aclose()``;
+        ``belongings=lambda: mine`` takes the ``RunResources`` of a run, which the test ends with ``await mine.aclose()``;
         ``keep_write=writes.append`` collects what a journal would keep of writes.
         """
         return cls(**{"tool_call_id": "c1", "run_id": "test-run", "agent_id": "test-agent", **overrides})
@@ -231,7 +223,7 @@ class ToolContext:
     @property
     def idempotency_key(self) -> str:
         """
-        64 hex digits made of the run, the place of the call in it, and its input.
+        A key of 64 hex digits that is the same for every attempt of this call, from the run, the call's address and its input.
 
         It stays the same when the call is repeated: by ``retries``, or by a resume after a crash. So whoever charges or
         sends passes it on, and the other side does it once.
@@ -242,19 +234,19 @@ class ToolContext:
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
     def emit(self, event: Event) -> None:
-        """Show an event: ``ToolProgress``, ``ToolLog`` or ``FileChanged``; the call's name and id are filled in."""
+        """Emit ``ToolProgress``, ``ToolLog`` or ``FileChanged`` with the name and id of this call."""
         if getattr(event, "tool_call_id", None) == "":
             event = attrs.evolve(event, tool_call_id=self.tool_call_id, tool_name=self.tool_name)  # type: ignore[call-arg]
         self._emit(event)
 
     @property
     def is_of_run(self) -> bool:
-        """Whether a run makes the call, so that tools can keep something for it."""
+        """Whether the call belongs to a run, so that tools can store objects for it."""
         return self._belongings is not None
 
     def of_run(self, key: Hashable, make: Callable[[], C]) -> C:
         """
-        Return what tools keep under *key* for this run; what *make* returns, the first time.
+        Return the object stored under *key* for this run; at the first call create it with *make*.
 
         Its ``aclose()`` is awaited when the run ends, in whatever way. The runs of one tree keep things apart.
 
@@ -268,24 +260,24 @@ class ToolContext:
 
     @property
     def keeps_writes(self) -> bool:
-        """Whether somebody keeps what is needed to undo a write."""
+        """Whether the journal stores what is needed to undo a write."""
         return self._keep_write is not None
 
-    def wrote(self, write: FileWrite) -> None:
-        """Have the journal keep what is needed to undo a write, beside the call's result; without one nothing is kept."""
+    def record_write(self, write: FileWrite) -> None:
+        """Store the data to undo a write in the journal; without a journal nothing is stored."""
         if self._keep_write is not None:
             self._keep_write(write)
 
     async def pause(self, seconds: float) -> None:
-        """Wait by the run's clock, before the body is tried again."""
+        """Wait by the run's clock before the next attempt of the body."""
         await self._sleep(seconds)
 
     def request_truncation(self, max_chars: int) -> None:
-        """Have this call's result cut to *max_chars* characters; the cut result says how much was removed."""
+        """Cut the result of this call to *max_chars* characters; a note in it says how much was removed."""
         self._scope.max_chars = max(0, max_chars)
 
     def for_call(self, tool_name: str) -> ToolContext:
-        """Return this context for one call of a tool: itself, or a copy when it has served a call already."""
+        """Return a context for one call of the tool *tool_name*: this one, or a copy if it already served a call."""
         scope = self._scope
         if scope.used or self.tool_name != tool_name:
             scope = CallScope()
@@ -298,13 +290,13 @@ class ToolContext:
     def for_thread(
         self, cancelled: CancelSignal, on_loop: Callable[[Callable[..., None]], Callable[..., None]], logger: RunLogger
     ) -> ToolContext:
-        """Return this context for a body in a thread; it shares the call's scope, and is heard through *on_loop*."""
+        """Return a copy of this context for a body in a thread; its calls reach the event loop through *on_loop*."""
         keep = None if self._keep_write is None else on_loop(self._keep_write)
         return attrs.evolve(self, cancelled=cancelled, emit=on_loop(self.emit), logger=logger, keep_write=keep)
 
     @property
     def max_chars(self) -> int | None:
-        """What the body asked its result to be cut to, if it did."""
+        """The number of characters that the body asked to cut its result to, if it did."""
         return self._scope.max_chars
 
     @property
@@ -314,5 +306,5 @@ class ToolContext:
 
     @property
     def leaked(self) -> list[str] | None:
-        """Where the names of abandoned threads are listed."""
+        """The list that collects the names of abandoned threads."""
         return self._leaked

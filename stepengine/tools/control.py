@@ -16,26 +16,15 @@ import attrs
 
 from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.messages import ToolResult
-from stepengine.data.questions import Answer, Interactor, Question, checked_interactor
+from stepengine.data.questions import Answer, Interactor, Question, validate_interactor
 from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tools.definition import Tool
-from stepengine.tools.repair import Aliases, repairer
-from stepengine.tools.schemas import STRING, UNFIT_AT_TOP, described, object_schema, validator
-
-__all__ = (
-    "ALIASES",
-    "ask_user_tool",
-    "checked",
-    "control_tools",
-    "control_tools_by_name",
-    "finder_tool",
-    "lookup_tool",
-    "set_output_binding",
-)
+from stepengine.tools.repair import Aliases, make_repairer
+from stepengine.tools.schemas import STRING, UNFIT_AT_TOP, make_validator, object_schema, with_description
 
 HARMLESS = ToolAnnotations(read_only=True, idempotent=True)
 ALIASES: Aliases = {
@@ -113,7 +102,7 @@ Notes: the run pauses until somebody answers."""
 _TODO = {
     "type": "object",
     "properties": {
-        "task": described(STRING, "What to do."),
+        "task": with_description(STRING, "What to do."),
         "completed": {"type": "boolean", "description": "Whether it is done."},
     },
     "required": ["task", "completed"],
@@ -128,8 +117,8 @@ _OPTION = {
 _QUESTION = {
     "type": "object",
     "properties": {
-        "question": described(STRING, "The question."),
-        "header": described(STRING, "A short title."),
+        "question": with_description(STRING, "The question."),
+        "header": with_description(STRING, "A short title."),
         "options": {
             "type": "array",
             "items": {"anyOf": [STRING, _OPTION]},
@@ -148,10 +137,10 @@ FREE_OUTPUT = JsonDict(
 )
 
 
-def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool:
-    """Return a tool that a run carries out: inputs are mended, then checked by its schema and *also*."""
-    validate = validator(spec.name, spec.input_schema, also)
-    return Tool.of_run(ToolBinding(spec, validate, repairer(spec.input_schema, ALIASES), runs=runs))
+def make_checked_tool(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool:
+    """Return a tool that a run executes. Inputs are repaired, then validated by the schema and *also*."""
+    validate = make_validator(spec.name, spec.input_schema, also)
+    return Tool.of_run(ToolBinding(spec, validate, make_repairer(spec.input_schema, ALIASES), runs=runs))
 
 
 def _message_issues(value: JsonDict) -> Iterator[str]:
@@ -167,7 +156,7 @@ def _question_issues(value: JsonDict) -> Iterator[str]:
             yield f"questions.{index}.options: none or at least two, not one"
 
 
-def _control(
+def _make_control_tool(
     name: Action,
     description: str,
     schema: JsonDict,
@@ -181,18 +170,18 @@ def _control(
         "forces_next_step": False,
         **flags,
     }
-    return checked(ToolSpec(name, description, schema, **flags), Control(name), also)
+    return make_checked_tool(ToolSpec(name, description, schema, **flags), Control(name), also)
 
 
 @cache
 def control_tools_by_name() -> Mapping[str, Tool]:
-    """Return the control tools; made when the first of them is asked for, which most commands never do."""
+    """Return the control tools by name. They are created at the first call."""
     made = (
-        _control("set_output", SET_OUTPUT, FREE_OUTPUT),
-        _control(
+        _make_control_tool("set_output", SET_OUTPUT, FREE_OUTPUT),
+        _make_control_tool(
             "set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"}), _message_issues
         ),
-        _control(
+        _make_control_tool(
             "add_message",
             ADD_MESSAGE,
             object_schema(
@@ -203,49 +192,51 @@ def control_tools_by_name() -> Mapping[str, Tool]:
                 ttl={"enum": ["agent_step", "user_prompt"]},
             ),
         ),
-        _control(
+        _make_control_tool(
             "end_turn",
             END_TURN,
-            object_schema(message=described(STRING, "A last word.")),
+            object_schema(message=with_description(STRING, "A last word.")),
             ends_turn=True,
             forces_next_step=True,
         ),
-        _control(
+        _make_control_tool(
             "hand_off",
             HAND_OFF,
-            object_schema(("agent",), agent=described(STRING, "The agent's id.")),
+            object_schema(("agent",), agent=with_description(STRING, "The agent's id.")),
             ends_turn=True,
             forces_next_step=True,
         ),
-        _control("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
-        _control(
+        _make_control_tool("task_completed", TASK_COMPLETED, object_schema(), ends_turn=True),
+        _make_control_tool(
             "write_todos",
             WRITE_TODOS,
             object_schema(("todos",), todos={"type": "array", "items": _TODO, "description": "The whole list."}),
             forces_next_step=True,
         ),
-        _control("think_deeply", THINK_DEEPLY, object_schema(("thought",), thought=described(STRING, "The thought."))),
+        _make_control_tool(
+            "think_deeply", THINK_DEEPLY, object_schema(("thought",), thought=with_description(STRING, "The thought."))
+        ),
     )
     return MappingProxyType({tool.name: tool for tool in made})
 
 
 def lookup_tool() -> Tool:
     """Return ``lookup_agent_info``."""
-    return _control(
+    return _make_control_tool(
         "lookup_agent_info",
         LOOKUP_AGENT_INFO,
-        object_schema(("agent_id",), agent_id=described(STRING, "The agent's id.")),
+        object_schema(("agent_id",), agent_id=with_description(STRING, "The agent's id.")),
         category="read",
         forces_next_step=True,
     )
 
 
-def finder_tool() -> Tool:
+def find_tools_tool() -> Tool:
     """Return ``find_tools``."""
-    return _control(
+    return _make_control_tool(
         "find_tools",
         FIND,
-        object_schema(("query",), query=described(STRING, "Words of names and descriptions.")),
+        object_schema(("query",), query=with_description(STRING, "Words of names and descriptions.")),
         category="read",
         forces_next_step=True,
     )
@@ -253,21 +244,21 @@ def finder_tool() -> Tool:
 
 def set_output_binding(schema: JsonDict) -> ToolBinding:
     """
-    Return ``set_output`` as an agent with an ``output_schema`` has it: the schema itself, or wrapped in ``data``.
+    Return ``set_output`` for an ``output_schema``: the schema itself, or wrapped in ``data``.
 
     The machine checks the input by the agent's own ``validate_output``.
     """
     free = control_tools_by_name()["set_output"].binding()
-    spec = attrs.evolve(free.spec, input_schema=schema if _fits_at_top(schema) else _inside_data(schema))
+    spec = attrs.evolve(free.spec, input_schema=schema if _is_valid_input_schema(schema) else _nest_in_data(schema))
     return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)
 
 
-def _fits_at_top(schema: JsonDict) -> bool:
-    """Return whether providers accept *schema* as the input of a tool."""
+def _is_valid_input_schema(schema: JsonDict) -> bool:
+    """Return True if providers accept *schema* as the input of a tool."""
     return schema.get("type") == "object" and not any(word in schema for word in UNFIT_AT_TOP)
 
 
-def _inside_data(schema: JsonDict) -> JsonDict:
+def _nest_in_data(schema: JsonDict) -> JsonDict:
     inner, definitions = nest_schema(schema, "data")
     return freeze_object({**object_schema(("data",), data=inner), **definitions})
 
@@ -284,7 +275,7 @@ def control_tools() -> list[Tool]:
     return [tool for name, tool in control_tools_by_name().items() if name not in without]
 
 
-def _questions(value: JsonDict) -> list[Question]:
+def _parse_questions(value: JsonDict) -> list[Question]:
     return [
         Question(
             "",
@@ -292,19 +283,19 @@ def _questions(value: JsonDict) -> list[Question]:
             q.get("options", ()),
             q.get("multi_select", False),
             allow_text=bool(q.get("options")),
-            descriptions=_descriptions(q.get("options", ())),
+            descriptions=_option_descriptions(q.get("options", ())),
         )
         for q in value["questions"]
     ]
 
 
-def _descriptions(options: Sequence[object]) -> list[str]:
-    """Return what is said of each option; nothing when nothing is said of any."""
+def _option_descriptions(options: Sequence[object]) -> list[str]:
+    """Return the description of each option, or an empty list if no option has one."""
     said = [str(option.get("description") or "") if isinstance(option, Mapping) else "" for option in options]
     return said if any(said) else []
 
 
-def _answers(answers: Sequence[Answer]) -> ToolResult:
+def _result_from_answers(answers: Sequence[Answer]) -> ToolResult:
     if all(a.declined for a in answers):
         return ToolResult.json({"skipped": True})
     entries: list[Any] = [
@@ -325,7 +316,7 @@ def ask_user_tool(interactor: Interactor | None = None) -> Tool:
     Raises:
         DefinitionError: when *interactor* cannot be asked.
     """
-    somebody = checked_interactor(interactor, "ask_user_tool(interactor)")
+    somebody = validate_interactor(interactor, "ask_user_tool(interactor)")
     questions = {"type": "array", "items": _QUESTION, "minItems": 1, "description": "The questions."}
     spec = ToolSpec(
         "ask_user",
@@ -334,4 +325,4 @@ def ask_user_tool(interactor: Interactor | None = None) -> Tool:
         category="ask",
         requires_permission=False,
     )
-    return checked(spec, Asking(_questions, _answers, somebody), _question_issues)
+    return make_checked_tool(spec, Asking(_parse_questions, _result_from_answers, somebody), _question_issues)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.json import JsonDict, JsonList, canonical, compact, freeze, hint_about
+from stepengine.data.json import JsonDict, JsonList, canonical, compact, freeze, hint_at_mistake
 from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
@@ -31,17 +31,6 @@ from stepengine.errors import DataError, DefinitionError, ToolError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
-
-__all__ = (
-    "DOCUMENT_BYTES",
-    "IMAGE_BYTES",
-    "RESULT_CHARS",
-    "as_result",
-    "cut",
-    "decode",
-    "encode",
-    "error_text",
-)
 
 MIB = 1024 * 1024
 """So many bytes are a mebibyte."""
@@ -68,7 +57,7 @@ PDF = b"%PDF-"
 
 def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
     """
-    Return what a body returned as a result.
+    Return the tool result for a value that a body returned.
 
     Args:
         value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` knows.
@@ -77,20 +66,20 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
     limit = RESULT_CHARS if max_chars is None else min(max_chars, RESULT_CHARS)
     kind = type(value)
     if kind is str and len(value) <= limit:
-        return ToolResult((TextPart(value if value.isascii() else clean(value)),))
+        return ToolResult((TextPart(value if value.isascii() else replace_surrogates(value)),))
     try:
         if kind in SMALL and limit == RESULT_CHARS:
             return ToolResult((JsonPart(value),))
-        result = _result(value)
+        result = _wrap_result(value)
         useless = result.change.useless_at("tool") if result.change is not None else ""
-        return ToolResult.error(f"the tool returned {useless}") if useless else _capped(result, limit)
+        return ToolResult.error(f"the tool returned {useless}") if useless else _cap_result(result, limit)
     except DataError as error:
         return ToolResult.error(f"the tool's result is not serialisable: {error}")
     except Exception as error:  # noqa: BLE001  (a value may be hostile in any way)
         return ToolResult.error(f"the tool's result is not serialisable: a {kind.__name__} raised {error_text(error)}")
 
 
-def _result(value: object) -> ToolResult:
+def _wrap_result(value: object) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
     if isinstance(value, str):
@@ -102,33 +91,33 @@ def _result(value: object) -> ToolResult:
     return ToolResult((JsonPart(encode(value)),))
 
 
-def _capped(result: ToolResult, limit: int) -> ToolResult:
+def _cap_result(result: ToolResult, limit: int) -> ToolResult:
     parts: list[ResultPart] = []
     left = limit
     for part in result.content:
         if isinstance(part, TextPart):
-            text = cut(clean(part.text), left)
+            text = cut_middle(replace_surrogates(part.text), left)
             left -= min(left, len(part.text))
             parts.append(part if text is part.text else attrs.evolve(part, text=text))
         elif isinstance(part, JsonPart):
             text = compact(part.value)
-            parts.append(part if len(text) <= left else TextPart(cut(text, left)))
+            parts.append(part if len(text) <= left else TextPart(cut_middle(text, left)))
             left -= min(left, len(text))
         elif isinstance(part, ToolReferencePart):
             parts.append(part)
         else:
-            parts.append(_media(part))
+            parts.append(_check_media(part))
     same = len(parts) == len(result.content) and all(a is b for a, b in zip(parts, result.content, strict=True))
     return result if same else attrs.evolve(result, content=tuple(parts))
 
 
-def clean(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return *text* with lone surrogates, which no encoding can store, as replacement characters."""
     return SURROGATE.sub("\ufffd", text) if SURROGATE.search(text) else text
 
 
-def cut(text: str, limit: int) -> str:
-    """Return *text* with its middle taken out when it is longer than *limit*; says how much is missing."""
+def cut_middle(text: str, limit: int) -> str:
+    """Return *text*; if it is longer than *limit*, a note replaces its middle."""
     if len(text) <= limit:
         return text
     head = (limit + 1) // 2
@@ -138,8 +127,8 @@ def cut(text: str, limit: int) -> str:
     return f"{text[:head]}\n{note}\n{text[len(text) - tail :]}"
 
 
-def _media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
-    """Return a media part whose type is what its bytes say; raises ``DataError`` for one that no provider takes."""
+def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
+    """Return a media part with the type of its bytes. A part that no provider accepts raises ``DataError``."""
     if part.data is None:
         return part
     is_image = isinstance(part, ImagePart)
@@ -163,7 +152,7 @@ def _media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
 def error_text(error: BaseException) -> str:
     """Return ``ClassName: message`` of an exception, at most 4,000 characters, whatever its ``__str__`` does."""
     if isinstance(error, ToolError):
-        return told(error.message)
+        return cut_error_text(error.message)
     name = type(error).__name__
     try:
         text = str(error)
@@ -171,23 +160,23 @@ def error_text(error: BaseException) -> str:
         text = "(its text could not be read)"
     if isinstance(error, BaseExceptionGroup):
         text = f"{text}: {'; '.join(error_text(e) for e in error.exceptions[:5])}"
-    return told(f"{name}: {text}" if text else name)
+    return cut_error_text(f"{name}: {text}" if text else name)
 
 
-def told(text: str) -> str:
-    """Return the first 4,000 characters of what an error says, without secrets that the process knows."""
+def cut_error_text(text: str) -> str:
+    """Return the first 4,000 characters of an error message, without secrets known to the process."""
     from stepengine.redaction import KNOWN
 
     return cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS)
 
 
 def cut_end(text: str, limit: int) -> str:
-    """Return the first *limit* characters of a text without lone surrogates."""
-    return clean(text[: limit - 1] + "…" if len(text) > limit else text)
+    """Return *text* cut to *limit* characters, the last one ``…`` if it was longer; lone surrogates are replaced."""
+    return replace_surrogates(text[: limit - 1] + "…" if len(text) > limit else text)
 
 
 @functools.cache
-def _texts() -> tuple[tuple[Any, Callable[[Any], Any]], ...]:
+def _text_converters() -> tuple[tuple[Any, Callable[[Any], Any]], ...]:
     from uuid import UUID
 
     return (
@@ -220,28 +209,28 @@ class _Encoder:
             return value
         if isinstance(value, Enum):
             return self.encode(value.value, path)
-        for kinds, text in _texts():
+        for kinds, text in _text_converters():
             if isinstance(value, kinds):
                 return text(value)
         if isinstance(value, str | int | float):
             return value
-        return self._container(value, path)
+        return self._encode_container(value, path)
 
-    def _container(self, value: object, path: str) -> object:
+    def _encode_container(self, value: object, path: str) -> object:
         if id(value) in self._open:
             msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
             raise DataError(msg, path=path)
         self._open.add(id(value))
         try:
-            return self._members(value, path)
+            return self._encode_members(value, path)
         finally:
             self._open.discard(id(value))
 
-    def _members(self, value: Any, path: str) -> Any:
+    def _encode_members(self, value: Any, path: str) -> Any:
         import dataclasses
 
         if isinstance(value, Mapping):
-            return {_key(k, path): self.encode(v, f"{path}.{_key(k, path)}") for k, v in value.items()}
+            return {_encode_key(k, path): self.encode(v, f"{path}.{_encode_key(k, path)}") for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
         if isinstance(value, set | frozenset):
@@ -255,18 +244,18 @@ class _Encoder:
             return {f.name: self.encode(getattr(value, f.name), f"{path}.{f.name}") for f in attrs.fields(type(value))}
         kind = type(value).__name__
         fine = "return text, numbers, lists, dicts, dataclasses, models or result parts"
-        msg = f"a {kind} at {path} is not JSON; {fine}{hint_about(value)}"
+        msg = f"a {kind} at {path} is not JSON; {fine}{hint_at_mistake(value)}"
         raise DataError(msg, path=path)
 
 
-def _key(key: object, path: str) -> str:
+def _encode_key(key: object, path: str) -> str:
     if isinstance(key, Enum):
         key = key.value
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int) and not isinstance(key, bool):
         return int.__repr__(key)
-    for kinds, text in _texts():
+    for kinds, text in _text_converters():
         if isinstance(key, kinds):
             return str(text(key))
     msg = f"a key at {path} is a {type(key).__name__}; JSON keys are strings"
@@ -281,16 +270,16 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
     if annotation is ToolResult:
         return result
     if annotation in PARTS:
-        return _part(name, annotation, result)
-    value = _value(result)
+        return _find_part(name, annotation, result)
+    value = _result_value(result)
     if annotation is Any or (annotation in {str, int, bool} and type(value) is annotation):
         return value
     if annotation is None and value is None:
         return None
-    return _validated(name, annotation, value)
+    return _validate_value(name, annotation, value)
 
 
-def _part(name: str, kind: type[object], result: ToolResult) -> object:
+def _find_part(name: str, kind: type[object], result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, kind):
             return part
@@ -298,7 +287,7 @@ def _part(name: str, kind: type[object], result: ToolResult) -> object:
     raise DataError(msg)
 
 
-def _value(result: ToolResult) -> object:
+def _result_value(result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, JsonPart):
             return part.value
@@ -306,21 +295,21 @@ def _value(result: ToolResult) -> object:
 
 
 @functools.lru_cache(maxsize=1024)
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
+def _make_adapter(annotation: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(annotation)
 
 
-def _validated(name: str, annotation: object, value: object) -> Any:
+def _validate_value(name: str, annotation: object, value: object) -> Any:
     from pydantic import ValidationError
     from pydantic.errors import PydanticUserError
 
     try:
         try:
-            adapter = _adapter(annotation)
+            adapter = _make_adapter(annotation)
         except TypeError:  # an annotation that cannot be hashed
-            adapter = _adapter.__wrapped__(annotation)
+            adapter = _make_adapter.__wrapped__(annotation)
     except PydanticUserError as error:
         kind = getattr(annotation, "__name__", annotation)
         msg = f"tool {name!r} returns {kind}, which cannot be read back from JSON; return a dataclass or pydantic model"

@@ -12,18 +12,16 @@ from stepengine.errors import DefinitionError
 from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool, ToolOptions, check_name
-from stepengine.tools.places import outer_names, place_of
+from stepengine.tools.places import caller_locals, source_location
 from stepengine.tools.schemas import check_providers
 from stepengine.tools.signatures import read_docstring, read_signature
-
-__all__ = ("tool",)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class ToolDecorator(Protocol):
-    """Turns a function into a ``Tool``; its ``ToolContext`` is not among the parameters of the tool."""
+    """Converts a function to a ``Tool``; its ``ToolContext`` is not a parameter of the tool."""
 
     @overload
     def __call__(self, fn: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, R]], /) -> Tool[P, R]: ...
@@ -73,7 +71,7 @@ def tool(
         DefinitionError: naming file and line, for ``*args``, ``**kwargs``, a parameter without a type or with one that
             has no JSON Schema, a name that providers refuse, and options that do not go together.
     """
-    names = outer_names("stepengine.tools")
+    names = caller_locals("stepengine.tools")
     if fn is None:
         return lambda function: _make_tool(function, name, description, options, names)
     return _make_tool(fn, name, description, options, names)
@@ -85,7 +83,7 @@ def _make_tool(fn: Any, name: str | None, description: str | None, options: Tool
         raise DefinitionError(msg)
     signature = read_signature(fn, names)
     name = getattr(fn, "__name__", "") if name is None else name
-    check_name(name, f"{place_of(fn)}: ")
+    check_name(name, f"{source_location(fn)}: ")
     text, parameters = read_docstring(fn.__doc__)
     inputs = FunctionInputs(name, signature, parameters)
     check_providers(name, inputs.schema)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from copy import copy
-from typing import Any, Generic, Protocol, TypedDict, cast, get_origin
+from typing import Any, Generic, Protocol, TypedDict, cast, get_args, get_origin
 
 import attrs
 from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
+from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, FieldCheck, allow_none, instance_check
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
-from stepengine.data.names import bound
+from stepengine.data.names import bind_arguments
+from stepengine.data.provenance import Trust
 from stepengine.data.tools import (
     Ordinary,
     Runs,
@@ -29,36 +30,29 @@ from stepengine.data.tools import (
     ToolSpec,
     Validated,
     Yielding,
-    parameters_in,
+    template_parameters,
 )
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, decode, encode, error_text
 from stepengine.tools.depends import Overrides
-from stepengine.tools.execution import bound_body, execute
-from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.execution import bind_body, execute
+from stepengine.tools.repair import Aliases, make_repairer
 from stepengine.tools.schemas import SchemaInputs
-from stepengine.tools.signatures import FunctionBody, Signature, body_of
-
-__all__ = (
-    "Inputs",
-    "Tool",
-    "ToolOptions",
-    "ToolPreview",
-    "check_name",
-)
+from stepengine.tools.signatures import FunctionBody, Signature, make_schema_body
 
 P = ParamSpec("P", default=...)
 R = TypeVar("R", default=Any)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_OVERRIDES: Overrides = {}
+TRUSTS = get_args(Trust)
 
 
 @frozen
 class ToolPreview:
     """
-    One concrete call as a person sees it before it happens.
+    A description of one call, shown to a person before it runs.
 
     Attributes:
         action: What will happen, in a few words, such as ``"Write src/app.py"``.
@@ -103,6 +97,13 @@ class ToolOptions(TypedDict, total=False):
             texts such as ``"{source}"`` or ``"reports/{name}.csv"``, in which ``{name}`` stands for each text of that
             parameter; ``()`` for a tool that touches none. Relative paths are below the engine's workspace, else the
             working directory. Default ``None``: rules judge members such as ``path`` and ``url``.
+        results: ``"trusted"`` where no result can hold text of third parties, ``"untrusted"`` (default) where one may, ``"names"``
+            for a directory such as contacts, of which each text is trusted as a whole, or a function of the input that returns one of them.
+        destinations: The parameters that say where an effect goes: recipients, addresses, URLs, ids to delete or change; dotted paths
+            reach into objects and lists, as ``"event.attendees"`` does. ``()`` for a tool that has none. Default ``None``: the tool
+            does not say, and rules about destinations judge every parameter.
+        texts: The parameters whose text leaves with the effect, such as the body of a mail: each address and URL in it is a
+            destination, too. Default ``()``.
         uses: Of a tool that yields, what it may call beside what the agent has that calls it: tools, and the names of such;
             agents, and their ids. Default ``()``.
     """
@@ -124,6 +125,9 @@ class ToolOptions(TypedDict, total=False):
     preview: Callable[[JsonDict], ToolPreview] | None
     aliases: Aliases
     about: str | Sequence[str] | None
+    results: Trust | Callable[[JsonDict], Trust]
+    destinations: str | Sequence[str] | None
+    texts: str | Sequence[str]
     uses: Sequence[object]
 
 
@@ -141,7 +145,7 @@ OF_BODIES: Mapping[str, str] = {
 
 
 def _result_of_body(returned: Any, error: BaseException | None) -> ToolResult:
-    """Return the result of a tool that yields: of what its body returned, or the *error* that it ended with."""
+    """Return the result of a generator tool: its return value, or the *error* that it raised."""
     return as_result(returned) if error is None else ToolResult.error(error_text(error))
 
 
@@ -149,7 +153,7 @@ def _is_usable(value: object) -> bool:
     return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
 
 
-def _are_places(value: object) -> bool:
+def _are_paths(value: object) -> bool:
     places = [value] if isinstance(value, str) else value
     return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
 
@@ -157,31 +161,36 @@ def _are_places(value: object) -> bool:
 OPTIONS = {
     "description": TEXT,
     "category": TEXT,
-    "annotations": an_instance(ToolAnnotations, "ToolAnnotations(read_only=True)"),
+    "annotations": instance_check(ToolAnnotations, "ToolAnnotations(read_only=True)"),
     "idempotent": FLAG,
     "parallel_safe": FLAG,
     "ends_turn": FLAG,
     "forces_next_step": FLAG,
     "requires_permission": FLAG,
-    "ephemeral": or_none(COUNT),
-    "timeout": or_none(NUMBER),
+    "ephemeral": allow_none(COUNT),
+    "timeout": allow_none(NUMBER),
     "retries": COUNT,
     "strict": FLAG,
     "defer_loading": FLAG,
     "in_thread": FLAG,
     "deferred": FLAG,
-    "preview": or_none(Fine(callable, "a function of the input")),
-    "aliases": Fine(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
-    "uses": Fine(
+    "preview": allow_none(FieldCheck(callable, "a function of the input")),
+    "aliases": FieldCheck(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
+    "uses": FieldCheck(
         lambda value: isinstance(value, list | tuple) and all(map(_is_usable, value)),
         "a list of tools and agents, or of their names",
     ),
-    "about": or_none(Fine(_are_places, 'a text or a list of texts such as "reports/{name}.csv"')),
+    "results": FieldCheck(
+        lambda value: value in TRUSTS or callable(value), "'trusted', 'names', 'untrusted' or a function of the input"
+    ),
+    "destinations": allow_none(FieldCheck(_are_paths, 'a list of parameters such as ["to", "event.attendees"]')),
+    "texts": FieldCheck(_are_paths, 'a list of parameters such as ["subject", "body"]'),
+    "about": allow_none(FieldCheck(_are_paths, 'a text or a list of texts such as "reports/{name}.csv"')),
 }
 
 
 def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the options of a tool; raises ``DefinitionError`` for one that does not exist, or that is of another kind."""
+    """Return the options of a tool; raise ``DefinitionError`` for an unknown option or a wrong type."""
     problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
         known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
@@ -193,7 +202,21 @@ def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
     return dict(given)
 
 
-def _parameters(spec: ToolSpec) -> JsonDict:
+def _has_parameter(spec: ToolSpec, path: str) -> bool:
+    """Return whether a dotted path starts with a parameter and continues with members that the schema declares somewhere."""
+    first, *rest = path.split(".")
+    return first in _schema_properties(spec) and set(rest) <= set(_schema_member_names(spec.input_schema))
+
+
+def _schema_member_names(schema: object) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        found = schema.get("properties")
+        yield from found if isinstance(found, Mapping) else ()
+    for part in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
+        yield from _schema_member_names(part)
+
+
+def _schema_properties(spec: ToolSpec) -> JsonDict:
     found = spec.input_schema.get("properties")
     return found if isinstance(found, JsonDict) else JsonDict()
 
@@ -209,7 +232,7 @@ class Inputs(Protocol):
 
 def check_name(name: object, where: str = "") -> None:
     """
-    Refuse a tool name that a provider would refuse.
+    Raise ``DefinitionError`` for a tool name that a provider would reject.
 
     Raises:
         DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
@@ -219,7 +242,7 @@ def check_name(name: object, where: str = "") -> None:
         raise DefinitionError(msg)
 
 
-def _refusing(name: str) -> Callable[[Any], object]:
+def _make_refusing_body(name: str) -> Callable[[Any], object]:
     def refuse(_: object) -> Any:
         msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
@@ -252,14 +275,14 @@ class Tool(Generic[P, R]):
         **options: Unpack[ToolOptions],
     ) -> None:
         check_name(name)
-        self._set_up(name, description, SchemaInputs(name, input_schema), body_of(run), options)
+        self._set_up(name, description, SchemaInputs(name, input_schema), make_schema_body(run), options)
         self._signature: Signature | None = None
 
     @classmethod
     def of_function(
         cls, name: str, description: str, inputs: Inputs, signature: Signature, options: ToolOptions
     ) -> Tool[P, R]:
-        """Return the tool of a typed function; ``@tool`` is the way to get there."""
+        """Return the tool for a typed function; use ``@tool`` instead."""
         made = cls.__new__(cls)
         made._set_up(name, description, inputs, signature.body, options)  # noqa: SLF001  (a second constructor)
         made._signature = signature  # noqa: SLF001
@@ -268,14 +291,15 @@ class Tool(Generic[P, R]):
 
     @classmethod
     def of_run(cls, binding: ToolBinding) -> Tool[P, R]:
-        """Return a tool that a run carries out itself, or as children or questions; its body refuses to be called."""
+        """Return a tool that the run itself executes, as children or questions; its body always raises an error."""
         made = cls.__new__(cls)
         made.spec, made.in_thread, made.runs_inline = binding.spec, False, True
         made.folder = made.returns = None
-        # As `body_of` would find it; to look takes 0.1 ms, and each process makes a dozen of these.
+        # As `make_schema_body` would find it; to look takes 0.1 ms, and each process makes a dozen of these.
         made.body = FunctionBody(
-            _refusing(binding.spec.name), is_async=False, wants_context=False, needs={}, whole_input=True
+            _make_refusing_body(binding.spec.name), is_async=False, wants_context=False, needs={}, whole_input=True
         )
+        made.results = None
         made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
         return made
 
@@ -290,22 +314,24 @@ class Tool(Generic[P, R]):
         self.returns: str | None = None  # what the annotation names, where a text is certainly none of it
         self.folder: tuple[str, ...] | None = None  # where it works, for the bundled sets: components of a real path
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
+        results = flags.get("results")
+        self.results: Callable[[JsonDict], Trust] | None = flags.pop("results") if callable(results) else None
         aliases: Aliases = flags.pop("aliases", {})
         uses: Sequence[object] = flags.pop("uses", ())
-        repair = repairer(inputs.schema, aliases)
+        repair = make_repairer(inputs.schema, aliases)
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
-        runs: Runs = Yielding(self._begin, _result_of_body, tuple(uses)) if body.is_generator else Ordinary(self)
+        runs: Runs = Yielding(self._start_steps, _result_of_body, tuple(uses)) if body.is_generator else Ordinary(self)
         self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=runs)
         self._check_options(options)
 
-    def _begin(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
-        """Begin the body of a tool that yields."""
-        steps: Generator[Any, Any, Any] = bound_body(self.body, ctx, arguments)()
+    def _start_steps(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
+        """Start the body of a generator tool."""
+        steps: Generator[Any, Any, Any] = bind_body(self.body, ctx, arguments)()
         return steps
 
-    def _check_options(self, given: Mapping[str, object]) -> None:
+    def _check_options(self, given: Mapping[str, object]) -> None:  # noqa: C901 - one line for each problem
         spec = self.spec
         problem = ""
         if self.body.is_generator and (useless := [name for name in OF_BODIES if name in given]):
@@ -318,9 +344,14 @@ class Tool(Generic[P, R]):
             problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
             problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out"
-        elif unknown := [p for place in spec.about or () for p in parameters_in(place) if p not in _parameters(spec)]:
-            known = list_names(_parameters(spec), unknown[0])
+        elif unknown := [
+            p for place in spec.about or () for p in template_parameters(place) if p not in _schema_properties(spec)
+        ]:
+            known = list_names(_schema_properties(spec), unknown[0])
             problem = f"says that a call is about {unknown[0]!r}, which is none of its parameters; they are: {known}"
+        elif missing := [path for path in (*(spec.destinations or ()), *spec.texts) if not _has_parameter(spec, path)]:
+            known = list_names(_schema_properties(spec), missing[0])
+            problem = f"has the {'text' if missing[0] in spec.texts else 'destination'} {missing[0]!r}, which is none of its parameters; they are: {known}"
         if problem:
             msg = f"tool {spec.name!r} {problem}"
             raise DefinitionError(msg)
@@ -336,14 +367,14 @@ class Tool(Generic[P, R]):
         return self.body.fn
 
     def binding(self) -> ToolBinding:
-        """Return the tool as the machine knows it."""
+        """Return the specification of the tool and how a run executes it."""
         return self._binding
 
     def execute(
         self, arguments: Mapping[str, object], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
     ) -> Coroutine[Any, Any, ToolResult]:
         """
-        Run the body with validated arguments and return its result; a failing body gives an error result.
+        Run the body with validated arguments and return its result; an exception becomes an error result.
 
         Args:
             arguments: ``Validated.arguments``.
@@ -360,13 +391,23 @@ class Tool(Generic[P, R]):
             raise ToolError(msg, tool_name=self.spec.name)
         return execute(self, arguments, ctx, overrides)
 
+    def trust(self, input: JsonDict) -> Trust:
+        """Return the trust in the result of a call; ``"untrusted"`` also if ``results`` raises or is no such word."""
+        if self.results is None:
+            return self.spec.results
+        try:
+            found = self.results(input)
+            return found if found in TRUSTS else "untrusted"
+        except Exception:  # noqa: BLE001  (the author's code, and this fails closed)
+            return "untrusted"
+
     def preview(self, input: JsonDict) -> ToolPreview | None:
-        """Return how this call looks to a person, or ``None`` when the tool has no preview."""
+        """Return the preview of this call for a person, or ``None`` if the tool has no preview."""
         return None if self._preview is None else self._preview(input)
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
         """
-        Return the input that stands for a call with Python arguments: names for positions, JSON for values.
+        Return the JSON input for a call with Python arguments.
 
         Raises:
             TypeError: when the arguments do not fit the function's parameters.
@@ -375,7 +416,7 @@ class Tool(Generic[P, R]):
         if self._signature is None:
             return freeze_object(encode(args[0] if args else kwargs))
         free = [p.replace(annotation=p.empty) for p in self._signature.parameters]
-        return freeze_object(encode(bound(self.spec.name, inspect.Signature(free), *args, **kwargs)))
+        return freeze_object(encode(bind_arguments(self.spec.name, inspect.Signature(free), *args, **kwargs)))
 
     def decode(self, result: ToolResult) -> R:
         """
@@ -395,21 +436,21 @@ class Tool(Generic[P, R]):
         """Refuse to be called like the function: nothing would validate, record or limit that call."""
         msg = (
             f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "
-            f"in a unit test {self._tested()}"
+            f"in a unit test {self._test_hint()}"
         )
         raise TypeError(msg)
 
-    def _tested(self) -> str:
+    def _test_hint(self) -> str:
         name = self.spec.name
         if self.body.is_generator:
             return f"`Walk({name}, params={{...}})` (from stepengine.testing)"
         return f"`{name}.fn(...)`"
 
 
-def in_sandbox(
+def with_sandbox(
     tool: Tool[P, R], sandbox: Callable[[], str], offers: Sequence[str], *, at_provider: bool = False
 ) -> Tool[P, R]:
-    """Return a tool that yields with what carries out its work, and what is offered beside it; see ``Yielding``."""
+    """Return a generator tool that runs in a sandbox, with the tools offered alongside it; see ``Yielding``."""
     made, binding = copy(tool), tool.binding()
     runs = attrs.evolve(cast("Yielding", binding.runs), sandbox=sandbox, offers=tuple(offers), at_provider=at_provider)
     made._binding = attrs.evolve(binding, runs=runs)  # noqa: SLF001 - a copy of ours

@@ -16,18 +16,7 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError
 from stepengine.tools.context import ToolContext
-from stepengine.tools.places import hints_of, place_of
-
-__all__ = (
-    "Dependency",
-    "Depends",
-    "FactoryNode",
-    "Overrides",
-    "Resolver",
-    "dependency_of",
-    "is_asynchronous",
-    "node_of",
-)
+from stepengine.tools.places import evaluate_hints, source_location
 
 Factory: TypeAlias = Callable[..., Any]
 Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
@@ -38,7 +27,7 @@ Runner: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 @frozen
 class Dependency:
     """
-    The mark that ``Depends`` leaves on a parameter.
+    The marker that ``Depends`` puts on a parameter.
 
     Attributes:
         factory: What makes the value.
@@ -51,7 +40,7 @@ class Dependency:
 
 def Depends(factory: Factory, *, use_cache: bool = True) -> Any:  # noqa: N802  (reads like a type at its use)
     """
-    Declare that a factory fills a parameter in.
+    Declare that a factory provides the value of a parameter.
 
     Write ``db: Db = Depends(get_db)`` or ``db: Annotated[Db, Depends(get_db)]``.
 
@@ -72,7 +61,7 @@ def Depends(factory: Factory, *, use_cache: bool = True) -> Any:  # noqa: N802  
 @frozen(eq=False)
 class FactoryNode:
     """
-    A factory and what it needs.
+    A factory and its own dependencies.
 
     Attributes:
         factory: The function.
@@ -87,7 +76,7 @@ class FactoryNode:
     context: tuple[str, ...]
 
 
-def dependency_of(annotation: object, default: object) -> Dependency | None:
+def find_dependency(annotation: object, default: object) -> Dependency | None:
     """Return the dependency that a parameter declares by its default value or its ``Annotated`` type, if any."""
     if isinstance(default, Dependency):
         return default
@@ -97,29 +86,29 @@ def dependency_of(annotation: object, default: object) -> Dependency | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def node_of(factory: Factory) -> FactoryNode:
+def make_factory_node(factory: Factory) -> FactoryNode:
     """
     Return the node of a factory.
 
     Raises:
         DefinitionError: for a cycle, and for a parameter that nobody can fill in.
     """
-    return _node(factory, ())
+    return _build_node(factory, ())
 
 
-def _node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
+def _build_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
     if factory in chain:
-        names = " -> ".join(_name(f) for f in (*chain[chain.index(factory) :], factory))
-        msg = f"{place_of(factory)}: dependencies form a cycle: {names}"
+        names = " -> ".join(_factory_name(f) for f in (*chain[chain.index(factory) :], factory))
+        msg = f"{source_location(factory)}: dependencies form a cycle: {names}"
         raise DefinitionError(msg)
     needs: dict[str, tuple[Dependency, FactoryNode]] = {}
     context: list[str] = []
-    hints = hints_of(factory)
-    for name, parameter in _parameters(factory).items():
+    hints = evaluate_hints(factory)
+    for name, parameter in _factory_parameters(factory).items():
         annotation = hints.get(name)
-        dependency = dependency_of(annotation, parameter.default)
+        dependency = find_dependency(annotation, parameter.default)
         if dependency is not None:
-            needs[name] = (dependency, _node(dependency.factory, (*chain, factory)))
+            needs[name] = (dependency, _build_node(dependency.factory, (*chain, factory)))
         elif annotation is ToolContext:
             context.append(name)
         elif parameter.default is parameter.empty and parameter.kind not in {
@@ -127,25 +116,25 @@ def _node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
             parameter.VAR_POSITIONAL,
         }:
             msg = (
-                f"{place_of(factory)}: parameter {name!r} of the dependency {_name(factory)!r} cannot be filled in; "
+                f"{source_location(factory)}: parameter {name!r} of the dependency {_factory_name(factory)!r} cannot be filled in; "
                 "use Depends(...), ToolContext or a default"
             )
             raise DefinitionError(msg)
-    return FactoryNode(factory, _kind(factory), needs, tuple(context))
+    return FactoryNode(factory, _factory_kind(factory), needs, tuple(context))
 
 
-def _name(factory: Factory) -> str:
+def _factory_name(factory: Factory) -> str:
     return getattr(factory, "__name__", type(factory).__name__)
 
 
-def _parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
+def _factory_parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a built-in without a signature takes nothing from us
         return {}
 
 
-def _kind(factory: Factory) -> Kind:
+def _factory_kind(factory: Factory) -> Kind:
     called = (
         factory
         if inspect.isroutine(factory) or isinstance(factory, type | functools.partial)
@@ -159,10 +148,10 @@ def _kind(factory: Factory) -> Kind:
 
 
 def is_asynchronous(node: FactoryNode, overrides: Overrides) -> bool:
-    """Return whether the node or anything that it needs has to run on the event loop."""
+    """Return True if the node or one of its dependencies has to run on the event loop."""
     override = overrides.get(node.factory)
     if override is not None and override is not node.factory:
-        node = node_of(override)
+        node = make_factory_node(override)
     return node.kind in {"async", "async_generator"} or any(
         is_asynchronous(n, overrides) for _, n in node.needs.values()
     )
@@ -170,7 +159,7 @@ def is_asynchronous(node: FactoryNode, overrides: Overrides) -> bool:
 
 class Resolver:
     """
-    Makes the dependencies of one call and tears them down.
+    Creates the dependencies of one call and closes them afterwards.
 
     Args:
         context: What factories that ask for it get.
@@ -187,28 +176,28 @@ class Resolver:
         self._replaced: list[Factory] = []
 
     async def value(self, dependency: Dependency, node: FactoryNode) -> Any:
-        """Return the value of one dependency, making it and what it needs."""
+        """Return the value of one dependency, after creating it and the dependencies of its factory."""
         override = self._overrides.get(node.factory)
         if override is None or node.factory in self._replaced:
-            return await self._value(dependency, node)
+            return await self._resolve_value(dependency, node)
         self._replaced.append(node.factory)
         try:
-            return await self._value(dependency, node_of(override))
+            return await self._resolve_value(dependency, make_factory_node(override))
         finally:
             self._replaced.pop()
 
-    async def _value(self, dependency: Dependency, node: FactoryNode) -> object:
+    async def _resolve_value(self, dependency: Dependency, node: FactoryNode) -> object:
         if dependency.use_cache and node.factory in self._values:
             return self._values[node.factory]
         arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
         for name, (needed, of) in node.needs.items():
             arguments[name] = await self.value(needed, of)
-        value = await self._make(node, functools.partial(node.factory, **arguments))
+        value = await self._call_factory(node, functools.partial(node.factory, **arguments))
         if dependency.use_cache:
             self._values[node.factory] = value
         return value
 
-    async def _make(self, node: FactoryNode, make: Callable[[], Any]) -> Any:
+    async def _call_factory(self, node: FactoryNode, make: Callable[[], Any]) -> Any:
         if node.kind == "async":
             return await make()
         if node.kind == "async_generator":
@@ -221,14 +210,14 @@ class Resolver:
             value = await self._run(make)
             return await value if inspect.isawaitable(value) else value
         if value is _NOTHING:
-            msg = f"the dependency {_name(node.factory)!r} yielded nothing"
+            msg = f"the dependency {_factory_name(node.factory)!r} yielded nothing"
             raise RuntimeError(msg)
-        self._teardowns.append((_name(node.factory), source))
+        self._teardowns.append((_factory_name(node.factory), source))
         return value
 
     async def close(self, failure: BaseException | None) -> list[BaseException]:
         """
-        Tear down in reverse order; the generators see *failure* at their ``yield``.
+        Close generator factories in reverse order; *failure* is raised at their ``yield``. Return their errors.
 
         Returns:
             What the teardowns raised; *failure* itself passing through is not among it.
@@ -238,9 +227,9 @@ class Resolver:
             name, source = self._teardowns.pop()
             try:
                 if inspect.isasyncgen(source):
-                    await _finish_async(source, failure)
+                    await _finish_async_generator(source, failure)
                 else:
-                    await self._run(functools.partial(_finish, source, failure))
+                    await self._run(functools.partial(_finish_generator, source, failure))
             except BaseException as error:  # noqa: BLE001  (the other teardowns must run; the caller raises it)
                 if error is not failure:
                     error.add_note(f"in the teardown of the dependency {name!r}")
@@ -251,7 +240,7 @@ class Resolver:
 _NOTHING = object()
 
 
-def _finish(source: Any, failure: BaseException | None) -> None:
+def _finish_generator(source: Any, failure: BaseException | None) -> None:
     try:
         if failure is None:
             next(source)
@@ -264,7 +253,7 @@ def _finish(source: Any, failure: BaseException | None) -> None:
     raise RuntimeError(msg)
 
 
-async def _finish_async(source: Any, failure: BaseException | None) -> None:
+async def _finish_async_generator(source: Any, failure: BaseException | None) -> None:
     try:
         if failure is None:
             await anext(source)

@@ -14,19 +14,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
-from stepengine.data.tools import ToolSpec, timed_out
+from stepengine.data.tools import ToolSpec, timeout_text
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
-from stepengine.tools.leftovers import OWNER, Checks, Mark, end_tasks
+from stepengine.tools.leftovers import OWNER, CallMark, Checks, end_tasks
 from stepengine.tools.signatures import FunctionBody
-from stepengine.tools.worker import OnLoop, context_for_thread
+from stepengine.tools.worker import OnLoop, make_thread_context
 from stepengine.workspace.threads import ThreadPool
 
 # asyncio is imported where something runs: loading it takes as long as all that `from stepengine import tool` needs beside it.
-
-__all__ = ("ToolWithBody", "bound_body", "execute")
 
 TOOL_SECONDS = 120.0
 """Most calls take seconds; a test suite or a slow server ends within two minutes, and one that hangs does not hold a run for long."""
@@ -37,7 +35,7 @@ RETRY_WAIT_SECONDS_MAX = 5.0
 
 
 class ToolWithBody(Protocol):
-    """What is needed of a ``stepengine.Tool`` to run its body."""
+    """The members of ``stepengine.Tool`` that running its body needs."""
 
     spec: ToolSpec
     body: FunctionBody
@@ -46,8 +44,8 @@ class ToolWithBody(Protocol):
     returns: str | None
 
 
-class Raised:
-    """What a body raised; *timeout* is set when it was our clock that ended it."""
+class BodyFailure:
+    """The exception that a body raised, as a value; *timeout* is set if the tool's timeout ended it."""
 
     __slots__ = ("error", "timeout")
 
@@ -59,7 +57,7 @@ class Raised:
 async def execute(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
 ) -> ToolResult:
-    """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
+    """Run the body, retry failures with growing pauses as often as the tool allows, and return its result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
     while True:
@@ -69,26 +67,26 @@ async def execute(
         if tool.runs_inline and not Checks.inline:
             # As it is bound, where it is bound to nothing but arguments.
             is_plain = not (body.wants_context or body.positional or body.whole_input)
-            outcome = _caught(body.fn, **arguments) if is_plain else _caught(bound_body(body, scoped, arguments))
+            outcome = _call_body(body.fn, **arguments) if is_plain else _call_body(bind_body(body, scoped, arguments))
         else:
             outcome = await _run_body_once(tool, arguments, scoped, overrides)
-        if not isinstance(outcome, Raised):
+        if not isinstance(outcome, BodyFailure):
             if isinstance(outcome, str) and tool.returns is not None:
                 from stepengine.data.events import Warned
 
-                ctx.emit(Warned(message=_misnamed(spec.name, tool.returns)))
+                ctx.emit(Warned(message=_wrong_annotation_text(spec.name, tool.returns)))
             return as_result(outcome, scoped.max_chars if body.wants_context else None)
         if isinstance(outcome.error, UnknownOutcome):
             raise outcome.error
-        _log(spec.name, outcome, ctx, tries)
+        _log_failure(spec.name, outcome, ctx, tries)
         if not tries:
-            return _failure(spec.name, outcome)
+            return _failure_result(spec.name, outcome)
         await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
         tries -= 1
 
 
-def _misnamed(tool_name: str, returns: str) -> str:
-    """Return the warning about a text where the annotation says something else: whoever compares it is wrong in silence."""
+def _wrong_annotation_text(tool_name: str, returns: str) -> str:
+    """Return the warning that a tool returned text although it is annotated with another type."""
     return (
         f"tool {tool_name!r} is annotated `-> {returns}` and returned a text; the result is that text, not a {returns}"
     )
@@ -97,21 +95,21 @@ def _misnamed(tool_name: str, returns: str) -> str:
 async def _run_body_once(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
 ) -> Any:
-    """Run the body once, and end what it leaves behind."""
-    mark = Mark()
+    """Run the body once, and end the tasks that it left running."""
+    mark = CallMark()
     try:
         with mark:
             if tool.runs_inline:
-                return _caught(bound_body(tool.body, ctx, arguments))
-            return await _outcome(tool, arguments, ctx, overrides)
+                return _call_body(bind_body(tool.body, ctx, arguments))
+            return await _choose_runner(tool, arguments, ctx, overrides)
     finally:
         if left := mark.tasks():
             await end_tasks(left, tool.spec.name, ctx)
 
 
-def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
+def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: int) -> None:
     """
-    Write the traceback to the log, which is where it belongs; the model only gets the message.
+    Log the traceback of a failed body; the model only sees the message.
 
     A ``ToolError`` is how a tool says no: its message is the whole story, so its traceback is for those who look closely.
     """
@@ -124,9 +122,9 @@ def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
     log(message, traceback=trace)
 
 
-def _failure(tool_name: str, raised: Raised) -> ToolResult:
+def _failure_result(tool_name: str, raised: BodyFailure) -> ToolResult:
     if raised.timeout is not None:
-        return ToolResult.error(timed_out(tool_name, raised.timeout))
+        return ToolResult.error(timeout_text(tool_name, raised.timeout))
     if _is_cancellation(raised.error):  # and nobody cancelled the call
         text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
         said = error_text(raised.error) if str(raised.error) else text
@@ -134,10 +132,10 @@ def _failure(tool_name: str, raised: Raised) -> ToolResult:
     return ToolResult.error(error_text(raised.error))
 
 
-def bound_body(
+def bind_body(
     body: FunctionBody, ctx: Any, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
 ) -> Any:
-    """Return the body with everything that it takes."""
+    """Return the body with all its arguments bound."""
     first = (ctx,) if body.wants_context else ()
     if body.whole_input:
         return functools.partial(body.fn, *first, arguments, **needed or {})
@@ -149,17 +147,17 @@ def bound_body(
     return functools.partial(body.fn, *first, **arguments)
 
 
-def _caught(body: Callable[..., object], /, **arguments: object) -> Any:
+def _call_body(body: Callable[..., object], /, **arguments: object) -> Any:
     """Call a synchronous body and return its value or what it raised."""
     try:
         return body(**arguments)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
-        return Raised(error)
+        return BodyFailure(error)
     # A cancellation out of synchronous code can only be the body's own, and is its failure; anything else that is no
-    # `Exception` is meant for who called the run (reliability:TL02).
+    # `Exception` is meant for who called the run (requirements:X59).
     except BaseException as error:
         if _is_cancellation(error):  # nobody can cancel synchronous code, so it is the body's own
-            return Raised(error)
+            return BodyFailure(error)
         raise
 
 
@@ -169,21 +167,23 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError)
 
 
-def _outcome(
+def _choose_runner(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
 ) -> Coroutine[Any, Any, Any]:
-    """Return the coroutine that runs the body where it belongs."""
+    """Return the coroutine that runs the body on the loop, in a thread or with its dependencies."""
     body = tool.body
     seconds = TOOL_SECONDS if tool.spec.timeout is None else tool.spec.timeout
     limit = None if math.isinf(seconds) else seconds
     if not body.needs and body.is_async:
-        return _on_loop(bound_body(body, ctx, arguments), limit)
+        return _await_with_limit(bind_body(body, ctx, arguments), limit)
     if tool.in_thread:
-        return _with_thread(tool, arguments, ctx, overrides, limit)
-    return _resolved(body, arguments, ctx, overrides, _here, functools.partial(_on_loop, limit=limit))
+        return _run_in_thread(tool, arguments, ctx, overrides, limit)
+    return _run_with_dependencies(
+        body, arguments, ctx, overrides, _call_here, functools.partial(_await_with_limit, limit=limit)
+    )
 
 
-async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
+async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
     """Await *work* and return its value or what it raised."""
     import asyncio
 
@@ -200,38 +200,42 @@ async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        return Raised(error)
+        return BodyFailure(error)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
-        return Raised(error, limit if clock.expired() and isinstance(error, TimeoutError) else None)
+        return BodyFailure(error, limit if clock.expired() and isinstance(error, TimeoutError) else None)
     # A body that catches its cancellation and returns in peace has been too slow all the same; what it returned came
     # after the limit, and the model has to be told so.
     if clock.expired():
         msg = "the body swallowed its cancellation"
-        return Raised(TimeoutError(msg), limit)
+        return BodyFailure(TimeoutError(msg), limit)
     return value
 
 
-async def _with_thread(
+async def _run_in_thread(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
 ) -> Any:
-    """Run what is synchronous in a thread: all of it in one go when nothing has to run on the loop."""
+    """Run the synchronous functions of a call in a thread, in one job if nothing has to run on the loop."""
     import asyncio
 
     body, name = tool.body, tool.spec.name
     loop = OnLoop(asyncio.get_running_loop())
     pool = ctx.threads or ThreadPool(1)
     wanted = body.wants_context or body.needs
-    inside, signal = context_for_thread(ctx, loop) if wanted else (ctx, None)
+    inside, signal = make_thread_context(ctx, loop) if wanted else (ctx, None)
     in_thread = functools.partial(pool.run, name, signal=signal, leaked=ctx.leaked)
     try:
         if not body.needs:
-            job = functools.partial(_caught, bound_body(body, inside, arguments))
-            return await _on_loop(functools.partial(in_thread, job), limit)
+            job = functools.partial(_call_body, bind_body(body, inside, arguments))
+            return await _await_with_limit(functools.partial(in_thread, job), limit)
         if not body.is_async and not any(is_asynchronous(node, overrides) for _, node in body.needs.values()):
-            whole = functools.partial(_resolved, body, arguments, inside, overrides, _here, _on_no_loop)
-            return await _on_loop(functools.partial(in_thread, functools.partial(_driven, whole)), limit)
-        guard = functools.partial(_on_loop, limit=limit)
-        return await _resolved(body, arguments, inside, overrides, in_thread, guard)
+            whole = functools.partial(
+                _run_with_dependencies, body, arguments, inside, overrides, _call_here, _await_without_loop
+            )
+            return await _await_with_limit(
+                functools.partial(in_thread, functools.partial(_run_coroutine, whole)), limit
+            )
+        guard = functools.partial(_await_with_limit, limit=limit)
+        return await _run_with_dependencies(body, arguments, inside, overrides, in_thread, guard)
     # A thread that is left behind, since it cannot be stopped, must not reach into the loop of a call that is over.
     finally:
         loop.is_open = False
@@ -239,7 +243,7 @@ async def _with_thread(
             pool.close()
 
 
-async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
+async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with partial)
     body: FunctionBody,
     arguments: Mapping[str, object],
     ctx: ToolContext,
@@ -247,12 +251,12 @@ async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
     run: Callable[[Callable[[], Any]], Awaitable[object]],
     guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[object]],
 ) -> Any:
-    """Make the dependencies, run the body under *guard*, and tear down, whatever happened."""
+    """Create the dependencies, run the body under *guard*, and always tear down."""
     resolver = Resolver(ctx, overrides, run)
 
     async def work() -> Any:
         needed = {name: await resolver.value(*need) for name, need in body.needs.items()}
-        bound = bound_body(body, ctx, arguments, needed)
+        bound = bind_body(body, ctx, arguments, needed)
         return await bound() if body.is_async else await run(bound)
 
     try:
@@ -263,32 +267,32 @@ async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
         raise
     # Torn down on every way out, in reverse order, and a teardown that fails does not keep the next from running
     # (reliability:TL15).
-    broken = await resolver.close(outcome.error if isinstance(outcome, Raised) else None)
+    broken = await resolver.close(outcome.error if isinstance(outcome, BodyFailure) else None)
     for problem in broken:
         if not isinstance(problem, Exception | GeneratorExit):
             raise problem
-        if not isinstance(outcome, Raised):
-            outcome = Raised(problem)
+        if not isinstance(outcome, BodyFailure):
+            outcome = BodyFailure(problem)
         elif outcome.error is not problem:
             outcome.error.add_note(f"and a teardown raised {error_text(problem)}")
     return outcome
 
 
-async def _here(make: Callable[[], object]) -> Any:
+async def _call_here(make: Callable[[], object]) -> Any:
     return make()
 
 
-async def _on_no_loop(work: Callable[[], Awaitable[object]]) -> Any:
+async def _await_without_loop(work: Callable[[], Awaitable[object]]) -> Any:
     """Await *work* in a thread, where nothing can be cancelled."""
     import asyncio
 
     try:
         return await work()
     except (Exception, GeneratorExit, asyncio.CancelledError) as error:  # noqa: BLE001  (a body may raise anything)
-        return Raised(error)
+        return BodyFailure(error)
 
 
-def _driven(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
+def _run_coroutine(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
     """Run a coroutine that never waits, and return its value."""
     coroutine = make()
     try:
@@ -298,4 +302,4 @@ def _driven(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
         return stop.value
     coroutine.close()
     msg = "a synchronous dependency returned something to await; make its factory async"
-    return Raised(TypeError(msg))
+    return BodyFailure(TypeError(msg))

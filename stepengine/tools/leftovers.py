@@ -1,7 +1,7 @@
 """
 Finds and ends the tasks that a body leaves behind.
 
-``Mark`` sets a context variable while a body runs. A task, timer or thread that the body starts copies the context and so
+``CallMark`` sets a context variable while a body runs. A task, timer or thread that the body starts copies the context and so
 keeps the mark's owner alive. When the owner is gone at the end of the call, which is nearly always, nothing is left
 behind and nothing needs to be searched.
 """
@@ -20,11 +20,9 @@ from stepengine.workspace.threads import CANCEL_GRACE_SECONDS
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ("Checks", "Mark", "end_tasks")
-
 
 class CallOwner:
-    """Stands for one call in the contexts that were copied while it ran."""
+    """Identifies one call in the contexts that were copied while it ran."""
 
     __slots__ = ("__weakref__",)
 
@@ -33,14 +31,14 @@ OWNER: ContextVar[CallOwner | None] = ContextVar("stepengine_tool_call", default
 
 
 class Checks:
-    """What is looked after beside what can be left behind in production; the test kit switches it on."""
+    """Checks for leftovers that only the test kit switches on."""
 
     inline = False
     """Whether bodies that run on the loop's own thread, in one go, are watched for tasks that they start."""
 
 
-class Mark:
-    """Marks what is started inside of its ``with`` block."""
+class CallMark:
+    """Identifies the tasks that are started inside its ``with`` block."""
 
     __slots__ = ("_owner", "_token")
 
@@ -66,10 +64,10 @@ class Mark:
         import asyncio
 
         here = asyncio.current_task()
-        return [t for t in asyncio.all_tasks() if t is not here and _context(t).get(OWNER) is owner]
+        return [t for t in asyncio.all_tasks() if t is not here and _task_context(t).get(OWNER) is owner]
 
 
-def _context(task: asyncio.Task[Any]) -> Context:
+def _task_context(task: asyncio.Task[Any]) -> Context:
     getter = getattr(task, "get_context", None)
     if getter is not None:  # Python 3.12 and later
         found: Context = getter()
@@ -89,9 +87,9 @@ async def end_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolCon
     for task in done:
         if not task.cancelled():
             task.exception()  # so that nobody is told that it was never retrieved
-    names = ", ".join(sorted(_name(t) for t in tasks))
+    names = ", ".join(sorted(_task_name(t) for t in tasks))
     ctx.emit(Warned(message=f"tool {tool_name!r} left tasks behind, which were cancelled: {names}"))
 
 
-def _name(task: asyncio.Task[Any]) -> str:
+def _task_name(task: asyncio.Task[Any]) -> str:
     return f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')})"

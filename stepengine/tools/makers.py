@@ -12,12 +12,10 @@ from typing import NamedTuple, get_args
 
 from stepengine.data.tools import FIND_TOOLS, Action
 
-__all__ = ("CATEGORIES", "MAKERS", "WORKSPACE_TOOLS", "Maker", "line_for")
 
-
-class Maker(NamedTuple):
+class ToolMaker(NamedTuple):
     """
-    The function that makes a tool.
+    A function that creates a bundled tool.
 
     Attributes:
         function: Its name in ``stepengine.tools.bundled``.
@@ -32,29 +30,29 @@ class Maker(NamedTuple):
         return f"{self.function}({', '.join(self.arguments)})"
 
 
-def _same_maker_for(maker: Maker | None, *names: str) -> dict[str, Maker | None]:
+def _map_to_maker(maker: ToolMaker | None, *names: str) -> dict[str, ToolMaker | None]:
     return dict.fromkeys(names, maker)
 
 
 ROOT = '"."'
-MAKERS: Mapping[str, Maker | None] = MappingProxyType(
+MAKERS: Mapping[str, ToolMaker | None] = MappingProxyType(
     {
-        **_same_maker_for(Maker("file_tools", (ROOT,)), "read_files", "list_directory", "read_subtree"),
-        **_same_maker_for(Maker("file_tools", (ROOT, "write=True")), "write_file", "str_replace"),
-        **_same_maker_for(Maker("file_tools", (ROOT, "write=True", "delete=True")), "delete_file"),
-        **_same_maker_for(Maker("file_tools", (ROOT, "propose=True")), "propose_write_file", "propose_str_replace"),
-        **_same_maker_for(Maker("search_tools", (ROOT,)), "code_search", "glob", "find_files"),
-        **_same_maker_for(Maker("shell_tools", (ROOT,)), "run_terminal_command", "check_job", "kill_job"),
-        **_same_maker_for(Maker("change_hook_tools", (ROOT, "hooks")), "run_file_change_hooks"),
-        **_same_maker_for(Maker("web_tools", ("search=...",)), "web_search"),
-        **_same_maker_for(Maker("web_tools", ("docs=...",)), "read_docs"),
-        **_same_maker_for(Maker("web_tools", ("fetch=...",)), "read_url"),
-        **_same_maker_for(Maker("skill_tools", (ROOT,)), "skill"),
-        **_same_maker_for(Maker("memory_tools"), "remember", "recall", "forget"),
-        **_same_maker_for(Maker("followup_tools"), "suggest_followups"),
-        **_same_maker_for(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
+        **_map_to_maker(ToolMaker("file_tools", (ROOT,)), "read_files", "list_directory", "read_subtree"),
+        **_map_to_maker(ToolMaker("file_tools", (ROOT, "write=True")), "write_file", "str_replace"),
+        **_map_to_maker(ToolMaker("file_tools", (ROOT, "write=True", "delete=True")), "delete_file"),
+        **_map_to_maker(ToolMaker("file_tools", (ROOT, "propose=True")), "propose_write_file", "propose_str_replace"),
+        **_map_to_maker(ToolMaker("search_tools", (ROOT,)), "code_search", "glob", "find_files"),
+        **_map_to_maker(ToolMaker("shell_tools", (ROOT,)), "run_terminal_command", "check_job", "kill_job"),
+        **_map_to_maker(ToolMaker("change_hook_tools", (ROOT, "hooks")), "run_file_change_hooks"),
+        **_map_to_maker(ToolMaker("web_tools", ("search=...",)), "web_search"),
+        **_map_to_maker(ToolMaker("web_tools", ("docs=...",)), "read_docs"),
+        **_map_to_maker(ToolMaker("web_tools", ("fetch=...",)), "read_url"),
+        **_map_to_maker(ToolMaker("skill_tools", (ROOT,)), "skill"),
+        **_map_to_maker(ToolMaker("memory_tools"), "remember", "recall", "forget"),
+        **_map_to_maker(ToolMaker("followup_tools"), "suggest_followups"),
+        **_map_to_maker(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
         # One that searches for tools is offered by itself: nobody names it.
-        **_same_maker_for(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
+        **_map_to_maker(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
     }
 )
 """What makes each bundled tool; ``None`` for those that every run knows."""
@@ -85,8 +83,8 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
 """The category of each bundled tool that something makes, as the tool itself has it."""
 
 
-def line_for(names: Iterable[str]) -> str:
-    """Return the Python that gives an engine these tools, and what it imports; ``""`` when none of them is bundled."""
+def python_for_tools(names: Iterable[str]) -> str:
+    """Return Python code that gives an engine these tools, with its imports; ``""`` if none of them is bundled."""
     wanted: dict[str, dict[str, None]] = {}
     for name in names:
         maker = MAKERS.get(name)
@@ -94,5 +92,5 @@ def line_for(names: Iterable[str]) -> str:
             wanted.setdefault(maker.function, {}).update(dict.fromkeys(maker.arguments))
     if not wanted:
         return ""
-    sets = ", ".join([f"*{Maker(function, tuple(given))}" for function, given in wanted.items()])
+    sets = ", ".join([f"*{ToolMaker(function, tuple(given))}" for function, given in wanted.items()])
     return f"tools=[{sets}], with `from stepengine.tools.bundled import {', '.join(wanted)}`"

@@ -10,16 +10,14 @@ from typing import Any, cast
 
 from stepengine.errors import DefinitionError
 
-__all__ = ("hints_of", "is_bundled", "outer_names", "place_of")
 
-
-def place_of(fn: Callable[..., object]) -> str:
-    """Return ``file:line`` of a function, or its module's name when it has no code of its own."""
-    code = getattr(inspect.unwrap(_plain(fn)), "__code__", None)
+def source_location(fn: Callable[..., object]) -> str:
+    """Return ``file:line`` of a function; the name of its module if it has no Python code."""
+    code = getattr(inspect.unwrap(_unwrap_function(fn)), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else str(getattr(fn, "__module__", type(fn).__module__))
 
 
-def _plain(fn: object) -> Any:
+def _unwrap_function(fn: object) -> Any:
     while isinstance(fn, functools.partial):
         fn = fn.func
     if isinstance(fn, type):
@@ -29,7 +27,7 @@ def _plain(fn: object) -> Any:
 
 def is_bundled(fn: Callable[..., object]) -> bool:
     """
-    Return whether *fn* is the body of a bundled tool, which is made anew for each root and takes the same in every one.
+    Return True if *fn* is the body of a bundled tool. It is rebuilt for each root with the same parameters.
     """
     if not inspect.isfunction(fn) or hasattr(fn, "__wrapped__"):
         return False
@@ -41,7 +39,7 @@ _BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
 def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
-    """Evaluate annotations once: the names of a module of ours keep their meaning, those of other people's may not."""
+    """Return the annotations of a bundled function, cached; names in our own modules never change their meaning."""
     written = (fn.__module__, *fn.__annotations__.items())
     found = _BUNDLED.get(written)
     if found is None:
@@ -49,7 +47,7 @@ def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
     return dict(found)
 
 
-def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
+def evaluate_hints(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
     """
     Return the evaluated annotations of a function, ``Annotated`` kept.
 
@@ -60,7 +58,7 @@ def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = Non
     Raises:
         DefinitionError: when an annotation names something that does not exist at run time.
     """
-    plain = _plain(fn)
+    plain = _unwrap_function(fn)
     try:
         return _bundled_hints(plain) if is_bundled(plain) else inspect.get_annotations(plain, eval_str=True)
     except NameError:
@@ -69,14 +67,14 @@ def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = Non
         return inspect.get_annotations(plain, eval_str=True, locals=names or {})
     except NameError as error:
         msg = (
-            f"{place_of(fn)}: an annotation of {getattr(fn, '__name__', fn)!r} names {error.name!r}, which does not exist "
+            f"{source_location(fn)}: an annotation of {getattr(fn, '__name__', fn)!r} names {error.name!r}, which does not exist "
             "at run time; import it outside of `if TYPE_CHECKING`"
         )
         raise DefinitionError(msg) from None
 
 
-def outer_names(package: str) -> Mapping[str, object]:
-    """Return the local names of the nearest caller outside of *package*, for annotations that use local classes."""
+def caller_locals(package: str) -> Mapping[str, object]:
+    """Return the local names of the nearest caller outside of *package*, so that annotations can use local classes."""
     frame = sys._getframe(1)  # noqa: SLF001  (the documented way to see a caller's names)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):
         frame = frame.f_back

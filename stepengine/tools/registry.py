@@ -12,9 +12,7 @@ from stepengine.errors import DataError, DefinitionError, ToolInputError, ToolNo
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import NO_OVERRIDES, Tool
 from stepengine.tools.depends import Overrides
-from stepengine.tools.makers import line_for
-
-__all__ = ("ToolRegistry",)
+from stepengine.tools.makers import python_for_tools
 
 
 class ToolRegistry:
@@ -54,7 +52,7 @@ class ToolRegistry:
         return self._tools.get(name)
 
     def has(self, name: str) -> bool:
-        """Return whether there is a tool of that name."""
+        """Return True if there is a tool of that name."""
         return name in self._tools
 
     def list(self) -> tuple[ToolLike, ...]:
@@ -62,13 +60,13 @@ class ToolRegistry:
         return tuple(self._tools.values())
 
     def specs(self, names: Iterable[str] | None = None) -> Mapping[str, ToolSpec]:
-        """Return name to specification, of all tools or of those named."""
-        tools = self.list() if names is None else [self._find(n) for n in names]
+        """Return the specifications by tool name, of all tools or of those in *names*."""
+        tools = self.list() if names is None else [self._get_tool(n) for n in names]
         return {t.spec.name: t.spec for t in tools}
 
     def category(self, name: str) -> str:
         """Return the category of a tool; raises ``ToolNotAvailable`` for an unknown name."""
-        return self._find(name).spec.category
+        return self._get_tool(name).spec.category
 
     async def execute(
         self,
@@ -79,14 +77,14 @@ class ToolRegistry:
         overrides: Overrides = NO_OVERRIDES,
     ) -> ToolResult:
         """
-        Validate an input as if a model had given it and run the tool, without engine, hooks or permissions.
+        Validate an input as if a model had sent it and run the tool, without engine, hooks or permissions.
 
         Returns:
             The tool's result; an error result for an unknown tool, an invalid input, or a failing body.
         """
         found = self._tools.get(name)
         if found is None:
-            return ToolResult.error(self._unknown(name))
+            return ToolResult.error(self._unknown_tool_text(name))
         binding = found.binding()
         if not isinstance(found, Tool) or not isinstance(binding.runs, Ordinary):
             return ToolResult.error(f"tool {name!r} is carried out by a run; it cannot be executed on its own")
@@ -97,13 +95,13 @@ class ToolRegistry:
             return ToolResult.error(error.message)
         return await found.execute(validated.arguments, ctx or ToolContext.for_test(), overrides=overrides)
 
-    def _find(self, name: str) -> ToolLike:
+    def _get_tool(self, name: str) -> ToolLike:
         found = self._tools.get(name)
         if found is None:
-            raise ToolNotAvailable(self._unknown(name), tool_name=name, available=tuple(self._tools))
+            raise ToolNotAvailable(self._unknown_tool_text(name), tool_name=name, available=tuple(self._tools))
         return found
 
-    def _unknown(self, name: str) -> str:
-        line = line_for([name])
+    def _unknown_tool_text(self, name: str) -> str:
+        line = python_for_tools([name])
         hint = f". It comes with stepengine: {line}" if line else ""
         return f"Tool {name!r} is not available. Available tools: {list_names(self._tools, name)}{hint}"

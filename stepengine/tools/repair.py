@@ -17,8 +17,6 @@ from typing import Any, TypeAlias
 from stepengine.data.json import MAX_DECODINGS, JsonDict, freeze_object
 from stepengine.errors import DataError
 
-__all__ = ("Aliases", "repairer")
-
 Aliases = Mapping[str, Sequence[str]]
 """Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
 
@@ -27,25 +25,27 @@ Expected: TypeAlias = "tuple[Sequence[Mapping[str, Any]], frozenset[str]]"
 DROPPED = "cb_easp"
 READ = frozenset({"array", "object", "integer", "number", "boolean"})
 """The types of JSON Schema whose values are also read from JSON text."""
+NOTHING: frozenset[str] = frozenset()
 SCALARS: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 """Values that are what they should be where their type of JSON Schema is expected."""
 
 
-def _camel(name: str) -> str:
+def _to_camel_case(name: str) -> str:
     return re.sub(r"_([a-z0-9])", lambda m: m[1].upper(), name)
 
 
-def repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
-    """Return the function that corrects names and values in inputs of a tool with this schema."""
+def make_repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
+    """Return a function that corrects names and values in inputs of a tool with this schema."""
     mender: _Mender | None = None
-    plain: frozenset[str] = frozenset()
+    expected: Mapping[str, frozenset[str]] = {}
 
     def repair(value: JsonDict) -> JsonDict:
-        nonlocal mender, plain
+        nonlocal mender, expected
         if mender is None:  # most tools are never called
             mender = _Mender(schema, aliases)
-            plain = mender.plain_names()
-        if value.keys() <= plain:
+            expected = mender.expected_types()
+        # Nearly every input is right as it is, and is returned without a look at its schema.
+        if all(SCALARS.get(type(member)) in expected.get(name, NOTHING) for name, member in value.items()):
             return value
         try:
             mended = mender.members(value, schema, "")
@@ -64,28 +64,28 @@ class _Mender:
         self._known: dict[int, Expected] = {}
         """By the identity of a schema, which is a part of *root*."""
 
-    def plain_names(self) -> frozenset[str]:
-        """Return the parameters at the top whose values are never corrected."""
+    def expected_types(self) -> Mapping[str, frozenset[str]]:
+        """Return the JSON types that each top-level parameter may have."""
         properties: Mapping[str, object] = self._root.get("properties", {})
-        return frozenset([name for name, schema in properties.items() if not READ & self._find_expected(schema)[1]])
+        return {name: self._find_expected(schema)[1] for name, schema in properties.items()}
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-        """Return the object with its names and members mended; the same object when nothing was wrong."""
+        """Return an object with names and members corrected; the same object if nothing was wrong."""
         properties: Mapping[str, object] = schema.get("properties", {})
         if not value.keys() <= properties.keys():
-            value = self._renamed(value, properties, path)
+            value = self._rename_members(value, properties, path)
         changed = {}
         for name, member in value.items():
             if name in properties:
-                mended = self._value(member, properties[name], f"{path}.{name}" if path else name)
+                mended = self._mend_value(member, properties[name], f"{path}.{name}" if path else name)
                 if mended is not member:
                     changed[name] = mended
         return {**value, **changed} if changed else value
 
-    def _renamed(
+    def _rename_members(
         self, value: Mapping[str, object], properties: Mapping[str, object], path: str
     ) -> Mapping[str, object]:
-        known = self._spellings(properties, path)
+        known = self._known_spellings(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value
         made: dict[str, object] = {}
@@ -97,29 +97,29 @@ class _Mender:
                 made[right] = member
         return made
 
-    def _spellings(self, properties: Mapping[str, object], path: str) -> dict[str, str]:
+    def _known_spellings(self, properties: Mapping[str, object], path: str) -> dict[str, str]:
         key = (path, frozenset(properties))
         if key not in self._names:
-            spellings = {_camel(name): name for name in properties}
+            spellings = {_to_camel_case(name): name for name in properties}
             for name in properties:
                 dotted = f"{path}.{name}" if path else name
                 spellings |= dict.fromkeys(self._aliases.get(dotted, ()), name)
             self._names[key] = spellings
         return self._names[key]
 
-    def _value(self, value: object, schema: object, path: str) -> object:
+    def _mend_value(self, value: object, schema: object, path: str) -> object:
         forms, kinds = self._find_expected(schema)
         if SCALARS.get(type(value)) in kinds:
             return value
-        value = _fitting(value, kinds)
+        value = _convert_value(value, kinds)
         if isinstance(value, list):
             items = next((f["items"] for f in forms if "items" in f), None)
-            mended = [self._value(v, items, path) for v in value] if isinstance(items, Mapping) else value
+            mended = [self._mend_value(v, items, path) for v in value] if isinstance(items, Mapping) else value
             return value if all(a is b for a, b in zip(mended, value, strict=True)) else mended
         if isinstance(value, dict):
             form = next((f for f in forms if "properties" in f), None)
             if form is None:  # one object where a list of them is due, which some tools take
-                return next((self._value(value, f["items"], path) for f in forms if "items" in f), value)
+                return next((self._mend_value(value, f["items"], path) for f in forms if "items" in f), value)
             return self.members(value, form, path)
         return value
 
@@ -127,12 +127,15 @@ class _Mender:
         """Return the forms and types that a schema expects, looked up once."""
         known = self._known.get(id(schema))
         if known is None:
-            forms = self._looked_up(schema, set())
-            known = self._known[id(schema)] = forms, frozenset([kind for form in forms for kind in _kinds(form)])
+            forms = self._expand_schema(schema, set())
+            known = self._known[id(schema)] = (
+                forms,
+                frozenset([kind for form in forms for kind in _expected_kinds(form)]),
+            )
         return known
 
-    def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:
-        """Return the schema, or its alternatives, with references followed; one that was followed before says nothing new."""
+    def _expand_schema(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:
+        """Return the alternatives of a schema with references resolved; a reference that was already followed adds none."""
         if not isinstance(schema, Mapping):
             return []
         reference = schema.get("$ref")
@@ -149,30 +152,30 @@ class _Mender:
         alternatives = schema.get("anyOf") or schema.get("oneOf")
         if not isinstance(alternatives, list) or not alternatives:
             return [schema]
-        return [form for alternative in alternatives for form in self._looked_up(alternative, followed)]
+        return [form for alternative in alternatives for form in self._expand_schema(alternative, followed)]
 
 
-def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
+def _expected_kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
     kind = form.get("type", ())
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _fitting(value: object, kinds: frozenset[str]) -> object:
-    """Return the value that was probably meant where values of *kinds* are expected; else *value*."""
+def _convert_value(value: object, kinds: frozenset[str]) -> object:
+    """Return *value* converted to one of *kinds* if that was probably meant; else *value*."""
     if isinstance(value, str) and "string" not in kinds and READ & kinds:
         value = _decode_if_wanted(value, kinds)
     return [value] if _wants_list(value, kinds) else value
 
 
 def _wants_list(value: object, kinds: frozenset[str]) -> bool:
-    """Return whether a single value is in the place of a list of such values."""
+    """Return True if a single value is given where a list is expected."""
     if "array" not in kinds or value is None or isinstance(value, list):
         return False
     return ("object" not in kinds and isinstance(value, dict)) or kinds <= {"array", "null"}
 
 
 def _decode_if_wanted(text: str, kinds: frozenset[str]) -> object:
-    """Return the value of a JSON text when it is of a wanted type; else the text."""
+    """Return the value of a JSON text if it has an expected type; else the text."""
     value: object = text
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):

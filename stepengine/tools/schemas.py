@@ -20,17 +20,12 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object
-from stepengine.data.schemas import schemas_below
+from stepengine.data.schemas import find_subschemas
 from stepengine.data.tools import Validated
 from stepengine.errors import DataError, DefinitionError, ToolInputError
 
 if TYPE_CHECKING:
     from pydantic_core import SchemaValidator
-
-__all__ = (
-    "STRING", "UNFIT_AT_TOP", "UNFOLLOWED", "JsonSchema", "SchemaInputs", "check_providers", "described", "object_schema",
-    "refusal", "validator",
-)  # fmt: skip
 
 UNFOLLOWED = ("$dynamicRef", "$recursiveRef")
 OLD_DRAFTS = re.compile(r"https?://json-schema\.org/draft-0([3467])/schema#?")
@@ -105,7 +100,7 @@ class JsonSchema:
         uri = outline.root.get("$schema")
         old = OLD_DRAFTS.fullmatch(uri) if isinstance(uri, str) else None
         if old is not None and old[1] == "3":
-            _refuse(where, "#/$schema", "draft 3 is not read; write it in draft 4, 6, 7 or 2020-12")
+            _raise_schema_error(where, "#/$schema", "draft 3 is not read; write it in draft 4, 6, 7 or 2020-12")
         draft = _draft(old[1] if old else "202012")
         self._rules = _Rules(draft.keywords, draft.is_type, outline.targets)
         for pattern, at in outline.patterns.items():
@@ -115,7 +110,7 @@ class JsonSchema:
 
     def issues(self, value: JsonValue, path: str = "") -> list[str]:
         """
-        Return what is wrong with a value: one sentence for each offending place, at most a hundred, none when it fits.
+        Return one sentence for each invalid part of a value, at most a hundred; none if the value is valid.
 
         Args:
             value: The value.
@@ -135,7 +130,7 @@ KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": 
 
 def _is_type(value: object, name: str) -> bool:
     """
-    Return whether a value is of a type of JSON.
+    Return True if a value has the given JSON type.
 
     What jsonschema has for it panics where it meets the end of the stack, and the panic is no ``Exception``.
     """
@@ -156,16 +151,16 @@ def _type(walk: _Walk, types: str | list[str], instance: object, _: object) -> S
     return () if any(walk.is_type(instance, one) for one in types) else MISFIT
 
 
-def _false(_: _Walk, __: None, ___: object, ____: object) -> Sequence[None]:
+def _reject_all(_: _Walk, __: None, ___: object, ____: object) -> Sequence[None]:
     return MISFIT
 
 
-def _leaf(decide: Keyword) -> Keyword:
-    """Return one of jsonschema's keywords that look at nothing below; its message, which repeats the instance, is counted."""
+def _with_work_count(decide: Keyword) -> Keyword:
+    """Return a leaf keyword of jsonschema that also counts the work of its message, which repeats the instance."""
 
     def decide_once(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
         for _ in decide(walk, value, instance, schema):
-            walk.judge.spend(_weight(instance))
+            walk.judge.spend(_count_work(instance))
             return MISFIT
         return ()
 
@@ -186,8 +181,8 @@ def _multiple_of(walk: _Walk, of: float, instance: float, _: object) -> Sequence
 def _unique_items(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
     if not unique or not isinstance(instance, list):
         return ()
-    walk.judge.spend(4 * _weight(instance))
-    texts = {one if isinstance(one, str) else (canonical(_with_whole_numbers(one)),) for one in instance}
+    walk.judge.spend(4 * _count_work(instance))
+    texts = {one if isinstance(one, str) else (canonical(_normalize_numbers(one)),) for one in instance}
     return MISFIT if len(texts) < len(instance) else ()
 
 
@@ -222,7 +217,7 @@ def _additional_properties(walk: _Walk, other: Form, instance: object, schema: d
 
 
 def _forms_of_member(walk: _Walk, name: str, schema: dict[str, Any]) -> Iterator[Form]:
-    """Give what ``properties`` and ``patternProperties`` ask of a member."""
+    """Yield the schemas that ``properties`` and ``patternProperties`` have for a member."""
     properties = schema.get("properties", {})
     if name in properties:
         yield properties[name]
@@ -272,11 +267,11 @@ def _pattern(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence
 
 
 def _unevaluated(walk: _Walk, other: Form, instance: object, schema: dict[str, Any], of: type) -> Sequence[None]:
-    return MISFIT if isinstance(instance, of) and walk.judge.find_strange(instance, other, schema) else ()
+    return MISFIT if isinstance(instance, of) and walk.judge.find_unevaluated(instance, other, schema) else ()
 
 
 def _content_encoding(walk: _Walk, encoding: str, instance: object, _: object) -> Sequence[None]:
-    return MISFIT if isinstance(instance, str) and _decoded(walk, encoding, instance) is None else ()
+    return MISFIT if isinstance(instance, str) and _decode_content(walk, encoding, instance) is None else ()
 
 
 def _content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[str, Any]) -> Sequence[None]:
@@ -284,7 +279,7 @@ def _content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[s
         return ()
     from pydantic_core import from_json
 
-    content = _decoded(walk, schema.get("contentEncoding", ""), instance)
+    content = _decode_content(walk, schema.get("contentEncoding", ""), instance)
     try:
         if content is not None:  # otherwise its encoding is what is wrong
             from_json(content, allow_inf_nan=False, cache_strings="none")
@@ -293,8 +288,8 @@ def _content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[s
     return ()
 
 
-def _decoded(walk: _Walk, encoding: str, text: str) -> bytes | None:
-    """Return what an encoded text stands for, and the text itself when the encoding is not known."""
+def _decode_content(walk: _Walk, encoding: str, text: str) -> bytes | None:
+    """Return the decoded bytes of a text, or the text as bytes if the encoding is unknown."""
     import base64
 
     walk.judge.spend(len(text) // CHARS)
@@ -332,11 +327,11 @@ CONTENT: dict[str, Keyword] = {"contentEncoding": _content_encoding, "contentMed
 
 @functools.cache
 def _draft(name: str) -> _Draft:
-    """Return what a draft of JSON Schema says; this is where jsonschema is imported."""
+    """Return a draft of JSON Schema. This imports jsonschema."""
     import jsonschema
 
     theirs: Any = getattr(jsonschema, f"Draft{name}Validator")
-    known = {word: decide if word in BELOW else _leaf(decide) for word, decide in theirs.VALIDATORS.items()}
+    known = {word: decide if word in BELOW else _with_work_count(decide) for word, decide in theirs.VALIDATORS.items()}
     known |= {word: decide for word, decide in OWN_KEYWORDS.items() if word in known}
     if name == "202012":  # of which the draft says that it may be written as before
         known |= {"items": _items, "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"]}
@@ -363,7 +358,7 @@ class _Draft:
         self._rules = _Rules(keywords, is_type, {})
 
     def _read_shapes(self, meta: Any) -> Iterator[tuple[str, Form]]:
-        """Give each keyword with the schema of its value, as the draft's own schema has it."""
+        """Yield each keyword with the schema of its value, from the draft's meta-schema."""
         from jsonschema_specifications import REGISTRY
 
         for part in meta.get("allOf", ()):
@@ -373,7 +368,7 @@ class _Draft:
                 yield word, self._expand(shape, document)
 
     def _expand(self, shape: Any, document: Any) -> Any:
-        """Return the schema of a keyword's value without references: a schema in it is looked at where it stands."""
+        """Return the schema of a keyword's value with references resolved; of schemas inside the value only the type is checked."""
         if isinstance(shape, list):
             return [self._expand(one, document) for one in shape]
         if not isinstance(shape, dict):
@@ -389,38 +384,38 @@ class _Draft:
         return found
 
     def check(self, where: str, schemas: Mapping[str, object]) -> None:
-        """Refuse what is no schema, among the schemas by place of which one consists."""
+        """Raise an error if one of *schemas*, the parts of one schema by path, is invalid."""
         for place, schema in schemas.items():
             for word, value in schema.items() if isinstance(schema, dict) else ():
                 if word in self._shapes:
                     self._check_keyword(where, place, word, value)
 
     def _check_keyword(self, where: str, place: str, word: str, value: object) -> None:
-        for one, at in schemas_below(word, value, place):
+        for one, at in find_subschemas(word, value, place):
             if not isinstance(one, dict | bool):
-                _refuse(where, at, f"a schema is an object, not {_start(repr(one), SHORT_CHARS)}")
+                _raise_schema_error(where, at, f"a schema is an object, not {_cut_text(repr(one), SHORT_CHARS)}")
         shape = self._shapes[word]
         issues = self._rules.find_issues(value, shape, word)
         if issues:
-            given = _start(repr(value), SHORT_CHARS)
+            given = _cut_text(repr(value), SHORT_CHARS)
             problem = f"{given} does not fit the keyword: {issues[0].removeprefix(f'{word}: ')}"
             if word == "type":
                 problem = f"{given} is no type; the types are: {list_names(sorted(TYPES), given)}"
             elif shape is self._a_schema:
                 problem = f"a schema is an object, not {given}"
-            _refuse(where, f"{place}/{word}", problem)
+            _raise_schema_error(where, f"{place}/{word}", problem)
 
 
 # --- walks ----------------------------------------------------------------------------------------------------------
 
 
-class _TooLong(Exception):
-    """The work is spent."""
+class _CheckLimitExceeded(Exception):
+    """The check exceeds its limit of work."""
 
 
 @frozen
 class _Target:
-    """Where a reference leads."""
+    """The schema to which a reference resolves."""
 
     place: str
     schema: Form
@@ -428,7 +423,7 @@ class _Target:
 
 @frozen
 class _Steps:
-    """What is to be done for a schema: keywords in their order with their values, a reference after them, and the work."""
+    """The compiled steps that check a schema: its keywords with their values, a reference, and the work."""
 
     keywords: tuple[tuple[str, Keyword, Any], ...]
     target: _Target | None
@@ -437,7 +432,7 @@ class _Steps:
 
 class _Rules:
     """
-    How values are checked: the keywords of a draft, and what was made of schemas and patterns so far.
+    The keywords of a draft and the compiled schemas and patterns.
 
     Schemas are known by their identity, so whoever has these rules keeps the schemas.
     """
@@ -446,13 +441,13 @@ class _Rules:
         self, keywords: Mapping[str, Keyword], is_type: Callable[[Any, str], bool], targets: Mapping[str, _Target]
     ) -> None:
         self.is_type = is_type
-        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", _false, None),), None, 1)}
+        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", _reject_all, None),), None, 1)}
         self._keywords = keywords
         self._targets = targets
         self._patterns: dict[str, tuple[int, SchemaValidator]] = {}
 
     def make_steps(self, schema: Any) -> _Steps:
-        """Return what is to be done for a schema, and keep it."""
+        """Return the check steps for a schema, and cache them."""
         words = {*schema}
         if schema.get("additionalProperties", True) is True:
             words.discard("additionalProperties")
@@ -464,35 +459,37 @@ class _Rules:
             steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
         target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
         made = self.steps[id(schema)] = _Steps(
-            tuple(steps), target, 1 + sum([_work_of(word, value) for word, _, value in steps])
+            tuple(steps), target, 1 + sum([_keyword_work(word, value) for word, _, value in steps])
         )
         return made
 
     def compile_pattern(self, pattern: str, where: str = "", at: str = "") -> tuple[int, SchemaValidator]:
-        """Return the size of a pattern, and what searches a text for it; refuse what is none."""
+        """Return the size of a pattern and its compiled form. An invalid pattern raises an error."""
         if pattern not in self._patterns:
             from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-            schema = core_schema.str_schema(pattern=_rust_pattern(pattern), regex_engine="rust-regex")
+            schema = core_schema.str_schema(pattern=_to_rust_pattern(pattern), regex_engine="rust-regex")
             try:
-                self._patterns[pattern] = _size_of(pattern), SchemaValidator(schema)
+                self._patterns[pattern] = _pattern_size(pattern), SchemaValidator(schema)
             except SchemaError:
-                _refuse(where, at, f"{pattern!r} is no regular expression without look-around and back-references")
+                _raise_schema_error(
+                    where, at, f"{pattern!r} is no regular expression without look-around and back-references"
+                )
         return self._patterns[pattern]
 
     def find_issues(self, value: object, schema: Form, path: str) -> list[str]:
-        """Return what is wrong with the value at *path*, and nothing when it fits the schema."""
+        """Return the issues of the value at *path*; none if it is valid."""
         judge = _Judge(self)
         judge.known[id(schema), id(value)] = False
         try:
             if not judge.descend(value, schema):
                 return []
-        except (_TooLong, RecursionError):
+        except (_CheckLimitExceeded, RecursionError):
             return [f"{path}: {TOO_LONG}"]
         judge.left = MOST_WORK
         try:
             said = _Teller(judge, path, {}).follow(value, _Target("#", schema))
-        except _TooLong:
+        except _CheckLimitExceeded:
             return [f"{path}: {TOO_LONG}"]
         except RecursionError:
             return [f"{path}: does not fit its schema, and is nested too deeply to say where"]
@@ -501,7 +498,7 @@ class _Rules:
 
 class _Judge:
     """
-    Decides whether one value fits, and ends with the first thing that does not.
+    Decides whether one value is valid, and stops at the first violation.
 
     To keywords it is the validator of jsonschema's protocol, as far as they use it.
     """
@@ -515,15 +512,15 @@ class _Judge:
         self._evaluated: dict[tuple[int, int, bool], set[Any]] = {}
 
     def spend(self, work: int) -> None:
-        """Count what is about to be done."""
+        """Count work, and raise an error above the limit."""
         self.left -= work
         if self.left < 0:
-            raise _TooLong
+            raise _CheckLimitExceeded
 
     def descend(
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
     ) -> Sequence[None]:
-        """Return nothing when *instance* fits. What it says of a reference that is being followed already is that it does not."""
+        """Return an empty sequence if *instance* is valid. It counts as invalid for a reference that is being followed."""
         asked = []
         while True:  # along references, for which a call each would be too many where values are deep
             steps = self.rules.steps.get(id(schema)) or self.rules.make_steps(schema)
@@ -549,24 +546,24 @@ class _Judge:
         """Return the names of an object's members."""
         return instance
 
-    def evolve(self, *, schema: Form) -> _Question:
-        """Return what says whether something fits that schema."""
-        return _Question(self, schema)
+    def evolve(self, *, schema: Form) -> _SubschemaValidator:
+        """Return the validator for that schema."""
+        return _SubschemaValidator(self, schema)
 
     def matches(self, pattern: str, text: str) -> bool:
-        """Return whether a pattern is found in a text."""
+        """Return whether *pattern* matches a part of *text*."""
         size, search = self.rules.compile_pattern(pattern)
         self.spend(1 + size * len(text) // STEPS)
         return search.isinstance_python(text)
 
-    def find_strange(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
-        """Return the members or items to which nothing of a schema applies, and which do not fit what is for these."""
+    def find_unevaluated(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
+        """Return the unevaluated members or items of an instance that do not match *other*."""
         evaluated = self._find_evaluated(instance, schema, is_inner=False)
         names = instance if isinstance(instance, dict) else range(len(instance))
         return [name for name in names if name not in evaluated and self.descend(instance[name], other)]
 
     def _find_evaluated(self, instance: Any, schema: Form, *, is_inner: bool = True) -> set[Any]:
-        """Return the names or indexes to which something applies of a schema that fits, or that says what is for the others."""
+        """Return the names or indexes that a matching schema evaluates."""
         if isinstance(schema, bool):
             return set()
         key = (id(schema), id(instance), is_inner)
@@ -594,7 +591,7 @@ class _Judge:
         return found
 
     def _find_beside(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
-        """Give the schemas that say something about the same value, whether it fits them or not."""
+        """Yield the subschemas that apply to the same value, whether they match or not."""
         for word in ("allOf", "anyOf", "oneOf"):
             yield from schema.get(word, ())
         yield from [form for name, form in schema.get("dependentSchemas", {}).items() if name in instance]
@@ -606,21 +603,21 @@ class _Judge:
             yield steps.target.schema
 
 
-class _Question:
-    """Whether something fits one schema, as keywords of jsonschema ask."""
+class _SubschemaValidator:
+    """The validator of one schema, in the form that keywords of jsonschema call."""
 
     def __init__(self, judge: _Judge, schema: Form) -> None:
         self._judge = judge
         self._schema = schema
 
     def is_valid(self, instance: object) -> bool:
-        """Return whether it fits."""
+        """Return True if the instance is valid."""
         return not self._judge.descend(instance, self._schema)
 
 
 class _Teller:
     """
-    Says what is wrong with the value at a path, in sentences.
+    Describes what is wrong with the value at a path, in sentences.
 
     To keywords it is a validator like the other; what they give is either a sentence or a sign that one is needed.
     """
@@ -638,8 +635,8 @@ class _Teller:
     def descend(
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
     ) -> Iterator[str]:
-        """Give a sentence for each thing that is wrong."""
-        place = self.path if path is None else below(self.path, path)
+        """Yield a sentence for each issue."""
+        place = self.path if path is None else member_path(self.path, path)
         at = _Teller(self.judge, place, self._told, is_referred=self.is_referred)
         steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.make_steps(schema)
         self.judge.spend(steps.work)
@@ -650,16 +647,16 @@ class _Teller:
                     yield one
                 elif not is_said:
                     is_said = True
-                    yield from at._say(word, value, instance, schema)
+                    yield from at._keyword_issues(word, value, instance, schema)
         if steps.target is not None:
             yield from _Teller(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
 
     def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
-        """Return the names of an object's members: as they come, and sorted below a reference, as journals have them."""
+        """Return the names of an object's members in their order; sorted below a reference, as in journals."""
         return sorted(instance) if self.is_referred else instance
 
     def follow(self, instance: object, target: _Target) -> Sequence[str]:
-        """Return the sentences for a reference: once for each value and place."""
+        """Return the sentences for a reference, once for each value and place."""
         key = (id(target.schema), id(instance), self.path)
         if key in self._told or self.judge.known.get(key[:2]):
             return self._told.get(key, ())
@@ -673,13 +670,13 @@ class _Teller:
         self._told[key] = [*told[:MAX_ISSUES], *([": and there is more"] if len(told) > MAX_ISSUES else ())]
         return self._told[key]
 
-    def _say(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
-        """Return the sentences for a keyword that says that the instance does not fit."""
-        self.judge.spend(_weight(value) + _weight(instance))
+    def _keyword_issues(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
+        """Return the sentences for a keyword that the instance violates."""
+        self.judge.spend(_count_work(value) + _count_work(instance))
         if word in SAYINGS:
             return SAYINGS[word](self, value, instance, schema)
         if word in LIMITS:
-            return (f"{self.path}: {_limit(word, value, instance, schema)}",)
+            return (f"{self.path}: {_limit_text(word, value, instance, schema)}",)
         return (f"{self.path}: {OTHERS[word]}",)
 
 
@@ -691,7 +688,7 @@ _Walk: TypeAlias = "_Judge | _Teller"
 
 class _Outline:
     """
-    The places of a schema: what they hold, where its references lead, and whether that is within the caps.
+    The subschemas of a schema by pointer, with their references resolved and their size checked.
 
     Attributes:
         root: The schema as plain JSON, names in their order.
@@ -703,9 +700,9 @@ class _Outline:
     def __init__(self, where: str, schema: Mapping[str, object]) -> None:
         self._where = where
         try:
-            self.root: dict[str, Any] = _in_order(freeze_object(schema, "schema"))
+            self.root: dict[str, Any] = _sort_members(freeze_object(schema, "schema"))
         except (DataError, TypeError) as error:
-            _refuse(where, "#", f"it is not JSON: {error}")
+            _raise_schema_error(where, "#", f"it is not JSON: {error}")
         self.schemas: dict[str, Any] = {}
         self.patterns: dict[str, str] = {}
         self.targets: dict[str, _Target] = {}
@@ -719,7 +716,7 @@ class _Outline:
                 self.targets[reference] = _Target(place, self.schemas[place])
 
     def _visit(self, top: object, at: str) -> None:
-        """Look at the schema at a pointer and at all below it."""
+        """Visit the schema at a pointer and all its subschemas."""
         left = [(top, at)]
         while left:
             schema, place = left.pop()
@@ -727,15 +724,15 @@ class _Outline:
                 continue
             self.schemas[place] = schema
             if len(self.schemas) > MAX_SCHEMAS:
-                _refuse(self._where, at, f"it consists of more than {MAX_SCHEMAS:,} schemas")
+                _raise_schema_error(self._where, at, f"it consists of more than {MAX_SCHEMAS:,} schemas")
             if isinstance(schema, dict):
-                self._look_at(schema, place)
+                self._visit_schema(schema, place)
                 for word, value in schema.items():
-                    left.extend(schemas_below(word, value, place))
+                    left.extend(find_subschemas(word, value, place))
 
-    def _look_at(self, schema: dict[str, Any], at: str) -> None:
+    def _visit_schema(self, schema: dict[str, Any], at: str) -> None:
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
-            _refuse(
+            _raise_schema_error(
                 self._where,
                 f"{at}/{unfollowed[0]}",
                 f"{unfollowed[0]!r} is not followed; use '$ref' with '#/$defs/...'",
@@ -743,26 +740,28 @@ class _Outline:
         reference = schema.get("$ref")
         if isinstance(reference, str):
             if not reference.startswith("#"):
-                _refuse(self._where, f"{at}/$ref", f"{reference!r} points outside of this schema; use '#/$defs/...'")
+                _raise_schema_error(
+                    self._where, f"{at}/$ref", f"{reference!r} points outside of this schema; use '#/$defs/...'"
+                )
             self._references.setdefault(reference, f"{at}/$ref")
         if isinstance(schema.get("$anchor"), str):
             self._anchors[f"#{schema['$anchor']}"] = at
         if isinstance(schema.get("pattern"), str):
-            self._measure(schema["pattern"], f"{at}/pattern")
+            self._measure_pattern(schema["pattern"], f"{at}/pattern")
         if isinstance(schema.get("patternProperties"), dict):
             for pattern in schema["patternProperties"]:
-                self._measure(pattern, f"{at}/patternProperties")
+                self._measure_pattern(pattern, f"{at}/patternProperties")
 
-    def _measure(self, pattern: str, at: str) -> None:
-        self._size += _size_of(pattern)
+    def _measure_pattern(self, pattern: str, at: str) -> None:
+        self._size += _pattern_size(pattern)
         if self._size > MAX_PATTERN_STATES:
-            _refuse(
+            _raise_schema_error(
                 self._where, at, f"{pattern[:80]!r} is too large, with the other patterns: count what braces repeat"
             )
         self.patterns.setdefault(pattern, at)
 
     def _find_place(self, reference: str, at: str) -> str:
-        """Return the pointer that a reference stands for, after a look at what is there."""
+        """Return the pointer to which a reference resolves, after visiting its target."""
         if reference in self._anchors:
             return self._anchors[reference]
         for pointer in (reference, unquote(reference)):
@@ -772,7 +771,7 @@ class _Outline:
             if isinstance(target, dict | bool) and (pointer == "#" or pointer.startswith("#/")):
                 self._visit(target, pointer)
                 return pointer
-        return _refuse(self._where, at, f"{reference!r} does not exist; use '#/$defs/...'")
+        return _raise_schema_error(self._where, at, f"{reference!r} does not exist; use '#/$defs/...'")
 
 
 def _member(value: object, part: str | int) -> Any:
@@ -784,24 +783,24 @@ def _member(value: object, part: str | int) -> Any:
     return None
 
 
-def _in_order(value: object) -> Any:
-    """Return a plain copy of JSON whose members are in the order of their names, as all that is said of them is."""
+def _sort_members(value: object) -> Any:
+    """Return a plain copy of JSON with the members of objects sorted by name."""
     if isinstance(value, Mapping):
-        return {name: _in_order(value[name]) for name in sorted(value)}
-    return [_in_order(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _sort_members(value[name]) for name in sorted(value)}
+    return [_sort_members(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _with_whole_numbers(value: object) -> Any:
-    """Return JSON in which numbers that are equal are written alike."""
+def _normalize_numbers(value: object) -> Any:
+    """Return JSON in which equal numbers have the same form."""
     if isinstance(value, dict):
-        return {name: _with_whole_numbers(one) for name, one in value.items()}
+        return {name: _normalize_numbers(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_with_whole_numbers(one) for one in value]
+        return [_normalize_numbers(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _weight(value: object) -> int:
-    """Return how much work it is to go through JSON, or to show it."""
+def _count_work(value: object) -> int:
+    """Return the work of traversing or showing a JSON value."""
     values = chars = 0
     left = [value]
     while left:
@@ -818,28 +817,28 @@ def _weight(value: object) -> int:
 
 
 def _tells_required_late(schema: dict[str, Any]) -> bool:
-    """Return whether journals have what ``required`` says after what ``additionalProperties`` says: where it has one name."""
+    """Return whether journals have the issues of ``required`` after those of ``additionalProperties``: if it has one name."""
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
 
 
-def _work_of(word: str, value: object) -> int:
-    """Return how much work a keyword is, without what it asks of further schemas."""
+def _keyword_work(word: str, value: object) -> int:
+    """Return the work of a keyword, without its subschemas."""
     if word in {"enum", "const", "dependentRequired", "dependencies"}:
-        return _weight(value)
+        return _count_work(value)
     return 1 + len(value) if isinstance(value, list | dict) else 1
 
 
-def _rust_pattern(pattern: str) -> str:
-    """Return the expression of ECMAScript in Rust's syntax: there, classes are Unicode's and brackets are calculated with."""
+def _to_rust_pattern(pattern: str) -> str:
+    """Return an ECMAScript pattern in Rust's syntax, in which classes are Unicode and brackets allow set operations."""
     parts: list[str] = []
     is_class = False
     for part in PART_OF_PATTERN.findall(pattern):
         made = part
         if part[0] == "\\":
-            made = _rust_escape(part)
+            made = _to_rust_escape(part)
         elif part.startswith("-\\"):  # a range that has no end
-            made = ("\\-" if is_class else "-") + _rust_escape(part[1:])
+            made = ("\\-" if is_class else "-") + _to_rust_escape(part[1:])
         elif part[0] == "[":
             made = f"\\{part}" if is_class else part
             is_class = not (is_class and part.endswith("]"))
@@ -853,7 +852,7 @@ def _rust_pattern(pattern: str) -> str:
     return "".join(parts)
 
 
-def _rust_escape(escape: str) -> str:
+def _to_rust_escape(escape: str) -> str:
     letter = escape[1]
     if letter.lower() in ESCAPED_CLASSES:
         return f"[{'^' if letter.isupper() else ''}{ESCAPED_CLASSES[letter.lower()]}]"
@@ -862,8 +861,8 @@ def _rust_escape(escape: str) -> str:
     return "\\c" if letter == "a" else escape  # a bell to Rust, and nothing to ECMAScript
 
 
-def _size_of(pattern: str) -> int:
-    """Return about how many states a pattern has: one for each character, ten for each class, times what braces say."""
+def _pattern_size(pattern: str) -> int:
+    """Return the approximate number of states of a pattern: 1 per character, 10 per class, times the repetitions."""
     if len(pattern) > MAX_PATTERN_STATES:
         return len(pattern)
     sizes, last, at = [0], 0, 0
@@ -890,36 +889,36 @@ def _size_of(pattern: str) -> int:
 # --- sentences ------------------------------------------------------------------------------------------------------
 
 
-def below(path: str, name: str | int) -> str:
-    """Return the place of a member or item of the value at *path*."""
+def member_path(path: str, name: str | int) -> str:
+    """Return the path of a member or item of the value at *path*."""
     return f"{path}.{name}" if path else str(name)
 
 
-def _refuse(where: str, at: str, problem: str) -> NoReturn:
+def _raise_schema_error(where: str, at: str, problem: str) -> NoReturn:
     msg = f"{where} at {at}: {problem}"
     raise DefinitionError(msg)
 
 
-def _start(text: str, most: int = SHOWN_CHARS) -> str:
+def _cut_text(text: str, most: int = SHOWN_CHARS) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 Saying: TypeAlias = Callable[[_Teller, Any, Any, Any], Iterable[str]]
 
 
-def _say_type(at: _Teller, types: str | list[str], instance: object, _: object) -> Iterator[str]:
+def _type_issue(at: _Teller, types: str | list[str], instance: object, _: object) -> Iterator[str]:
     wanted = [one for one in TYPES if one in ([types] if isinstance(types, str) else types)]
-    yield f"{at.path}: should be {' or '.join(wanted)}, not {_kind_of(instance)}"
+    yield f"{at.path}: should be {' or '.join(wanted)}, not {_json_type(instance)}"
 
 
-def _say_allowed(at: _Teller, options: list[object], instance: object, _: object) -> Iterator[str]:
+def _enum_issue(at: _Teller, options: list[object], instance: object, _: object) -> Iterator[str]:
     allowed, given = ", ".join(map(canonical, options)), canonical(instance)
     if not isinstance(instance, str):
-        given = repr(_in_order(instance))
-    yield f"{at.path}: should be one of {_start(allowed)}; not {_start(given, SHORT_CHARS)}"
+        given = repr(_sort_members(instance))
+    yield f"{at.path}: should be one of {_cut_text(allowed)}; not {_cut_text(given, SHORT_CHARS)}"
 
 
-def _limit(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
+def _limit_text(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
     strict = f"exclusive{word[0].upper()}{word[1:]}"
     if word in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
         word = strict
@@ -928,92 +927,95 @@ def _limit(word: str, limit: float, instance: object, schema: Mapping[str, objec
     return f"{LIMITS[word].format(limit)}, not {instance}"
 
 
-def _say_required(at: _Teller, names: list[str], instance: dict[str, object], _: object) -> Iterator[str]:
-    return (f"{below(at.path, name)}: is required" for name in names if name not in instance)
+def _required_issues(at: _Teller, names: list[str], instance: dict[str, object], _: object) -> Iterator[str]:
+    return (f"{member_path(at.path, name)}: is required" for name in names if name not in instance)
 
 
-def _say_dependent(at: _Teller, names: dict[str, list[str]], instance: dict[str, object], _: object) -> Iterator[str]:
+def _dependent_issues(
+    at: _Teller, names: dict[str, list[str]], instance: dict[str, object], _: object
+) -> Iterator[str]:
     for name, others in names.items():
         if name in instance and isinstance(others, list):
-            yield from _say_required(at, others, instance, _)
+            yield from _required_issues(at, others, instance, _)
 
 
-def _say_strange(at: _Teller, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
+def _unexpected_issues(at: _Teller, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
     known = list(schema.get("properties", ()))
     return (
-        f"{below(at.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}" for name in names
+        f"{member_path(at.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}"
+        for name in names
     )
 
 
-def _say_additional(at: _Teller, _: object, instance: dict[str, object], schema: dict[str, Any]) -> Iterator[str]:
-    return _say_strange(
+def _additional_issues(at: _Teller, _: object, instance: dict[str, object], schema: dict[str, Any]) -> Iterator[str]:
+    return _unexpected_issues(
         at, [name for name in at.in_order(instance) if not [*_forms_of_member(at, name, schema)]], schema
     )
 
 
-def _say_unevaluated(at: _Teller, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
-    strange = at.judge.find_strange(instance, other, schema)
+def _unevaluated_issues(at: _Teller, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
+    strange = at.judge.find_unevaluated(instance, other, schema)
     if isinstance(instance, dict):
-        return _say_strange(at, [name for name in at.in_order(instance) if name in strange], schema)
-    return _say_too_many(at, "Unevaluated", len(strange))
+        return _unexpected_issues(at, [name for name in at.in_order(instance) if name in strange], schema)
+    return _too_many_issue(at, "Unevaluated", len(strange))
 
 
-def _say_additional_items(at: _Teller, _: object, instance: list[object], schema: dict[str, Any]) -> Iterator[str]:
-    return _say_too_many(at, "Additional", len(instance) - len(schema["items"]))
+def _additional_item_issues(at: _Teller, _: object, instance: list[object], schema: dict[str, Any]) -> Iterator[str]:
+    return _too_many_issue(at, "Additional", len(instance) - len(schema["items"]))
 
 
-def _say_too_many(at: _Teller, what: str, count: int) -> Iterator[str]:
+def _too_many_issue(at: _Teller, what: str, count: int) -> Iterator[str]:
     yield f"{at.path}: {what} items are not allowed ({count} item{'s' if count > 1 else ''})"
 
 
-def _say_names(at: _Teller, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
+def _name_issues(at: _Teller, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
     for name in at.in_order(instance):
         for said in at.descend(name, names):
-            place = at.path if names is False else below(at.path, name)
+            place = at.path if names is False else member_path(at.path, name)
             yield f"{place}: {said.removeprefix(f'{at.path}: ')}"
 
 
-def _say_none_of(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
-    """Give the sentence for a value that fits none of several forms; it may hold others like it, so it has an end."""
+def _any_of_issues(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+    """Yield the sentence for a value that matches none of several schemas. Nested sentences are limited."""
     tries: list[list[str]] = []
     for form in forms:
         tries.append([*at.descend(instance, form)])  # noqa: PERF401 - a comprehension has a frame of its own
     here = f"{at.path}: should be "  # a form that wants another value altogether is far away
     nearest = min(tries, key=lambda said: (any(one.startswith(here) for one in said), len(said)))
-    told = _start("; ".join(nearest))
+    told = _cut_text("; ".join(nearest))
     yield f"{at.path}: fits none of the {len(tries)} allowed forms; the nearest one says: {told}"
 
 
-def _say_one_of(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+def _one_of_issues(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
     fitting = [at.judge.descend(instance, form) for form in forms].count(())
     if not fitting:
-        return _say_none_of(at, forms, instance, _)
+        return _any_of_issues(at, forms, instance, _)
     return iter((f"{at.path}: fits {fitting} of the {len(forms)} forms, and exactly one is allowed",))
 
 
 SAYINGS: dict[str, Saying] = {
-    "type": _say_type,
-    "enum": _say_allowed,
-    "const": lambda at, value, instance, _: _say_allowed(at, [value], instance, _),
+    "type": _type_issue,
+    "enum": _enum_issue,
+    "const": lambda at, value, instance, _: _enum_issue(at, [value], instance, _),
     "multipleOf": lambda at, of, _, __: (f"{at.path}: should be a multiple of {of}",),
     "pattern": lambda at, pattern, _, __: (f"{at.path}: should match {pattern!r}",),
-    "required": _say_required,
-    "dependentRequired": _say_dependent,
-    "dependencies": _say_dependent,
-    "additionalProperties": _say_additional,
-    "unevaluatedProperties": _say_unevaluated,
-    "additionalItems": _say_additional_items,
-    "unevaluatedItems": _say_unevaluated,
-    "propertyNames": _say_names,
-    "anyOf": _say_none_of,
-    "oneOf": _say_one_of,
+    "required": _required_issues,
+    "dependentRequired": _dependent_issues,
+    "dependencies": _dependent_issues,
+    "additionalProperties": _additional_issues,
+    "unevaluatedProperties": _unevaluated_issues,
+    "additionalItems": _additional_item_issues,
+    "unevaluatedItems": _unevaluated_issues,
+    "propertyNames": _name_issues,
+    "anyOf": _any_of_issues,
+    "oneOf": _one_of_issues,
     "contentEncoding": lambda at, name, _, __: (f'{at.path}: it is not compliant with "{name}" content encoding',),
     "contentMediaType": lambda at, name, _, __: (f'{at.path}: it is not compliant with "{name}" media type',),
 }
 """What is said of keywords that have more than one sentence; limits and what always says the same have a table each."""
 
 
-def _kind_of(value: object) -> str:
+def _json_type(value: object) -> str:
     """Return the name of a value's JSON type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
@@ -1021,8 +1023,8 @@ def _kind_of(value: object) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "number")
 
 
-def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, object]) -> ToolInputError:
-    """Return the error that lists *issues*, one sentence per offending field, and what was given."""
+def make_tool_input_error(tool_name: str, issues: Sequence[str], given: Mapping[str, object]) -> ToolInputError:
+    """Return the error that lists *issues*, one sentence per invalid field, and the given input."""
     shown = compact(given)
     if len(shown) > SHOWN_CHARS:
         shown = f"{shown[:SHOWN_CHARS]}... ({len(shown):,} characters in all)"
@@ -1036,21 +1038,21 @@ STRING = {"type": "string"}
 
 
 def object_schema(required: tuple[str, ...] = (), **properties: object) -> JsonDict:
-    """Return the schema of an object that has these members and no others."""
+    """Return the schema of an object with these properties and no others; *required* ones must be given."""
     schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return freeze_object(schema)
 
 
-def described(schema: Mapping[str, object], text: str) -> dict[str, Any]:
+def with_description(schema: Mapping[str, object], text: str) -> dict[str, Any]:
     """Return *schema* with a description."""
     return {**schema, "description": text}
 
 
-def validator(
+def make_validator(
     tool_name: str, schema: JsonDict, also: Callable[[JsonDict], Iterator[str]] | None = None
 ) -> Callable[[JsonDict], Validated]:
     """
-    Return a function that checks a tool's inputs, and raises ``ToolInputError``; its schema is compiled at the first call.
+    Return a function that checks a tool's inputs and raises ``ToolInputError``; the schema is compiled at the first call.
 
     *also* looks at inputs that fit and gives what else is wrong.
     """
@@ -1060,7 +1062,7 @@ def validator(
         issues = compiled().issues(value)
         if also is not None and not issues:
             issues.extend(also(value))
-        return _validated_or_refused(tool_name, issues, value)
+        return _accept_if_valid(tool_name, issues, value)
 
     return validate
 
@@ -1095,23 +1097,23 @@ class SchemaInputs:
 
     def validate(self, value: JsonDict) -> Validated:
         """
-        Return the input as it is, when it fits.
+        Return the input unchanged if it is valid.
 
         Raises:
             ToolInputError: listing every field with its problem.
         """
-        return _validated_or_refused(self._name, self._checked.issues(value), value)
+        return _accept_if_valid(self._name, self._checked.issues(value), value)
 
 
-def _validated_or_refused(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
+def _accept_if_valid(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
     if issues:
-        raise refusal(tool_name, [issue.removeprefix(": ") for issue in issues], value)
+        raise make_tool_input_error(tool_name, [issue.removeprefix(": ") for issue in issues], value)
     return Validated(value, value)
 
 
 def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
     """
-    Refuse a schema that every provider would answer with an error at the first step.
+    Raise an error for a schema that every provider rejects.
 
     Raises:
         DefinitionError: when the top is not a plain object, or a parameter's name has other characters than they take.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -12,22 +13,14 @@ from attrs import frozen
 from stepengine.data.hooks import StepContext
 from stepengine.errors import DefinitionError
 from stepengine.tools.context import ToolContext
-from stepengine.tools.depends import Dependency, FactoryNode, dependency_of, node_of
-from stepengine.tools.places import hints_of, place_of
-
-__all__ = (
-    "FunctionBody",
-    "Signature",
-    "body_of",
-    "read_docstring",
-    "read_signature",
-)
+from stepengine.tools.depends import Dependency, FactoryNode, find_dependency, make_factory_node
+from stepengine.tools.places import evaluate_hints, source_location
 
 
 @frozen(eq=False)
 class FunctionBody:
     """
-    A function and how it is called.
+    A function and the way it is called.
 
     Attributes:
         fn: The function.
@@ -51,7 +44,7 @@ class FunctionBody:
 @frozen(eq=False)
 class Signature:
     """
-    What a function takes from its caller.
+    The parameters and the return type of a function.
 
     Attributes:
         body: How it is called.
@@ -64,30 +57,30 @@ class Signature:
     returns: Any
 
 
-def _refuse(fn: Callable[..., object], problem: str) -> NoReturn:
-    msg = f"{place_of(fn)}: tool function {getattr(fn, '__name__', type(fn).__name__)!r} {problem}"
+def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn:
+    msg = f"{source_location(fn)}: tool function {getattr(fn, '__name__', type(fn).__name__)!r} {problem}"
     raise DefinitionError(msg)
 
 
-def _likely(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
-    """Return the type that a parameter without one probably has, as it is written."""
+def _guess_type(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
+    """Return a suggested annotation for a parameter that has none."""
     if parameter.name in {"ctx", "context"}:
         return (
-            f"{'StepContext' if inspect.isgeneratorfunction(_function_called(fn)) else 'ToolContext'} (from stepengine)"
+            f"{'StepContext' if inspect.isgeneratorfunction(_called_function(fn)) else 'ToolContext'} (from stepengine)"
         )
     return "str, for example"
 
 
-def _split(
+def _split_parameters(
     fn: Callable[..., object], hints: Mapping[str, object]
 ) -> tuple[bool, dict[str, Any], list[inspect.Parameter]]:
-    """Return whether the context comes first, the dependencies, and the parameters that remain."""
+    """Return whether the function takes a context, its dependencies, and its other parameters."""
     wants_context, needs, rest = False, {}, []
     for index, (name, parameter) in enumerate(inspect.signature(fn).parameters.items()):
         annotation = hints.get(name, parameter.empty)
-        dependency = dependency_of(annotation, parameter.default)
+        dependency = find_dependency(annotation, parameter.default)
         if dependency is not None:
-            needs[name] = (dependency, node_of(dependency.factory))
+            needs[name] = (dependency, make_factory_node(dependency.factory))
         elif annotation is ToolContext or get_origin(annotation) is StepContext or annotation is StepContext:
             _check_context(fn, name, index, of_handler=annotation is not ToolContext)
             wants_context = True
@@ -97,33 +90,38 @@ def _split(
 
 
 def _check_context(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
-    """Refuse a context that is not the first parameter, or that of the other kind of tool."""
-    yields = inspect.isgeneratorfunction(_function_called(fn))
+    """Raise an error for a context that is not the first parameter, or of the wrong kind."""
+    yields = inspect.isgeneratorfunction(_called_function(fn))
     if of_handler and not yields:
-        _refuse(fn, f"takes a StepContext as {name!r}, which is for tools that yield; it takes a ToolContext")
+        _raise_definition_error(
+            fn, f"takes a StepContext as {name!r}, which is for tools that yield; it takes a ToolContext"
+        )
     if yields and not of_handler:
-        _refuse(fn, f"yields, and takes a ToolContext as {name!r}; what yields takes a StepContext, or none")
+        _raise_definition_error(
+            fn, f"yields, and takes a ToolContext as {name!r}; what yields takes a StepContext, or none"
+        )
     if index:
-        _refuse(
+        _raise_definition_error(
             fn,
             f"takes the {'StepContext' if of_handler else 'ToolContext'} as {name!r}; it must be the first parameter",
         )
 
 
-def _function_called(fn: Callable[..., object]) -> Callable[..., object]:
+def _called_function(fn: Callable[..., object]) -> Callable[..., object]:
     return fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
 
 
-def _returned_by(annotation: Any) -> Any:
-    """Return what a generator with this annotation returns: ``Steps[str]``, ``Generator[..., ..., str]``; ``Any`` of any other."""
+def _generator_return_type(annotation: Any) -> Any:
+    """Return the return type in a generator annotation such as ``Steps[str]``; ``Any`` for other annotations."""
     arguments = get_args(annotation)
     return arguments[2] if len(arguments) == 3 else Any  # noqa: PLR2004 - what it yields, is sent and returns
 
 
 def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> bool:
-    yields = inspect.isgeneratorfunction(_function_called(fn))
+    """Return whether a function is a generator; raise ``DefinitionError`` if it has dependencies, too."""
+    yields = inspect.isgeneratorfunction(_called_function(fn))
     if yields and needs:
-        _refuse(
+        _raise_definition_error(
             fn,
             f"yields, and {next(iter(needs))!r} is a dependency, which no journal holds; ask for what it is needed for with "
             "`yield from Perform(fn, ...)` or a tool of its own",
@@ -132,9 +130,10 @@ def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> boo
 
 
 def _is_async(fn: Callable[..., object]) -> bool:
-    called = _function_called(fn)
+    """Return whether a function is a coroutine function; raise ``DefinitionError`` for an async generator."""
+    called = _called_function(fn)
     if inspect.isasyncgenfunction(called):
-        _refuse(
+        _raise_definition_error(
             fn,
             "is an async generator; a tool that asks for more on its way is a plain generator, `def` with `yield from`, and one "
             "that shows progress calls ctx.emit(ToolProgress(...))",
@@ -144,7 +143,7 @@ def _is_async(fn: Callable[..., object]) -> bool:
 
 def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Signature:
     """
-    Return what *fn* takes.
+    Return the signature of *fn*.
 
     Args:
         fn: The function of a tool.
@@ -157,24 +156,27 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
     if not callable(fn):
         msg = f"@tool stands above a function, not above {fn!r}"
         raise DefinitionError(msg)
-    hints = hints_of(fn, names)
-    wants_context, needs, rest = _split(fn, hints)
+    hints = evaluate_hints(fn, names)
+    wants_context, needs, rest = _split_parameters(fn, hints)
     for parameter in rest:
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
-            _refuse(fn, f"takes {str(parameter.replace(annotation=parameter.empty))!r}; name each parameter")
+            _raise_definition_error(
+                fn, f"takes {str(parameter.replace(annotation=parameter.empty))!r}; name each parameter"
+            )
         if parameter.annotation is parameter.empty:
-            _refuse(
-                fn, f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_likely(fn, parameter)}"
+            _raise_definition_error(
+                fn,
+                f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_guess_type(fn, parameter)}",
             )
     positional = tuple([p.name for p in rest if p.kind is p.POSITIONAL_ONLY])
     body = FunctionBody(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))
     returns = hints.get("return", Any)
-    return Signature(body, tuple(rest), _returned_by(returns) if body.is_generator else returns)
+    return Signature(body, tuple(rest), _generator_return_type(returns) if body.is_generator else returns)
 
 
-def body_of(fn: Callable[..., object]) -> FunctionBody:
+def make_schema_body(fn: Callable[..., object]) -> FunctionBody:
     """
-    Return how the function of a tool with a JSON Schema is called: with the whole input as one object.
+    Return the body of a tool with a JSON Schema: its function is called with the whole input as one object.
 
     Its first parameter may be a ``ToolContext``, further ones dependencies.
 
@@ -184,11 +186,11 @@ def body_of(fn: Callable[..., object]) -> FunctionBody:
     if not callable(fn):
         msg = f"run= of a tool is a function that takes the input, not {fn!r}"
         raise DefinitionError(msg)
-    wants_context, needs, rest = _split(fn, hints_of(fn))
+    wants_context, needs, rest = _split_parameters(fn, evaluate_hints(fn))
     open_ended = [p for p in rest if p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
     required = [p for p in rest if p not in open_ended and p.default is p.empty]
     if len(required) > 1 or len(rest) == 0:
-        _refuse(fn, "has to take the whole input as its one parameter, as in `def run(input: dict)`")
+        _raise_definition_error(fn, "has to take the whole input as its one parameter, as in `def run(input: dict)`")
     yields = _is_generator(fn, needs)
     return FunctionBody(fn, _is_async(fn), wants_context, needs, whole_input=True, is_generator=yields)
 
@@ -198,7 +200,9 @@ PARAMETERS = frozenset({"args", "arguments", "parameters", "params"})
 DROPPED = PARAMETERS | {"returns", "return", "yields", "raises", "exceptions"}
 
 
-def read_docstring(text: str | None) -> tuple[str, dict[str, str]]:
+# A bundled tool is made anew for each folder; parsing its text is a third of the time.
+@functools.lru_cache(maxsize=256)
+def read_docstring(text: str | None) -> tuple[str, Mapping[str, str]]:
     """
     Return the description and the text of each parameter.
 
@@ -208,15 +212,15 @@ def read_docstring(text: str | None) -> tuple[str, dict[str, str]]:
     if not text or not text.strip():
         return "", {}
     text = inspect.cleandoc(text)
-    sections = _sections(text)
+    sections = _split_sections(text)
     if any(title in PARAMETERS for title, _ in sections):
         kept = [body for title, body in sections if title not in DROPPED]
         parameters = "\n\n".join(body for title, body in sections if title in PARAMETERS)
-        return "\n\n".join(filter(None, kept)), _google(parameters)
-    return _detected(text)
+        return "\n\n".join(filter(None, kept)), _parse_google_section(parameters)
+    return _parse_any_style(text)
 
 
-def _sections(text: str) -> list[tuple[str, str]]:
+def _split_sections(text: str) -> list[tuple[str, str]]:
     """Split at Google headers, keeping each header with its body; the text before the first one has no title."""
     starts = [m for m in HEADER.finditer(text) if text[m.end() : m.end() + 2].startswith("\n ")]
     edges = [0, *[m.start() for m in starts], len(text)]
@@ -224,27 +228,27 @@ def _sections(text: str) -> list[tuple[str, str]]:
     return [(t, text[a:b].strip()) for t, a, b in zip(titles, edges, edges[1:], strict=False)]
 
 
-def _google(section: str) -> dict[str, str]:
+def _parse_google_section(section: str) -> dict[str, str]:
     import docstring_parser
     from docstring_parser.common import DocstringStyle
 
-    return _texts(docstring_parser.parse("Parameters.\n\n" + section, style=DocstringStyle.GOOGLE))
+    return _parameter_texts(docstring_parser.parse("Parameters.\n\n" + section, style=DocstringStyle.GOOGLE))
 
 
-def _detected(text: str) -> tuple[str, dict[str, str]]:
+def _parse_any_style(text: str) -> tuple[str, dict[str, str]]:
     import docstring_parser
 
     try:
         parsed = docstring_parser.parse(text)
     except docstring_parser.ParseError:
         return text, {}
-    texts = _texts(parsed)
+    texts = _parameter_texts(parsed)
     if not texts:
-        kept = [body for title, body in _sections(text) if title not in DROPPED]
+        kept = [body for title, body in _split_sections(text) if title not in DROPPED]
         return "\n\n".join(filter(None, kept)), {}
     return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description))), texts
 
 
-def _texts(parsed: object) -> dict[str, str]:
+def _parameter_texts(parsed: object) -> dict[str, str]:
     params = getattr(parsed, "params", ())
     return {p.arg_name: " ".join(p.description.split()) for p in params if p.description}

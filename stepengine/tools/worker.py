@@ -13,11 +13,9 @@ from stepengine.tools.context import CallSignal, ToolContext
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ("OnLoop", "context_for_thread")
-
 
 class OnLoop:
-    """Calls functions on the loop, in order, until the call is over; an abandoned body is not heard any more."""
+    """Calls functions on the event loop, in order, until the call ends; calls of an abandoned body are ignored."""
 
     __slots__ = ("_loop", "is_open")
 
@@ -26,21 +24,21 @@ class OnLoop:
         self.is_open = True
 
     def wrap(self, fn: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that has the loop call *fn*."""
+        """Return a function that calls *fn* on the event loop."""
 
         def called(*args: object, **kwargs: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(functools.partial(self._call, fn, *args, **kwargs))
+                self._loop.call_soon_threadsafe(functools.partial(self._call_if_open, fn, *args, **kwargs))
 
         return called
 
-    def _call(self, fn: Callable[..., None], *args: object, **kwargs: object) -> None:
+    def _call_if_open(self, fn: Callable[..., None], *args: object, **kwargs: object) -> None:
         if self.is_open:
             fn(*args, **kwargs)
 
 
 class LoopLogger:
-    """A logger whose lines are logged on the loop."""
+    """A logger that logs its lines on the event loop."""
 
     def __init__(self, logger: RunLogger, loop: OnLoop) -> None:
         self.debug = loop.wrap(logger.debug)
@@ -49,7 +47,7 @@ class LoopLogger:
         self.error = loop.wrap(logger.error)
 
 
-def context_for_thread(ctx: ToolContext, loop: OnLoop) -> tuple[ToolContext, CallSignal]:
-    """Return the context for a body in a thread, and the signal that cancels this one call."""
+def make_thread_context(ctx: ToolContext, loop: OnLoop) -> tuple[ToolContext, CallSignal]:
+    """Return a copy of the context for a body in a thread, and the signal that cancels this call."""
     signal = CallSignal(ctx.cancelled)
     return ctx.for_thread(signal, loop.wrap, LoopLogger(ctx.logger, loop)), signal

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ("PATIENCE_SECONDS", "Lock", "Renewable", "leave", "renewed", "renews", "rests")
-
 Function = TypeVar("Function", bound=Callable[[], None])
 
 PATIENCE_SECONDS = 10.0
@@ -27,10 +25,10 @@ hangs is worse.
 
 
 class Renewable(Protocol):
-    """Something that a forked child makes anew."""
+    """An object that resets itself in forked child processes."""
 
     def renew(self) -> None:
-        """Forget what the parent's threads do, without waiting for any of them."""
+        """Reset the state that the parent's threads use, without waiting for any of them."""
 
 
 _things: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -39,38 +37,38 @@ _resting: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _left: list[Any] = []
 
 
-def renewed(thing: Renewable) -> None:
-    """Have *thing* renewed in every child that is forked while it lives; it is referred to weakly."""
+def register_renewable(thing: Renewable) -> None:
+    """Call ``renew`` of *thing* in every forked child; the reference to it is weak."""
     _things.add(thing)
 
 
-def renews(function: Function) -> Function:
-    """Have a function of a module called in every child: a decorator."""
+def call_after_fork(function: Function) -> Function:
+    """A decorator: call the module function in every forked child."""
     _functions.append(function)
     return function
 
 
-def rests(before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Have *before* called ahead of every fork, and *after* behind it, in the parent alone; both for as long as the process lives."""
+def register_fork_hooks(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Register two functions that the parent calls at every fork: *before* ahead of it and *after* when it is done."""
     _resting.append((before, after))
 
 
-def leave(*things: object) -> None:
-    """Keep in this child what is its parent's, so that nothing of it is ever closed here."""
+def keep_referenced(*things: object) -> None:
+    """Store references to the parent's objects in this child, so that they are never closed here."""
     _left.extend(things)
 
 
-def _rest() -> None:
+def _run_before_fork() -> None:
     for before, _ in _resting:
         before()
 
 
-def _go_on() -> None:
+def _run_after_fork() -> None:
     for _, after in _resting:
         after()
 
 
-def _renew() -> None:
+def _renew_in_child() -> None:
     for thing in list(_things):
         thing.renew()
     for function in _functions:
@@ -78,7 +76,7 @@ def _renew() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_rest, after_in_parent=_go_on, after_in_child=_renew)
+    os.register_at_fork(before=_run_before_fork, after_in_parent=_run_after_fork, after_in_child=_renew_in_child)
 
 
 class Lock:
@@ -88,7 +86,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        renewed(self)
+        register_renewable(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -99,13 +97,13 @@ class Lock:
         self._lock.release()
 
     def acquire(self, timeout: float = -1) -> bool:
-        """Take the lock, and return whether that came about within *timeout* seconds; with -1 it is waited for as long as it takes."""
+        """Acquire the lock, and return True if this took at most *timeout* seconds; -1 waits without a limit."""
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._lock.release()
 
     def renew(self) -> None:
-        """Be free."""
+        """Replace the lock by a free one."""
         self._lock = threading.Lock()

@@ -17,8 +17,6 @@ from attrs import frozen
 
 from stepengine.errors import ToolError
 
-__all__ = ("Argv", "Script", "check_argv", "parse_command", "shown_command", "split_argv")
-
 COMMAND_WORDS = 1_000
 """More arguments than a model writes; a list of files belongs into a file."""
 COMMAND_BYTES = 128 * 1024
@@ -36,7 +34,7 @@ PLAIN = re.compile(r"[\x20-\x7e]+")
 @frozen
 class Script:
     """
-    A command that only a shell can read.
+    A command that needs a shell.
 
     Attributes:
         text: The script.
@@ -48,12 +46,12 @@ class Script:
 
 
 class _NotArgv(Exception):
-    """What is read is not an argument list."""
+    """The text is not an argument list."""
 
 
 def parse_command(command: str | Sequence[str]) -> Argv | Script:
     """
-    Return the argument list that *command* is, or the script.
+    Parse *command* into an argument list, or return it as a script.
 
     Args:
         command: A list of words, or text.
@@ -92,14 +90,14 @@ def check_argv(words: Sequence[str]) -> Argv:
         _check_text(word)
     size = sum([len(w.encode()) + 1 for w in argv])
     if size > COMMAND_BYTES:
-        _too_large(size)
+        _raise_too_large(size)
     return argv
 
 
 def _check_text(text: str) -> None:
-    """Refuse what no program can be given."""
+    """Raise an error for text that cannot be passed to a program."""
     if len(text) > COMMAND_BYTES:
-        _too_large(len(text))
+        _raise_too_large(len(text))
     if "\0" in text:
         msg = "the command holds a NUL character, which no program can be given"
         raise ToolError(msg)
@@ -109,17 +107,17 @@ def _check_text(text: str) -> None:
         msg = "the command holds half of a surrogate pair, which is not text"
         raise ToolError(msg) from None
     if size > COMMAND_BYTES:
-        _too_large(size)
+        _raise_too_large(size)
 
 
-def _too_large(size: int) -> NoReturn:
+def _raise_too_large(size: int) -> NoReturn:
     msg = f"the command has {size:,} bytes; at most {COMMAND_BYTES:,} are allowed; put long text into a file"
     raise ToolError(msg)
 
 
 def split_argv(text: str) -> Argv:
     """
-    Return the words that *text* stands for in every POSIX shell.
+    Split *text* into words as a POSIX shell does.
 
     Words are separated by spaces and tabs. Single quotes, double quotes and backslashes mean what they mean in a shell.
 
@@ -149,7 +147,7 @@ class _Splitter:
             if char in " \t":
                 found += self._finish_word()
             else:
-                self._plain(char)
+                self._read_char(char)
             self._at += 1
         return found + self._finish_word()
 
@@ -157,50 +155,50 @@ class _Splitter:
         made, self._word = self._word, None
         return [] if made is None else ["".join(made)]
 
-    def _plain(self, char: str) -> None:
+    def _read_char(self, char: str) -> None:
         """Read one character outside of quotes, or a whole quotation."""
         if char in SHELL_CHARACTERS or not char.isprintable():
-            _refuse(f"{char!r} outside of quotes")
+            _raise_not_argv(f"{char!r} outside of quotes")
         if char == "'":
-            self._add(self._single())
+            self._append_text(self._read_single_quoted())
         elif char == '"':
-            self._add(self._double())
+            self._append_text(self._read_double_quoted())
         elif char == "\\":
-            self._add(self._escaped())
+            self._append_text(self._read_escaped())
         else:
             self._check_place(char)
-            self._add(char)
+            self._append_text(char)
 
     def _check_place(self, char: str) -> None:
-        """Refuse what is special only where it stands."""
+        """Raise an error for a character that is special at its position."""
         if char not in "#~":
             return
         word = "".join(self._word or ())
         if char == "#" and not word:
-            _refuse("'#' at the start of a word")
+            _raise_not_argv("'#' at the start of a word")
         if char == "~" and (not word or word[-1] in "=:"):
-            _refuse(f"'~' {'after ' + repr(word[-1]) if word else 'at the start of a word'}")
+            _raise_not_argv(f"'~' {'after ' + repr(word[-1]) if word else 'at the start of a word'}")
 
-    def _add(self, text: str) -> None:
+    def _append_text(self, text: str) -> None:
         if self._word is None:
             self._word = []
         self._word.append(text)
 
-    def _single(self) -> str:
+    def _read_single_quoted(self) -> str:
         end = self._text.find("'", self._at + 1)
         if end < 0:
-            _refuse("a single quote that is not closed")
+            _raise_not_argv("a single quote that is not closed")
         start, self._at = self._at + 1, end
         return self._text[start:end]
 
-    def _escaped(self) -> str:
+    def _read_escaped(self) -> str:
         self._at += 1
         char = self._text[self._at : self._at + 1]
         if not char.isprintable() or not char:
-            _refuse(f"{char!r} after a backslash" if char else "a backslash at the end")
+            _raise_not_argv(f"{char!r} after a backslash" if char else "a backslash at the end")
         return char
 
-    def _double(self) -> str:
+    def _read_double_quoted(self) -> str:
         made: list[str] = []
         while True:
             self._at += 1
@@ -208,30 +206,30 @@ class _Splitter:
             if char == '"':
                 return "".join(made)
             if not char:
-                _refuse("a double quote that is not closed")
+                _raise_not_argv("a double quote that is not closed")
             if char in IN_DOUBLE_QUOTES:
-                _refuse(f"{char!r} in double quotes")
+                _raise_not_argv(f"{char!r} in double quotes")
             if char == "\\":
-                char = self._in_double(self._text[self._at + 1 : self._at + 2])
+                char = self._unescape_in_double(self._text[self._at + 1 : self._at + 2])
             made.append(char)
 
-    def _in_double(self, char: str) -> str:
-        """Return what a backslash and the character after it stand for in double quotes."""
+    def _unescape_in_double(self, char: str) -> str:
+        """Return the value of a backslash and the next character in double quotes."""
         if char == "\n":
-            _refuse("a backslash before the end of a line")
+            _raise_not_argv("a backslash before the end of a line")
         if char not in ESCAPABLE:
             return "\\"
         self._at += 1
         return char
 
 
-def _refuse(problem: str) -> NoReturn:
+def _raise_not_argv(problem: str) -> NoReturn:
     raise _NotArgv(problem)
 
 
-def shown_command(command: Argv | Script) -> str:
+def command_text(command: Argv | Script) -> str:
     """
-    Return how a command looks to the person who is asked about it.
+    Return a command as text for the person who approves it.
 
     An argument list of printable ASCII characters is one quoted line, and such a script is shown as it is. Otherwise
     each element of the list, or line of the script, is a line of its own with everything else escaped, and the hidden

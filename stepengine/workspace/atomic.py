@@ -18,12 +18,10 @@ from pathlib import Path
 
 from stepengine.errors import ToolError
 from stepengine.workspace import calls
-from stepengine.workspace.after_fork import Lock, renews
+from stepengine.workspace.after_fork import Lock, call_after_fork
 from stepengine.workspace.calls import Fd
 from stepengine.workspace.far import Far
-from stepengine.workspace.open_files import too_many_files
-
-__all__ = ("lock_for", "make_folder", "replace_file", "replace_path", "sync_folder", "target_info")
+from stepengine.workspace.open_files import too_many_files_advice
 
 _locks: weakref.WeakValueDictionary[tuple[object, int, int, str], _Lock] = weakref.WeakValueDictionary()
 _guard = Lock()
@@ -38,14 +36,14 @@ class _Lock:
         self.lock = threading.Lock()
 
 
-@renews
-def _none_held() -> None:
+@call_after_fork
+def _clear_locks() -> None:
     _locks.clear()
 
 
 @contextmanager
 def lock_for(folder: Fd, name: str) -> Iterator[None]:
-    """Hold the lock of one file within this process, so that read-change-write is done by one at a time."""
+    """Hold the lock of one file in this process, so that only one caller at a time reads and writes it."""
     info = calls.fstat(folder)
     with _guard:
         where = folder.system if isinstance(folder, Far) else None
@@ -54,9 +52,9 @@ def lock_for(folder: Fd, name: str) -> Iterator[None]:
         yield
 
 
-def target_info(folder: Fd, name: str, path: str) -> os.stat_result | None:
+def stat_target(folder: Fd, name: str, path: str) -> os.stat_result | None:
     """
-    Return what stands under a name, or ``None`` when it is free.
+    Return the status of the file under a name, or ``None`` if there is none.
 
     Raises:
         ToolError: when it is a folder, a symbolic link or a special file, which are never replaced.
@@ -78,18 +76,18 @@ def target_info(folder: Fd, name: str, path: str) -> os.stat_result | None:
 
 def replace_file(folder: Fd, name: str, data: bytes, old: os.stat_result | None, *, mode: int | None = None) -> None:
     """
-    Make *data* the content of a file, durably.
+    Replace the content of a file with *data*, durably.
 
     The mode of an old file is kept without set-uid and set-gid, unless *mode* gives another; a new file gets 0644 minus
     the umask.
     """
     if mode is None and old is not None:
         mode = stat.S_IMODE(old.st_mode) & 0o777
-    calls.put(folder, name, data, mode)
+    calls.put_file(folder, name, data, mode)
 
 
 def replace_path(path: Path, data: bytes, *, mode: int | None = None) -> None:
-    """Make *data* the content of the file at a path that is trusted, as ``replace_file`` does; a link there is replaced."""
+    """Replace the content of the file at a trusted path, as ``replace_file`` does; a link there is replaced."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         old = None
@@ -102,7 +100,7 @@ def replace_path(path: Path, data: bytes, *, mode: int | None = None) -> None:
 
 def make_folder(folder: Path, mode: int) -> None:
     """
-    Make a folder and those above it that are missing, durably: a file is lost with the name of a folder that it is in.
+    Create a folder and its missing parents durably: the name of each new folder is synced.
 
     Raises:
         OSError: when one cannot be made.
@@ -116,7 +114,7 @@ def make_folder(folder: Path, mode: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """
-    Make the names in a folder as durable as the content of their files, where its file system can.
+    Sync the names in a folder to the disk, if its file system supports it.
 
     Raises:
         OSError: when too many files are open to do it, which says nothing of the file system.
@@ -124,7 +122,7 @@ def sync_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        if too_many_files(error):
+        if too_many_files_advice(error):
             raise
         return
     try:

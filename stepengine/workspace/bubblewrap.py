@@ -12,8 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ("PROGRAM", "own_python", "shown_search_path", "shown_system")
-
 PROGRAM = "bwrap"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
 """What programs need to start, read-only."""
@@ -36,33 +34,33 @@ INSTALLED_AMONG_KEPT = ("share/uv/python", "share/uv/tools", "share/pipx/venvs",
 """What installers put there whole; of others the file is shown that a program is a link to."""
 
 
-def shown_system(search_path: str, *, network: bool = False) -> Iterator[str]:
-    """Yield the options that make an empty system and show in it the programs of this one, and nothing else."""
+def sandbox_options(search_path: str, *, network: bool = False) -> Iterator[str]:
+    """Yield the options of bubblewrap for a sandbox that contains only the programs of this system."""
     yield from ("--unshare-all", *(("--share-net",) if network else ()), "--die-with-parent", "--new-session")
     yield from ("--cap-drop", "ALL", "--hostname", "sandbox")
-    yield from _system()
+    yield from _system_options()
     yield from ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")  # noqa: S108  (inside of the sandbox)
-    for folder in _installed(search_path):
+    for folder in _installed_paths(search_path):
         yield from ("--ro-bind-try", folder, folder)
 
 
-def shown_search_path(search_path: str) -> str:
+def sandbox_search_path(search_path: str) -> str:
     """
-    Return the search path by which the same programs are found in the sandbox.
+    Return the search path with which the sandbox finds the same programs.
 
     A folder outside of the system's own is named by its real path, under which it is shown: no link to it is. One that is not
     there is left out, since a program in the sandbox could make it.
     """
-    return os.pathsep.join(dict.fromkeys([shown for _, shown in _folders(search_path)]))
+    return os.pathsep.join(dict.fromkeys([shown for _, shown in _iter_search_folders(search_path)]))
 
 
-def own_python() -> str:
-    """Return the Python that runs this, by the path under which it is shown."""
+def sandbox_python() -> str:
+    """Return the path of this Python in the sandbox."""
     folder, name = os.path.split(sys.executable)
     return f"{folder if _is_system(folder) else os.path.realpath(folder)}/{name}"
 
 
-def _folders(search_path: str) -> Iterator[tuple[str, str]]:
+def _iter_search_folders(search_path: str) -> Iterator[tuple[str, str]]:
     """Yield the real path of each folder of a search path, and the one that it has in the sandbox."""
     for folder in search_path.split(os.pathsep):
         if folder.startswith("/") and os.path.isdir(folder):  # noqa: PTH112  (never raises)
@@ -74,8 +72,8 @@ def _is_system(path: str) -> bool:
     return any(Path(path).is_relative_to(folder) for folder in SYSTEM)
 
 
-def _system() -> Iterator[str]:
-    """Yield the options that show the system's programs and libraries, as this system lays them out."""
+def _system_options() -> Iterator[str]:
+    """Yield the options that mount the system's programs and libraries."""
     for folder in SYSTEM:
         if os.path.islink(folder):  # noqa: PTH114  (the target as written is wanted)
             yield from ("--symlink", os.readlink(folder), folder)  # noqa: PTH115  (as above)
@@ -88,40 +86,42 @@ def _system() -> Iterator[str]:
             yield from ("--ro-bind", "/dev/null", path)
 
 
-def _installed(search_path: str) -> Iterator[str]:
-    """Yield what outside of the system's own belongs to programs on the search path, and to this Python."""
+def _installed_paths(search_path: str) -> Iterator[str]:
+    """Yield the paths outside of the system folders that belong to programs on the search path or to this Python."""
     home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  (never raises)
     own = os.pathsep.join([f"{sys.prefix}/bin", f"{sys.base_prefix}/bin"])
     seen: dict[str, None] = {}
-    for real, _ in _folders(f"{search_path}{os.pathsep}{own}"):
+    for real, _ in _iter_search_folders(f"{search_path}{os.pathsep}{own}"):
         above = Path(real).parent if Path(real).name in {"bin", "sbin", "shims"} else Path(real)
         # ~/bin is shown, and not the home folder around it.
         shown = Path(real) if home.is_relative_to(above) else above
         if not home.is_relative_to(shown) and not _is_system(str(shown)):
-            seen |= dict.fromkeys(_of_home(shown) if shown.parent == home and shown != Path(real) else [str(shown)])
+            seen |= dict.fromkeys(
+                _paths_in_home(shown) if shown.parent == home and shown != Path(real) else [str(shown)]
+            )
     yield from seen
 
 
-def _of_home(installed: Path) -> Iterator[str]:
+def _paths_in_home(installed: Path) -> Iterator[str]:
     """
-    Yield what is shown of an installation such as ``~/.cargo``: folders, and no file beside them, in which keys often stand.
+    Yield the folders of an installation such as ``~/.cargo``, and its settings; other files are hidden, since some contain keys.
 
     Of ``~/.local`` that is not what programs keep there, but for those that are installed among it.
     """
     is_local = installed.name == ".local"
-    for path in _entries(installed):
+    for path in _list_entries(installed):
         inside = Path(os.path.realpath(path)).is_relative_to(installed)
         if inside and (path.is_dir() or path.name in SETTINGS) and not (is_local and path.name in KEPT):
             yield str(path)
     if is_local:
         yield from [f"{installed}/{name}" for name in INSTALLED_AMONG_KEPT]
-        for program in _entries(installed / "bin"):
+        for program in _list_entries(installed / "bin"):
             real = Path(os.path.realpath(program))
             if program.is_symlink() and real.is_relative_to(installed / "share"):
                 yield str(real)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from stepengine.workspace.text import FileText, decode
-
-__all__ = ("Buffers", "as_edited", "edited_text", "place_of")
+from stepengine.workspace.text import FileText, decode_text
 
 
 class Buffers(Protocol):
@@ -23,44 +21,44 @@ class Buffers(Protocol):
     """
 
     def read(self, path: str, /) -> str | None:
-        """Return the text of a file as the editor has it; ``None`` where it does not say."""
+        """Return the text of a file in the editor; ``None`` if the editor does not provide it."""
 
     def write(self, path: str, text: str, /) -> bool:
         """
-        Have the editor write a file and save it; return ``False`` where it does not offer to.
+        Write and save a file in the editor; return ``False`` if the editor does not support this.
 
         Raises:
             ToolError: when it tried and could not.
         """
 
 
-def place_of(root: Sequence[str], parts: Sequence[str]) -> str:
-    """Return the absolute path of a file by its place below a root."""
+def absolute_path(root: Sequence[str], parts: Sequence[str]) -> str:
+    """Return the absolute path of a file from the root and its path components below the root."""
     return "/" + "/".join((*root, *parts))
 
 
-def as_edited(buffers: Buffers | None, path: str, data: bytes) -> bytes:
-    """Return the content of the file at *path*, of which the disk has *data*, as it stands in the editor."""
-    held = None if buffers is None else decode(data)
+def content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> bytes:
+    """Return the content of the file at *path* in the editor, else *data*, the content on disk."""
+    held = None if buffers is None else decode_text(data)
     text = None if held is None or buffers is None else buffers.read(path)
     if held is None or text is None:
         return data
     try:
-        return held.encode(_with_its_line_ends(held, text))
+        return held.encode(_apply_line_ends(held, text))
     except UnicodeEncodeError:
         return data
 
 
-def edited_text(data: bytes) -> str | None:
-    """Return the text that an editor can be given for a new content; ``None`` for one that it would write otherwise."""
-    decoded = decode(data)
+def text_for_editor(data: bytes) -> str | None:
+    """Return the text of *data* for an editor; ``None`` if the editor would write it back differently."""
+    decoded = decode_text(data)
     if decoded is None or decoded.bom or decoded.shown != decoded.text:
         return None
     return decoded.text
 
 
-def _with_its_line_ends(held: FileText, text: str) -> str:
-    """Return an editor's text with the line ends of the file: many editors keep their texts without carriage returns."""
+def _apply_line_ends(held: FileText, text: str) -> str:
+    """Return an editor's text with the line ends of the file, since many editors remove carriage returns."""
     if "\r\n" not in held.text or "\r\n" in text:
         return text
     same = held.text.replace("\r\n", "\n")

@@ -18,32 +18,6 @@ from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 from stepengine.workspace import whole_files
 from stepengine.workspace.far import Far
 
-__all__ = (
-    "FILE",
-    "FOLDER",
-    "OTHERS_BITS",
-    "OTHERS_WRITE_BITS",
-    "OWNER_FILE_MODE",
-    "OWNER_FOLDER_MODE",
-    "WALK",
-    "Fd",
-    "FolderEntry",
-    "close",
-    "fstat",
-    "lseek",
-    "mkdir",
-    "mount_of",
-    "open_at",
-    "put",
-    "read",
-    "readlink",
-    "rmdir",
-    "scandir",
-    "stat_at",
-    "sweep",
-    "unlink",
-)  # fmt: skip
-
 WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -64,27 +38,27 @@ Fd: TypeAlias = int | Far
 
 
 class FolderEntry(Protocol):
-    """What stands in a folder, as ``os.DirEntry`` tells it."""
+    """An entry of a folder, with the methods of ``os.DirEntry``."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the entry."""
 
     def inode(self) -> int:
-        """Return its number."""
+        """Return the inode number."""
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a folder; links are not followed elsewhere."""
+        """Return whether the entry is a folder; on remote systems links are not followed."""
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a regular file."""
+        """Return whether the entry is a regular file."""
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return what the system says of it."""
+        """Return the status of the entry."""
 
 
-def _asks(call: Callable[Params, T]) -> Callable[Params, T]:
-    """Have a name or mode that no system has refused as the system would: Python refuses it before, with errors of its own."""
+def _with_os_errors(call: Callable[Params, T]) -> Callable[Params, T]:
+    """A decorator: raise ``OSError`` for names and modes that Python itself rejects with other errors."""
 
     @wraps(call)
     def asking(*args: Params.args, **kwargs: Params.kwargs) -> T:
@@ -96,7 +70,7 @@ def _asks(call: Callable[Params, T]) -> Callable[Params, T]:
     return asking
 
 
-@_asks
+@_with_os_errors
 def open_at(name: str, flags: int, folder: Fd) -> Fd:
     """Open one name in an open folder; *flags* are ``WALK``, ``FOLDER`` or ``FILE``."""
     if isinstance(folder, Far):
@@ -105,7 +79,7 @@ def open_at(name: str, flags: int, folder: Fd) -> Fd:
 
 
 def close(fd: Fd) -> None:
-    """Close something open."""
+    """Close an open file or folder."""
     if isinstance(fd, Far):
         fd.close()
     else:
@@ -113,14 +87,14 @@ def close(fd: Fd) -> None:
 
 
 def fstat(fd: Fd) -> os.stat_result:
-    """Return what the system says of something open."""
+    """Return the status of an open file or folder."""
     return fd.fstat() if isinstance(fd, Far) else os.fstat(fd)
 
 
 def mount_of(fd: Fd) -> str:
-    """Return which mount something open was reached through; ``""`` where the system does not tell."""
+    """Return the id of the mount of an open file or folder; ``""`` if the system does not report it."""
     if isinstance(fd, Far):
-        return fd.mount()
+        return fd.mount_id()
     try:
         text = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
     except OSError:
@@ -129,12 +103,12 @@ def mount_of(fd: Fd) -> str:
 
 
 def read(fd: Fd, size: int) -> bytes:
-    """Read on in a file."""
+    """Read the next bytes of a file."""
     return fd.read(size) if isinstance(fd, Far) else os.read(fd, size)
 
 
 def lseek(fd: Fd, position: int) -> None:
-    """Have reading go on at a position from the beginning."""
+    """Set the read position, counted from the start of the file."""
     if isinstance(fd, Far):
         fd.position = position
     else:
@@ -151,21 +125,21 @@ def _list_far(fd: Far) -> Iterator[Iterator[FolderEntry]]:
     yield iter(fd.list())
 
 
-@_asks
+@_with_os_errors
 def stat_at(name: str, folder: Fd) -> os.stat_result:
-    """Return what the system says of a name, without following it."""
+    """Return the status of a name, without following links."""
     if isinstance(folder, Far):
         return folder.stat(name)
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
 
-@_asks
+@_with_os_errors
 def readlink(name: str, folder: Fd) -> str:
     """Return where a symbolic link points."""
     return folder.readlink(name) if isinstance(folder, Far) else os.readlink(name, dir_fd=folder)
 
 
-@_asks
+@_with_os_errors
 def mkdir(name: str, mode: int, folder: Fd) -> None:
     """Make a folder."""
     if isinstance(folder, Far):
@@ -174,7 +148,7 @@ def mkdir(name: str, mode: int, folder: Fd) -> None:
         os.mkdir(name, mode, dir_fd=folder)
 
 
-@_asks
+@_with_os_errors
 def rmdir(name: str, folder: Fd) -> None:
     """Remove a folder that is empty."""
     if isinstance(folder, Far):
@@ -183,7 +157,7 @@ def rmdir(name: str, folder: Fd) -> None:
         os.rmdir(name, dir_fd=folder)
 
 
-@_asks
+@_with_os_errors
 def unlink(name: str, folder: Fd) -> None:
     """Remove a file, durably."""
     if isinstance(folder, Far):
@@ -193,17 +167,17 @@ def unlink(name: str, folder: Fd) -> None:
         os.fsync(folder)
 
 
-@_asks
-def put(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
-    """Make *data* the content of a file, durably, all of it or nothing; with 0644 minus the umask for the mode ``None``."""
+@_with_os_errors
+def put_file(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
+    """Replace the content of a file durably and atomically; the mode ``None`` means 0644 minus the umask."""
     if isinstance(folder, Far):
         folder.put(name, data, mode)
     else:
         whole_files.put(folder, name, data, mode)
 
 
-def sweep(folder: Fd) -> None:
-    """Remove temporary files that a process which no longer exists has left in a folder."""
+def remove_stale_files(folder: Fd) -> None:
+    """Remove temporary files in a folder that were left by processes that have ended."""
     if isinstance(folder, Far):
         folder.sweep()
     else:

@@ -10,13 +10,11 @@ from stepengine.workspace.argv import Argv
 from stepengine.workspace.guard import CallGuard
 from stepengine.workspace.root import Root
 
-__all__ = ("CommandGuard",)
-
 
 @frozen(kw_only=True)
 class CommandGuard(CallGuard):
     """
-    What binds the call of one command.
+    The guard of a command call, with the function that restricts the command.
 
     Attributes:
         confine: Takes the root of a tool, the place of the working folder below it, and a command. Returns the command to run in its

@@ -26,8 +26,6 @@ from attrs import frozen
 from stepengine.errors import UnknownOutcome, WorkspaceLost
 from stepengine.workspace.threads import CancelSignal
 
-__all__ = ("PROGRAM", "CallReply", "Listener", "ProgramConnection", "source_of")
-
 READY = b"stepengine worker 1\n"
 BEFORE_BYTES = 65_536
 """How much a log-in may print before the program speaks."""
@@ -59,7 +57,7 @@ KILL_SECONDS = 2.0
 @frozen
 class CallReply:
     """
-    What came of a call.
+    The reply to a call.
 
     Attributes:
         head: The members of its last frame.
@@ -73,20 +71,20 @@ class CallReply:
 
 
 class Listener(Protocol):
-    """Is told of a program that was started; called in the thread that reads."""
+    """Receives the output and the end of a program; its methods are called in the reading thread."""
 
     def printed(self, stream: str, data: bytes, /) -> None:
-        """Take what it printed on ``"out"``, ``"err"`` or the ``"line"`` of its supervisor."""
+        """Handle output on ``"out"``, ``"err"`` or the ``"line"`` of its supervisor."""
 
     def closed(self, stream: str, /) -> None:
-        """Take note that nothing more comes from a stream."""
+        """Handle the end of a stream."""
 
-    def gone(self, code: int | None, /) -> None:
-        """Take note that its supervisor has ended; ``None`` when nobody knows how, since the connection ended."""
+    def handle_exit(self, code: int | None, /) -> None:
+        """Handle the exit of the supervisor; *code* is ``None`` if the connection ended first."""
 
 
 class _Pending:
-    """A call that was made."""
+    """A call that waits for its reply."""
 
     __slots__ = ("answer", "effect", "is_forgotten", "parts", "settled", "size")
 
@@ -101,7 +99,7 @@ class _Pending:
 
 class ProgramConnection:
     """
-    A program that was started, and the calls on it; from any number of threads.
+    A connection to a program, and the calls to it; it can be used by several threads.
 
     Args:
         argv: What gives its standard input and output.
@@ -147,7 +145,7 @@ class ProgramConnection:
             os.set_blocking(fd, False)
         # A pipe to oneself, which wakes the reading thread out of its `select` when the connection is to end.
         self._wakes, self._woken = os.pipe()
-        self._thread = threading.Thread(target=self._read, name="stepengine-workspace", daemon=True)
+        self._thread = threading.Thread(target=self._read_loop, name="stepengine-workspace", daemon=True)
         self._thread.start()
         # The program is sent over the same pipe and not installed there: the other end needs a Python and nothing of
         # ours, and both ends are always of one version.
@@ -156,9 +154,9 @@ class ProgramConnection:
         with contextlib.suppress(_ConnectionEnded):
             self._write(text, deadline)
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
-            self._break(f"its program did not begin within {seconds:g} s")
+            self._mark_ended(f"its program did not begin within {seconds:g} s")
         if self._why:
-            raise WorkspaceLost(self._message())
+            raise WorkspaceLost(self._lost_text())
 
     @property
     def is_lost(self) -> bool:
@@ -178,7 +176,7 @@ class ProgramConnection:
         **given: object,
     ) -> int:
         """
-        Make a call, and return its number for ``answer``.
+        Send a call, and return its number for ``answer``.
 
         Args:
             do: What is to be done.
@@ -194,7 +192,7 @@ class ProgramConnection:
         """
         pending = _Pending(effect=effect)
         with self._lock:
-            self._check()
+            self._check_connected()
             # Noted before it is sent: the answer may be there before `_send` has returned.
             self._last += 1
             number = self._last
@@ -207,21 +205,21 @@ class ProgramConnection:
         except BaseException as error:
             with self._lock:
                 self._pending.pop(number, None)
-                self._deafen(number)
+                self._remove_listener(number)
             if not isinstance(error, _ConnectionEnded):
                 raise
-            raise WorkspaceLost(self._message()) from None
+            raise WorkspaceLost(self._lost_text()) from None
         return number
 
     def tell(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
-        """Make a call that has no answer; nothing is said when the connection has ended."""
+        """Send a call without a reply. Nothing happens if the connection has ended."""
         with contextlib.suppress(_ConnectionEnded):
             if not self._why:
                 self._send({"do": do, **given}, b"", time.monotonic() + seconds)
 
     def answer(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
         """
-        Wait for what comes of a call.
+        Wait for the reply to a call.
 
         Raises:
             OSError: when the call was refused by the system there.
@@ -231,30 +229,30 @@ class ProgramConnection:
         with self._lock:
             pending = self._pending.get(number)
         if pending is None:
-            raise WorkspaceLost(self._message())
+            raise WorkspaceLost(self._lost_text())
         until = time.monotonic() + seconds
         while not pending.settled.wait(
             min(POLL_SECONDS if cancelled is not None else seconds, max(0.0, until - time.monotonic()))
         ):
             if cancelled is not None and cancelled.is_set():
                 self.forget(number)
-                raise self._unanswered(pending, "its call was cancelled before its answer came")
+                raise self._make_unanswered_error(pending, "its call was cancelled before its answer came")
             if time.monotonic() >= until:
-                self._break(f"an answer did not come within {seconds:g} s")
+                self._mark_ended(f"an answer did not come within {seconds:g} s")
                 break
         with self._lock:
             self._pending.pop(number, None)
         if pending.answer is None:
-            raise self._unanswered(pending, self._why)
+            raise self._make_unanswered_error(pending, self._why)
         head = pending.answer.head
         if "error" in head:
             with self._lock:
-                self._deafen(number)
-            raise self._refusal(head)
+                self._remove_listener(number)
+            raise self._make_reply_error(head)
         return pending.answer
 
     def forget(self, number: int) -> None:
-        """Let the answer of a call go by."""
+        """Discard the reply to a call."""
         with self._lock:
             pending = self._pending.get(number)
             if pending is not None:
@@ -262,13 +260,13 @@ class ProgramConnection:
                 if pending.settled.is_set():  # it came in this moment, and nobody else takes it away
                     del self._pending[number]
 
-    def _deafen(self, number: int) -> None:
-        """Tell nobody of a program any more; the lock is held."""
+    def _remove_listener(self, number: int) -> None:
+        """Remove the listener of a program. The lock must be held."""
         self._listeners.pop(number, None)
         self._untaken.pop(number, None)
 
     def take(self, number: int, size: int) -> None:
-        """Allow a program to send so many bytes more."""
+        """Permit a program to send *size* more bytes of output."""
         with self._lock:
             if number not in self._untaken:
                 return
@@ -276,14 +274,14 @@ class ProgramConnection:
         self.tell("allow", child=number, size=size)
 
     def close(self) -> None:
-        """End the connection: the program there ends what it started."""
-        self._break("it was closed")
+        """End the connection; the program at the other end then ends its processes."""
+        self._mark_ended("it was closed")
         if self._thread is not threading.current_thread():
             self._thread.join(KILL_SECONDS * 2)
 
     # --- what comes --------------------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read_loop(self) -> None:
         waiting = select.poll()
         for fd in (self._out, self._err, self._wakes):
             waiting.register(fd, select.POLLIN)
@@ -291,27 +289,31 @@ class ProgramConnection:
             while not self._why:
                 for fd, _ in waiting.poll():
                     if fd == self._out:
-                        self._hear()
-                    elif fd == self._err and not self._note():
+                        self._receive()
+                    elif fd == self._err and not self._read_stderr():
                         waiting.unregister(fd)
         except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would seem to stand
-            self._break(_why(error))
+            self._mark_ended(_end_reason(error))
         finally:
-            self._end()
+            self._end_program()
 
-    def _hear(self) -> None:
-        """Take in what the other end says."""
+    def _receive(self) -> None:
+        """Receive data from the program."""
         data = os.read(self._out, CHUNK_BYTES)
         if data:
-            self._take_in(data)
+            self._split_frames(data)
             return
         until = time.monotonic() + POLL_SECONDS * 4  # what the transport says last is why it ended
-        while (left := until - time.monotonic()) > 0 and select.select([self._err], [], [], left)[0] and self._note():
+        while (
+            (left := until - time.monotonic()) > 0
+            and select.select([self._err], [], [], left)[0]
+            and self._read_stderr()
+        ):
             pass
-        self._break("it ended")
+        self._mark_ended("it ended")
 
-    def _note(self) -> bytes:
-        """Keep the end of what the transport complains of; return what is new of it."""
+    def _read_stderr(self) -> bytes:
+        """Read the error output of the transport, store its end, and return the new part."""
         try:
             data = os.read(self._err, CHUNK_BYTES)
         except OSError:
@@ -319,7 +321,7 @@ class ProgramConnection:
         self._said = (self._said + data)[-SAID_CHARS:]
         return data
 
-    def _take_in(self, data: bytes) -> None:
+    def _split_frames(self, data: bytes) -> None:
         buffer = self._buffer
         buffer += data
         if not self._ready.is_set():
@@ -342,11 +344,11 @@ class ProgramConnection:
             text = bytes(buffer[LENGTHS.size : LENGTHS.size + head_size])
             content = bytes(buffer[LENGTHS.size + head_size : end])
             del buffer[:end]
-            self._frame(_parse_head(text), content)
+            self._handle_frame(_parse_head(text), content)
 
-    def _frame(self, head: dict[str, Any], data: bytes) -> None:
+    def _handle_frame(self, head: dict[str, Any], data: bytes) -> None:
         if "on" in head:
-            self._of_program(head, data)
+            self._handle_program_frame(head, data)
             return
         number = head.get("id")
         with self._lock:
@@ -367,7 +369,7 @@ class ProgramConnection:
                 if pending.is_forgotten and type(number) is int:
                     del self._pending[number]
 
-    def _of_program(self, head: dict[str, Any], data: bytes) -> None:
+    def _handle_program_frame(self, head: dict[str, Any], data: bytes) -> None:
         number = head["on"]
         with self._lock:
             listener = self._listeners.get(number) if type(number) is int else None
@@ -383,10 +385,10 @@ class ProgramConnection:
                 msg = "a program printed more than it was allowed to send"
                 raise _Broken(msg)
             if "gone" in head:
-                self._deafen(number)
+                self._remove_listener(number)
         if "gone" in head:
             code = head["gone"]
-            listener.gone(code if type(code) is int else None)
+            listener.handle_exit(code if type(code) is int else None)
         elif "from" in head:
             listener.printed(stream, data)
         else:
@@ -394,7 +396,7 @@ class ProgramConnection:
 
     # --- how it ends -------------------------------------------------------------------------------------------------
 
-    def _break(self, why: str) -> None:
+    def _mark_ended(self, why: str) -> None:
         with self._lock:
             if self._why:
                 return
@@ -403,8 +405,8 @@ class ProgramConnection:
             os.write(self._woken, b"x")
         self._ready.set()
 
-    def _end(self) -> None:
-        """End the program, and tell everybody who waits; the last thing that the thread does."""
+    def _end_program(self) -> None:
+        """End the program, and notify all waiting callers. The thread does this last."""
         process = self._process
         with self._writing:
             for stream in (process.stdin, process.stdout):
@@ -421,7 +423,7 @@ class ProgramConnection:
             one.settled.set()
         for listener in listeners:
             with contextlib.suppress(Exception):  # the others are told, and the program is ended
-                listener.gone(None)
+                listener.handle_exit(None)
         try:
             process.wait(KILL_SECONDS)  # its end of the pipe is closed, and it has something to clean up
         except subprocess.TimeoutExpired:
@@ -435,24 +437,26 @@ class ProgramConnection:
                 os.close(fd)
             self._woken = -1
 
-    def _check(self) -> None:
+    def _check_connected(self) -> None:
         if self._why:
-            raise WorkspaceLost(self._message())
+            raise WorkspaceLost(self._lost_text())
 
-    def _message(self) -> str:
+    def _lost_text(self) -> str:
         said = self._said.decode("utf-8", "replace").strip()
         printable = "".join([c if c.isprintable() or c == "\n" else " " for c in said])
         return (
             f"the workspace {self._name} cannot be reached: {self._why}{f'; it said: {printable}' if printable else ''}"
         )
 
-    def _unanswered(self, pending: _Pending, why: str) -> WorkspaceLost | UnknownOutcome:
+    def _make_unanswered_error(self, pending: _Pending, why: str) -> WorkspaceLost | UnknownOutcome:
         if pending.effect:
             msg = f"nobody knows what came of the call: the workspace {self._name} was lost in the middle of it: {why}"
             return UnknownOutcome(msg)
-        return WorkspaceLost(self._message() if self._why else f"the workspace {self._name} was not waited for: {why}")
+        return WorkspaceLost(
+            self._lost_text() if self._why else f"the workspace {self._name} was not waited for: {why}"
+        )
 
-    def _refusal(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
+    def _make_reply_error(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
         import errno
 
         name = head["error"]
@@ -475,7 +479,7 @@ class ProgramConnection:
         self._write(LENGTHS.pack(len(text), len(data)) + text + data, deadline)
 
     def _write(self, data: bytes, deadline: float) -> None:
-        """Write all of it, or break the connection: half a frame would be followed by nonsense."""
+        """Write all bytes, or end the connection, since half a frame would make the rest unreadable."""
         with self._writing:
             stream = self._process.stdin
             if self._why or stream is None or stream.closed:
@@ -485,7 +489,7 @@ class ProgramConnection:
             except _ConnectionEnded:
                 raise
             except BaseException:
-                self._break("a call was interrupted while it was sent")
+                self._mark_ended("a call was interrupted while it was sent")
                 raise
 
     def _write_all(self, view: memoryview, deadline: float) -> None:
@@ -495,19 +499,19 @@ class ProgramConnection:
             except BlockingIOError:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._why:
-                    self._break("it does not read what it is sent")
+                    self._mark_ended("it does not read what it is sent")
                     raise _ConnectionEnded from None
                 select.select([], [self._in], [], min(left, POLL_SECONDS * 4))
             except OSError:
-                self._gone_quiet()
+                self._await_reason()
                 raise _ConnectionEnded from None
 
-    def _gone_quiet(self) -> None:
-        """Give the thread that reads a moment to find out why: the other end says so last."""
+    def _await_reason(self) -> None:
+        """Wait a moment for the reading thread to find out why the connection ended."""
         until = time.monotonic() + POLL_SECONDS * 10
         while not self._why and time.monotonic() < until:
             time.sleep(POLL_SECONDS / 10)
-        self._break("it ended")
+        self._mark_ended("it ended")
 
 
 class _ConnectionEnded(Exception):
@@ -515,11 +519,11 @@ class _ConnectionEnded(Exception):
 
 
 class _Broken(Exception):
-    """The other end broke a rule."""
+    """The other end violated the protocol."""
 
 
-def _why(error: Exception) -> str:
-    """Return why a connection ends with an error of the thread that reads."""
+def _end_reason(error: Exception) -> str:
+    """Return the reason text for an error in the reading thread."""
     if isinstance(error, _Broken):
         return f"it does not keep to the protocol: {error}"
     if isinstance(error, OSError):
@@ -538,8 +542,8 @@ def _parse_head(text: bytes) -> dict[str, Any]:
     return head
 
 
-def source_of(*names: str) -> bytes:
-    """Return the text of modules of this folder as one program."""
+def join_sources(*names: str) -> bytes:
+    """Return the source code of modules of this folder as one program."""
     texts = [Path(__file__).with_name(name).read_bytes() for name in names]
     # A future statement is allowed at the beginning alone.
     return FUTURE + b"\n".join([text.replace(FUTURE, b"") for text in texts])

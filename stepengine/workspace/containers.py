@@ -15,8 +15,6 @@ from attrs import frozen
 from stepengine.data.visible import visible
 from stepengine.errors import WorkspaceLost
 
-__all__ = ("Container",)
-
 LABEL = "stepengine.workspace"
 CONTAINER_SECONDS = 60.0
 """Starting or saving a container takes seconds; a busy machine needs more, and a daemon that hangs must not hold a run."""
@@ -29,7 +27,7 @@ FACTS = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL}"}}}}'
 @frozen
 class Container:
     """
-    A container by its name.
+    A named container of Docker or Podman.
 
     Attributes:
         program: ``docker`` or ``podman``.
@@ -46,75 +44,75 @@ class Container:
     start: float = CONTAINER_SECONDS
 
     @property
-    def _mark(self) -> str:
+    def _options_hash(self) -> str:
         return hashlib.sha256("\0".join(self.words).encode()).hexdigest()[:24]
 
     def begin(self) -> None:
         """
-        Start the container, making it first if need be; one that somebody else made is left as it is.
+        Start the container, and create it if it does not exist. An existing container is not changed.
 
         Raises:
             WorkspaceLost: when it cannot start, or one of that name was made with other options.
         """
-        if not self.words or self._runs():
+        if not self.words or self._ensure_running():
             return
-        made = self._ran(
+        made = self._run_program(
             "run",
             "--detach",
             "--stop-timeout=1",
             f"--name={self.name}",
-            f"--label={LABEL}={self._mark}",
+            f"--label={LABEL}={self._options_hash}",
             *self.words,
             seconds=self.start,
         )
         # Another process may have made it in the meantime.
-        if made.returncode and not self._runs():
-            self._refuse("could not be made", made.stderr)
+        if made.returncode and not self._ensure_running():
+            self._raise_lost("could not be made", made.stderr)
 
-    def _runs(self) -> bool:
-        """Return whether it is there, and runs by now."""
-        found = self._ran("container", "inspect", f"--format={FACTS}", self.name)
+    def _ensure_running(self) -> bool:
+        """Return True if the container exists, after starting it if it is stopped."""
+        found = self._run_program("container", "inspect", f"--format={FACTS}", self.name)
         if found.returncode:
             return False
         running, _, mark = found.stdout.decode("utf-8", "replace").strip().partition(" ")
-        if mark != self._mark:
+        if mark != self._options_hash:
             msg = (
                 f"the container {self.name!r} exists, but was made from another image or with other options; "
                 f"give another name as keep=, or remove it: {self.program} rm -f {self.name}"
             )
             raise WorkspaceLost(msg)
         if running != "true":
-            started = self._ran("start", self.name)
+            started = self._run_program("start", self.name)
             if started.returncode:
-                self._refuse("could not be started again", started.stderr)
+                self._raise_lost("could not be started again", started.stderr)
         return True
 
     def commit(self, image: str) -> None:
         """
-        Make an image of what it holds, but for its mounts.
+        Create an image of the container's content, without its mounts.
 
         Raises:
             WorkspaceLost: when that cannot be.
         """
         self.begin()
-        made = self._ran("commit", self.name, image, seconds=max(self.start, CONTAINER_SECONDS))
+        made = self._run_program("commit", self.name, image, seconds=max(self.start, CONTAINER_SECONDS))
         if made.returncode:
-            self._refuse(f"could not be made the image {image!r}", made.stderr)
+            self._raise_lost(f"could not be made the image {image!r}", made.stderr)
 
     def remove(self) -> None:
         """
-        Throw it away, with what it holds; one that somebody else made is left alone.
+        Remove the container and its content, unless someone else created it.
 
         Raises:
             WorkspaceLost: when that cannot be.
         """
-        if self.words and self._ran("container", "inspect", self.name).returncode == 0:
-            self._runs()  # never one that was made by somebody else
-            removed = self._ran("rm", "--force", self.name)
+        if self.words and self._run_program("container", "inspect", self.name).returncode == 0:
+            self._ensure_running()  # never one that was made by somebody else
+            removed = self._run_program("rm", "--force", self.name)
             if removed.returncode:
-                self._refuse("could not be removed", removed.stderr)
+                self._raise_lost("could not be removed", removed.stderr)
 
-    def _ran(self, *words: str, seconds: float = CONTAINER_SECONDS) -> subprocess.CompletedProcess[bytes]:
+    def _run_program(self, *words: str, seconds: float = CONTAINER_SECONDS) -> subprocess.CompletedProcess[bytes]:
         command = [self.program, *words]
         try:
             return subprocess.run(  # noqa: S603  (an argument list; no shell reads it)
@@ -127,7 +125,7 @@ class Container:
             msg = f"{self.program} cannot be started: {error.strerror}; is it installed?"
             raise WorkspaceLost(msg) from None
 
-    def _refuse(self, what: str, said: bytes) -> None:
+    def _raise_lost(self, what: str, said: bytes) -> None:
         text = visible(said.decode("utf-8", "replace").strip()[-SAID_CHARS:])
         msg = f"the container {self.name!r} {what}: {text}"
         raise WorkspaceLost(msg)

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,28 +24,11 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.redaction import is_secret_variable, known_in
+from stepengine.redaction import find_environment_secrets, is_secret_variable
 from stepengine.workspace.argv import Argv
 
 if TYPE_CHECKING:
     from stepengine.workspace.far import Elsewhere
-
-__all__ = (
-    "ALWAYS",
-    "MARKER",
-    "NAMES_BYTES",
-    "READ_SECONDS",
-    "SUPERVISOR",
-    "CommandEnvironment",
-    "GitQuery",
-    "Private",
-    "as_variables",
-    "check_names",
-    "find_program",
-    "looking",
-    "read_git_identity",
-    "without_secrets",
-)
 
 READ_SECONDS = 10.0
 """How long reading the configuration may take."""
@@ -106,7 +89,7 @@ VALUED = frozenset(("-C", "-c", "--attr-source", "--config-env", "--git-dir", "-
 @frozen
 class GitQuery:
     """
-    A git command that only looks.
+    A read-only git command.
 
     Attributes:
         argv: What is executed.
@@ -118,12 +101,12 @@ class GitQuery:
 
     def variables(self, names: bytes) -> dict[str, str]:
         """
-        Return the variables for it, given the answer to the question.
+        Return the environment variables for the command; *names* is git's list of configuration names.
 
         Raises:
             ToolError: when more than 1,000 settings, or 64 KiB of their names, would have to be overridden.
         """
-        found = _overridden(names)
+        found = _family_overrides(names)
         if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
             msg = (
                 f"{self.argv[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
@@ -133,8 +116,8 @@ class GitQuery:
         return as_variables({**ALWAYS, **LOOKING, **found}) | NO_FETCH
 
 
-def looking(argv: Argv) -> GitQuery | None:
-    """Return the git command that only looks, which *argv* is; ``None`` for any other command."""
+def parse_git_query(argv: Argv) -> GitQuery | None:
+    """Return *argv* as a read-only git command; ``None`` for any other command."""
     if argv[0].rpartition("/")[2] != "git":
         return None
     at = 1
@@ -148,14 +131,14 @@ def looking(argv: Argv) -> GitQuery | None:
 
 
 def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that override *settings*, whatever the files of a configuration say."""
+    """Return the variables that override *settings* over all configuration files."""
     made = {"GIT_CONFIG_COUNT": str(len(settings))}
     for number, (key, value) in enumerate(settings.items()):
         made |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return made
 
 
-def _overridden(names: bytes) -> dict[str, str]:
+def _family_overrides(names: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in os.fsdecode(names).split("\0"):
         section, _, rest = name.partition(".")
@@ -209,13 +192,13 @@ IDENTITY_SECONDS = 2.0
 
 
 def _is_private(name: str) -> bool:
-    """Return whether commands do not see a variable by default: secrets, and what steers this package."""
+    """Return True for a variable that commands do not get by default: secrets and settings of this package."""
     return is_secret_variable(name) or name.upper().startswith("STEPENGINE_")
 
 
-def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
+def check_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
     """
-    Return the names of variables that commands may see.
+    Return the names of the variables that commands may see; raise ``DefinitionError`` for a bad name.
 
     Raises:
         DefinitionError: for one string, for what is not a name, for a variable that always has a value of ours, and for
@@ -243,7 +226,7 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
 
 def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """
-    Return the variables that tell git the user's name and address; no others of git's settings are read.
+    Return the variables with the user's name and email for git. No other git settings are read.
 
     Args:
         folder: Where git is asked: the configuration of a repository there counts before the user's own.
@@ -278,7 +261,7 @@ def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str]
 def without_secrets(text: str) -> str:
     """Return *text* with the secrets of our own environment replaced by the names of their variables."""
     private = {v: n for n, v in os.environ.items() if len(v) >= SECRET_CHARS and _is_private(n)}
-    for value, name in {**known_in(os.environ), **private}.items():
+    for value, name in {**find_environment_secrets(os.environ), **private}.items():
         text = text.replace(value, f"[{name}]")
     return text
 
@@ -297,8 +280,8 @@ class Private:
     system: Elsewhere | None = None
 
     @classmethod
-    def at(cls, system: Elsewhere | None) -> Private:
-        """Make a private folder of a system; ``None`` for this one."""
+    def create(cls, system: Elsewhere | None) -> Private:
+        """Create a private folder on a system, or with ``None`` on this machine."""
         return cls() if system is None else cls(Path(system.private()), system)
 
     @property
@@ -312,7 +295,7 @@ class Private:
         return self.folder / "tmp"
 
     def make(self) -> None:
-        """Make the folders."""
+        """Create the folders."""
         if self.system is not None:
             self.system.make_folders([str(self.home), str(self.tmp)])
             return
@@ -320,14 +303,14 @@ class Private:
         self.tmp.mkdir(mode=0o700)
 
     async def give_back(self) -> None:
-        """Remove the folders; the event loop waits for no other system."""
+        """Remove the folders; on a remote system without blocking the event loop."""
         if self.system is None:
             self.remove()
         else:
             await asyncio.to_thread(self.remove)
 
     def remove(self) -> None:
-        """Remove the folders and all that is in them."""
+        """Remove the folders with their content."""
         if self.system is not None:
             self.system.remove(str(self.folder))
             return
@@ -337,11 +320,11 @@ class Private:
 @frozen(kw_only=True)
 class CommandEnvironment:
     """
-    The rules for what commands see.
+    The rules for the environment variables of commands.
 
     Attributes:
         names: Variables of this process, or of the system that they run on, that they may see.
-        identity: The variables with the name and address under which git commits, each with its value.
+        identity: Returns the variables with the name and address under which git commits, each with its value.
         real_home: Whether they see the real home folder.
         root: The components of the root's real path; no program below it is found by name.
         system: Where commands run; ``None`` for here.
@@ -351,35 +334,35 @@ class CommandEnvironment:
     real_home: bool
     root: tuple[str, ...]
     system: Elsewhere | None = None
-    identity: tuple[tuple[str, str], ...] = ()
+    identity: Callable[[], tuple[tuple[str, str], ...]] = tuple
 
     def search_path(self) -> str:
-        """Return the search path: the absolute folders of ours that are outside of the root."""
+        """Return the search path for commands: our absolute folders outside of the root."""
         given, _, _ = self._known_variables()
         folders = dict.fromkeys([f for f in given.get("PATH", DEFAULT_PATH).split(os.pathsep) if f.startswith("/")])
         if self.system is None:
-            kept = [f for f in folders if not below(f, self.root)]
+            kept = [f for f in folders if not is_within_root(f, self.root)]
         else:
-            kept = self.system.outside(list(folders), self.root)
+            kept = self.system.find_outside(list(folders), self.root)
         return os.pathsep.join(kept) or DEFAULT_PATH
 
     def find_program(self, name: str, search_path: str) -> str | None:
-        """Return the absolute path of the program that *name* stands for where commands run; ``None`` when there is none."""
+        """Return the absolute path of a program on the system of the commands; ``None`` if it is not found."""
         if self.system is None or "/" in name:
             return find_program(name, search_path, self.root)
         return self.system.which(name, search_path.split(os.pathsep), self.root)
 
     def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
-        """Return the variables that may matter, the user, and the home folder."""
+        """Return the variables of the system, the user's name, and the home folder."""
         if self.system is not None:
             return self.system.variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
     def variables(self, private: Private) -> dict[str, str]:
-        """Return the variables of one command, with a marker of its own."""
+        """Return the variables of one command, with its own marker."""
         given, user, home = self._known_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}
-        made = {**QUIET, **dict(self.identity), **named, **as_variables(ALWAYS)}
+        made = {**QUIET, **dict(self.identity()), **named, **as_variables(ALWAYS)}
         made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
         made["HOME"] = home if self.real_home else str(private.home)
         made[MARKER] = secrets.token_hex(16)
@@ -387,7 +370,7 @@ class CommandEnvironment:
 
 
 def user_name() -> str:
-    """Return the user's name, or number when it has none."""
+    """Return the user's name; the user id if there is none."""
     import pwd
 
     try:
@@ -396,7 +379,7 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def below(path: str, root: Sequence[str]) -> bool:
+def is_within_root(path: str, root: Sequence[str]) -> bool:
     """Return whether a path, as written or with links followed, is the root or below it."""
     if not root:  # the root is /: whoever accepts that means every program
         return False
@@ -408,7 +391,7 @@ def below(path: str, root: Sequence[str]) -> bool:
 
 def find_program(name: str, search_path: str, root: Sequence[str]) -> str | None:
     """
-    Return the absolute path of the program that *name* stands for on the search path; ``None`` when there is none.
+    Return the absolute path of a program on the search path; ``None`` if it is not found.
 
     A program below the root is not found by its name. A name with a ``/`` is a path and returned as it is.
     """
@@ -416,6 +399,6 @@ def find_program(name: str, search_path: str, root: Sequence[str]) -> str | None
         return name
     for folder in search_path.split(os.pathsep):
         found = shutil.which(name, path=folder)
-        if found is not None and not below(found, root):
+        if found is not None and not is_within_root(found, root):
             return found
     return None

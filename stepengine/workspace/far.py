@@ -22,14 +22,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError, WorkspaceLost
-from stepengine.workspace.after_fork import leave, renewed
+from stepengine.workspace.after_fork import keep_referenced, register_renewable
 from stepengine.workspace.threads import CANCELLED
 
 if TYPE_CHECKING:
     from stepengine.workspace.connection import CallReply, Listener, ProgramConnection
     from stepengine.workspace.containers import Container
-
-__all__ = ("Elsewhere", "Far", "FarEntry", "RemotePlace")
 
 CALL_SECONDS = 60.0
 """Long for one call on a file, also over a slow network; after it the connection counts as dead."""
@@ -51,7 +49,7 @@ ISOLATED = ("-I", "-S", "-X", "utf8")
 @frozen
 class RemotePlace:
     """
-    How a system is reached.
+    The command and options that connect to a remote system.
 
     Attributes:
         name: What it is called, without secrets: in messages, records and journals.
@@ -78,7 +76,7 @@ class RemotePlace:
 
 class Far:
     """
-    Something open elsewhere.
+    An open file or folder on a remote system.
 
     Attributes:
         system: Where it is.
@@ -102,91 +100,91 @@ class Far:
     def __repr__(self) -> str:
         return f"<{self.system.name}: {self.number}>"
 
-    def known(self, answer: CallReply) -> Far:
-        """Take in what was said of it when it was opened."""
-        self._info = _info(answer.head.get("info"))
+    def store_info(self, answer: CallReply) -> Far:
+        """Store the description of the open object from the reply to its opening."""
+        self._info = _parse_stat(answer.head.get("info"))
         mount = answer.head.get("mount", "")
         self._mount = mount if isinstance(mount, str) else ""
         self._start = answer.data or None
         return self
 
-    def _ask(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
+    def _call(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
         return self.system.ask(do, data, line=None if self.is_root else self.line, effect=effect, **given)
 
     def open(self, name: str, kind: str) -> Far:
-        """Open a name in it."""
+        """Open an entry of this folder."""
         made = self.system.number()
-        answer = self._ask("open", handle=made, folder=self.number, name=name, kind=kind)
-        return Far(self.system, answer.line, made).known(answer)
+        answer = self._call("open", handle=made, folder=self.number, name=name, kind=kind)
+        return Far(self.system, answer.line, made).store_info(answer)
 
     def close(self) -> None:
-        """Close it, some time."""
-        self.system.closes(self.number, root=self.is_root)
+        """Schedule the file or folder to be closed."""
+        self.system.schedule_close(self.number, root=self.is_root)
 
     def fstat(self) -> os.stat_result:
-        """Return what the system said of it when it was opened."""
+        """Return its status from when it was opened."""
         if self._info is not None:
             return self._info
-        return self.known(self._ask("fstat", handle=self.number)).fstat()
+        return self.store_info(self._call("fstat", handle=self.number)).fstat()
 
-    def mount(self) -> str:
-        """Return which mount it was reached through."""
+    def mount_id(self) -> str:
+        """Return the id of the mount of the file or folder."""
         return self._mount
 
     def read(self, size: int) -> bytes:
-        """Read on in it."""
+        """Read the next bytes of the file."""
         start, at = self._start or b"", self.position
         data = start[at : at + size]
         if not data:
             if start and self._info is not None and len(start) == self._info.st_size == at:
                 return b""
             size = min(size, READ_BYTES)
-            data = self._ask("pread", handle=self.number, offset=at, size=size).data
+            data = self._call("pread", handle=self.number, offset=at, size=size).data
             if len(data) > size:
                 self.system.refuse("more bytes than were asked for")
         self.position += len(data)
         return data
 
     def list(self) -> list[FarEntry]:
-        """List it."""
-        answer = self._ask("list", handle=self.number)
-        return [_entry(one) for one in _read_listing(answer.data, self.system)]
+        """Return the entries of the folder."""
+        answer = self._call("list", handle=self.number)
+        return [_parse_entry(one) for one in _read_listing(answer.data, self.system)]
 
     def stat(self, name: str) -> os.stat_result:
-        """Return what the system says of a name in it."""
-        return _info(self._ask("stat", folder=self.number, name=name).head.get("info"))
+        """Return the status of an entry of this folder, without following links."""
+        return _parse_stat(self._call("stat", folder=self.number, name=name).head.get("info"))
 
     def readlink(self, name: str) -> str:
         """Return where a symbolic link in it points."""
-        target = self._ask("readlink", folder=self.number, name=name).head.get("target")
+        target = self._call("readlink", folder=self.number, name=name).head.get("target")
         if not isinstance(target, str) or len(target) > NAME_BYTES:
             self.system.refuse("no target of a link")
         return target
 
     def mkdir(self, name: str, mode: int) -> None:
         """Make a folder in it."""
-        self._ask("mkdir", effect=True, folder=self.number, name=name, mode=mode)
+        self._call("mkdir", effect=True, folder=self.number, name=name, mode=mode)
 
     def rmdir(self, name: str) -> None:
         """Remove a folder in it."""
-        self._ask("rmdir", effect=True, folder=self.number, name=name)
+        self._call("rmdir", effect=True, folder=self.number, name=name)
 
     def unlink(self, name: str) -> None:
         """Remove a file in it, durably."""
-        self._ask("unlink", effect=True, folder=self.number, name=name)
+        self._call("unlink", effect=True, folder=self.number, name=name)
 
     def put(self, name: str, data: bytes, mode: int | None) -> None:
-        """Make bytes the content of a file in it."""
-        self._ask("replace", data, effect=True, folder=self.number, name=name, mode=mode)
+        """Replace the content of a file in this folder."""
+        self._call("replace", data, effect=True, folder=self.number, name=name, mode=mode)
 
     def sweep(self) -> None:
         """Remove temporary files in it whose process has ended."""
-        self._ask("sweep", folder=self.number)
+        self._call("sweep", folder=self.number)
 
 
 @frozen
 class FarEntry:
-    """What stands in a folder elsewhere, as it was when that was listed."""
+    """An entry of a remote folder at the time of its listing."""
 
     name: str
     _kind: str
@@ -194,7 +192,7 @@ class FarEntry:
     _info: os.stat_result | None
 
     def inode(self) -> int:
-        """Return its number."""
+        """Return the inode number."""
         return self._number
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
@@ -206,7 +204,7 @@ class FarEntry:
         return self._kind == "f"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return what the system said of it; folders are not asked about."""
+        """Return the status from the listing; not available for folders."""
         if self._info is None:
             raise FileNotFoundError(2, os.strerror(2))
         return self._info
@@ -214,7 +212,7 @@ class FarEntry:
 
 class Elsewhere:
     """
-    A system at the other end of a connection, opened when it is first needed and again when it has ended.
+    A remote system; its connection is opened at the first use, and again after it has ended.
 
     Args:
         place: How it is reached.
@@ -231,25 +229,25 @@ class Elsewhere:
         self.line = 0
         self._begun: Mapping[str, Any] = {}
         self._variables: dict[tuple[str, ...], Any] = {}
-        renewed(self)
+        register_renewable(self)
 
     @property
     def name(self) -> str:
-        """What it is called in messages."""
+        """The name of the system in messages."""
         return self.place.name
 
     def here(self, path: str) -> str:
-        """Return the real path of the folder of this machine that is shown under a path there; ``""`` for none."""
+        """Return the local folder that is mounted at a remote path; ``""`` if there is none."""
         return self.place.shown.get(path, "")
 
     def renew(self) -> None:
-        """Leave the connection to the parent: a forked child opens its own."""
+        """Drop the parent's connection in a forked child, which opens its own."""
         self._lock = threading.RLock()
-        leave(self._connection)
+        keep_referenced(self._connection)
         self._connection = None
 
     def close(self) -> None:
-        """End the connection, with what was started there; the next call opens another."""
+        """End the connection and the processes started there; the next call opens another connection."""
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
@@ -258,18 +256,18 @@ class Elsewhere:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def number(self) -> int:
-        """Return a new name for something open."""
+        """Return an unused number for an open file or folder."""
         return next(self._numbers)
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise the error for an answer that cannot be read, after which the connection is over."""
+        """Raise an error for an unreadable reply; the connection is ended."""
         self.close()
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)
 
     def connected(self, line: int | None = None) -> ProgramConnection:
         """
-        Return the connection, after opening it where that is needed.
+        Return the connection, after opening it if necessary.
 
         Args:
             line: Which connection it has to be, counting them; any for ``None``.
@@ -289,7 +287,7 @@ class Elsewhere:
             return self._connection
 
     def _connect(self) -> ProgramConnection:
-        from stepengine.workspace.connection import PROGRAM, ProgramConnection, source_of
+        from stepengine.workspace.connection import PROGRAM, ProgramConnection, join_sources
 
         place = self.place
         if self.line and place.once:
@@ -299,7 +297,7 @@ class Elsewhere:
             place.kept.begin()
         argv = place.argv((*ISOLATED, "-c", PROGRAM))
         self.line += 1
-        source = source_of("whole_files.py", "worker.py")
+        source = join_sources("whole_files.py", "worker.py")
         made = ProgramConnection(argv, place.env, name=place.name, source=source, seconds=place.start, line=self.line)
         self._closing.clear()
         self._variables.clear()
@@ -316,24 +314,24 @@ class Elsewhere:
         return made
 
     def _open_roots(self, connection: ProgramConnection) -> None:
-        """Open the roots that are in use again; each has to be the folder that it was."""
+        """Open the roots in use again; raise if one of them is another folder now."""
         for handle, root in list(self._roots.items()):
             path, same = self._paths.get(handle, ("", (0, 0)))
             if not path:  # it was closed
                 continue
             number = connection.ask("root", seconds=self.place.start, handle=handle, path=path)
             answer = connection.answer(number, seconds=self.place.start)
-            info = _info(answer.head.get("info"))
+            info = _parse_stat(answer.head.get("info"))
             if (info.st_dev, info.st_ino) != same:
                 msg = f"the workspace {self.name} was opened again, and {path!r} is another folder there now; make its tools anew"
                 raise WorkspaceLost(msg)
-            root.known(answer)
+            root.store_info(answer)
 
     def ask(
         self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
     ) -> CallReply:
         """
-        Make a call, and wait for what comes of it, or until the call of the tool is cancelled.
+        Make a call, and wait for its reply or until the tool call is cancelled.
 
         Raises:
             OSError: when the system there refused it.
@@ -341,21 +339,21 @@ class Elsewhere:
             WorkspaceLost: when no answer came.
         """
         connection = self.connected(line)
-        if closing := self._to_close():
+        if closing := self._pop_closing():
             given["close"] = closing
         number = connection.ask(do, data, effect=effect, seconds=CALL_SECONDS, listener=None, **given)
         return connection.answer(number, seconds=CALL_SECONDS, cancelled=CANCELLED.get())
 
-    def _to_close(self) -> list[int]:
-        """Return what is to be closed with a call; other threads ask at the same time."""
+    def _pop_closing(self) -> list[int]:
+        """Remove and return the handles to close with a call. Other threads may do so at the same time."""
         found: list[int] = []
         with suppress(IndexError):
             while len(found) < CLOSED_HANDLES:
                 found.append(self._closing.popleft())
         return found
 
-    def closes(self, number: int, *, root: bool) -> None:
-        """Have something closed with the next call; this is asked by finalizers, too, so it waits for nobody."""
+    def schedule_close(self, number: int, *, root: bool) -> None:
+        """Close a handle with the next call. Finalizers call this, so it never blocks."""
         if root:
             self._paths.pop(number, None)
         self._closing.append(number)
@@ -364,7 +362,7 @@ class Elsewhere:
 
     def root(self, path: str, *, wide: bool) -> tuple[Far, str]:
         """
-        Open a root; return it and its real path.
+        Open a root, and return it with its real path.
 
         Raises:
             DefinitionError: when it cannot be opened as a folder, or is ``/`` or contains the home folder and may not be.
@@ -380,13 +378,13 @@ class Elsewhere:
             msg = f"{self.name} cannot open files relative to a held folder, so nothing could be confined to a root"
             raise DefinitionError(msg)
         if answer.head.get("wide") is not False and not wide:
-            self.closes(made, root=False)
+            self.schedule_close(made, root=False)
             msg = f"the root {path!r} of {self.name} is / or contains the home folder; pass allow_wide_root=True to mean it"
             raise DefinitionError(msg)
         real = answer.head.get("real")
         if not isinstance(real, str) or not real.startswith("/") or len(real) > NAME_BYTES:
             self.refuse("no path")
-        found = Far(self, answer.line, made).known(answer)
+        found = Far(self, answer.line, made).store_info(answer)
         info = found.fstat()
         found.is_root = True
         self._roots[made] = found
@@ -394,7 +392,7 @@ class Elsewhere:
         return found, real
 
     def variables(self, names: Sequence[str]) -> tuple[dict[str, str], str, str]:
-        """Return the variables of these names there, the user's name, and the home folder."""
+        """Return the remote variables in *names*, the user's name, and the home folder."""
         key = tuple(names)
         connection = self.connected()
         known = self._variables.get(key)
@@ -409,18 +407,18 @@ class Elsewhere:
         return known
 
     def which(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
-        """Return the path of the program that a name stands for in these folders, unless it lies below the root."""
+        """Return the path of a program in the given folders that is not below the root; ``None`` if there is none."""
         found: Any = self.ask("which", name=name, folders=list(folders), root=list(root)).head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
-    def outside(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
-        """Return those paths that are not the root or below it, neither as written nor with links followed."""
+    def find_outside(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
+        """Return the paths outside of the root, both as written and with links followed."""
         told = self.ask("outside", paths=list(paths), root=list(root)).head.get("outside")
         return [path for path in paths if isinstance(told, list) and path in told]
 
     def private(self) -> str:
         """
-        Make a private folder, and return its path.
+        Create a private folder, and return its path.
 
         Raises:
             ToolError: when there is no place for it.
@@ -439,7 +437,7 @@ class Elsewhere:
         self.ask("mkdirs", paths=list(paths))
 
     def remove(self, folder: str) -> None:
-        """Remove a private folder, when its connection still stands; else that happens by itself."""
+        """Remove a private folder; after a lost connection the remote program removes it by itself."""
         connection = self._connection
         if connection is not None and not connection.is_lost:
             with suppress(WorkspaceLost, OSError):
@@ -449,7 +447,7 @@ class Elsewhere:
 
     def spawn(self, folder: Far, listener: Listener, *, script: bytes | None, **what: object) -> Spawned:
         """
-        Start a program beside a supervisor.
+        Start a program with a supervisor.
 
         Raises:
             OSError: when the system there cannot start a process.
@@ -470,12 +468,12 @@ class Elsewhere:
         return Spawned(connection, number)
 
     def end_marked(self, mark: str) -> None:
-        """Kill every process there with a text in its environment."""
+        """Kill every remote process whose environment contains the text *mark*."""
         self.ask("end_marked", mark=mark)
 
 
 class Spawned:
-    """A program that was started elsewhere."""
+    """A program that was started on a remote system."""
 
     def __init__(self, connection: ProgramConnection, number: int) -> None:
         self._connection = connection
@@ -483,23 +481,23 @@ class Spawned:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody knows any more how it does."""
+        """Whether the connection to the process is lost."""
         return self._connection.is_lost
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal to its group."""
+        """Send a signal to the process group of the program."""
         self._connection.tell("signal", child=self._number, pid=pid, signal=number)
 
     def end(self) -> None:
-        """Have its supervisor end everything."""
+        """Ask its supervisor to end all processes."""
         self._connection.tell("end", child=self._number)
 
     def kill(self) -> None:
         """Kill its supervisor."""
         self._connection.tell("kill", child=self._number)
 
-    def taken(self, size: int) -> None:
-        """Allow it to print so much more."""
+    def allow_output(self, size: int) -> None:
+        """Allow the process to print *size* more bytes."""
         self._connection.take(self._number, size)
 
 
@@ -507,8 +505,8 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and "\0" not in value
 
 
-def _info(told: object) -> os.stat_result:
-    """Return what a system says of a file; the numbers of somebody else are numbers, and nothing more is believed."""
+def _parse_stat(told: object) -> os.stat_result:
+    """Parse the status of a remote file. All members must be numbers."""
     if (
         not isinstance(told, list)
         or len(told) != NUMBERS
@@ -525,7 +523,7 @@ def _info(told: object) -> os.stat_result:
 
 
 def _read_listing(data: bytes, system: Elsewhere) -> Iterator[Any]:
-    """Give the entries of a listing, which comes as several lists of JSON, one after the other."""
+    """Yield the entries of a listing, which consists of several consecutive JSON lists."""
     try:
         text, at, decode = data.decode("utf-8"), 0, json.JSONDecoder().raw_decode
         while at < len(text):
@@ -537,7 +535,7 @@ def _read_listing(data: bytes, system: Elsewhere) -> Iterator[Any]:
         system.refuse("no listing")
 
 
-def _entry(told: Any) -> FarEntry:
+def _parse_entry(told: Any) -> FarEntry:
     if (
         not isinstance(told, list)
         or len(told) != ENTRY
@@ -551,7 +549,7 @@ def _entry(told: Any) -> FarEntry:
     ):
         msg = "the workspace does not keep to the protocol: what it says of a folder is nothing"
         raise WorkspaceLost(msg)
-    info = None if told[3] is None else _info(told[3])
+    info = None if told[3] is None else _parse_stat(told[3])
     if info is not None and not stat.S_ISREG(info.st_mode):
         info = None
     return FarEntry(told[0], told[1], told[2], info)

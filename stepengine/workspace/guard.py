@@ -21,16 +21,6 @@ from attrs import frozen
 
 from stepengine.workspace.path_rules import possible_paths
 
-__all__ = (
-    "GUARD",
-    "PROJECT_RULES",
-    "CallGuard",
-    "FileGuard",
-    "file_guard",
-    "left_out",
-    "project_guard",
-)
-
 FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
 """
 Takes the real place of a tool's root, and a file's place below it, links resolved. Returns why the file is withheld, as the
@@ -41,7 +31,7 @@ end of a sentence that begins with its path; ``""`` when it is not.
 @frozen(kw_only=True)
 class CallGuard:
     """
-    What binds one call.
+    The file rules for one call.
 
     Attributes:
         file: Judges single files; ``None`` where no rule is about files.
@@ -53,7 +43,7 @@ class CallGuard:
 
     def refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
         """
-        Return why the call must not begin, by where the paths lead that its tool says it is about; ``""`` when it may.
+        Return why the call must not start, judged by the paths of the call; ``""`` if it may start.
 
         Args:
             folder: Where relative paths start, by default the working directory. Rules are about places below it, and of what
@@ -65,13 +55,13 @@ class CallGuard:
             return ""
         folder = folder or Path.cwd()
         resolved = os.path.realpath if is_here else os.path.normpath
-        top = _steps(resolved(folder))
+        top = _split_path(resolved(folder))
         for path in self.named:
             if not (readings := possible_paths(path)):
                 return f"{path!r} cannot be resolved: it is encoded too often"
             for reading in readings:
                 try:
-                    real = _steps(resolved(folder / reading))
+                    real = _split_path(resolved(folder / reading))
                 except (OSError, ValueError) as error:
                     return f"{path!r} cannot be resolved: {error}"
                 if why := _judge_place(self.file, top, real):
@@ -91,7 +81,7 @@ PROJECT_RULES: contextvars.ContextVar[Callable[[], CallGuard | None]] = contextv
 
 def project_guard(folder: Path, top: Path, workspace: Path | None = None) -> CallGuard | None:
     """
-    Return what binds reading the project of *folder* for a prompt; ``None`` where no rule is about files.
+    Return the guard for reading the project of *folder*; ``None`` without rules about files.
 
     Args:
         folder: The folder that agents work in; rules are about paths below it.
@@ -102,8 +92,8 @@ def project_guard(folder: Path, top: Path, workspace: Path | None = None) -> Cal
     guard = PROJECT_RULES.get()()
     if guard is None or guard.file is None:
         return None
-    file, base, project = guard.file, _steps(os.path.realpath(folder)), _steps(os.path.realpath(top))
-    around = base if workspace is None else _steps(os.path.realpath(workspace))
+    file, base, project = guard.file, _split_path(os.path.realpath(folder)), _split_path(os.path.realpath(top))
+    around = base if workspace is None else _split_path(os.path.realpath(workspace))
     bases = {base, around} if base[: len(around)] == around else {base}
 
     def judge(root: Sequence[str], parts: Sequence[str]) -> str:
@@ -116,24 +106,24 @@ def project_guard(folder: Path, top: Path, workspace: Path | None = None) -> Cal
 
 
 def _judge_place(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
-    """Return why a file is withheld: by its path below *base*, and elsewhere by every end of its path."""
+    """Return why a file is withheld: by its path below *base*, or outside of it by any end of its path; ``""`` if it is not."""
     starts = [len(base)] if real[: len(base)] == base else range(len(real))
     return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
 
 
-def _steps(path: str) -> tuple[str, ...]:
+def _split_path(path: str) -> tuple[str, ...]:
     return tuple(filter(None, path.split("/")))
 
 
 def file_guard() -> FileGuard | None:
-    """Return what judges the files of the call that runs now; ``None`` where no rule is about files."""
+    """Return the file guard of the current call; ``None`` without rules about files."""
     guard = GUARD.get()
     return None if guard is None else guard.file
 
 
-def left_out() -> tuple[str, ...]:
+def withheld_note() -> tuple[str, ...]:
     """
-    Return what a listing or search says under rules about files: one sentence; none without such rules.
+    Return the note that a listing or search omits withheld files; empty without rules about files.
 
     It is said whether or not there was something, else a model could ask for a pattern and read from the sentence alone
     whether a withheld file has it.

@@ -20,8 +20,6 @@ from typing import Any
 
 from typing_extensions import override
 
-__all__ = ("GuardedConnection", "bounded", "has_table", "open_guarded")
-
 OPERATIONS_PER_CALL = 100_000
 """After so many operations of SQLite's machine the bound is checked; they take about 5 ms."""
 BASE_OPERATIONS = 20_000_000
@@ -36,7 +34,7 @@ FIRST_WORDS_CHARS = 40
 
 class GuardedConnection(sqlite3.Connection):
     """
-    A connection whose queries have a bound.
+    A connection whose queries are limited in time and size.
 
     Attributes:
         is_over: Whether the last query needed more operations than the size of the file explains.
@@ -47,11 +45,11 @@ class GuardedConnection(sqlite3.Connection):
         self.is_over = False
         self._path = database
         self._operations = 0
-        self.set_progress_handler(self._stops, OPERATIONS_PER_CALL)
+        self.set_progress_handler(self._is_over_limit, OPERATIONS_PER_CALL)
 
     @override
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Execute a statement, which gets the whole bound."""
+        """Execute a statement with the full limit."""
         self._operations, self.is_over = 0, False
         try:
             return super().execute(sql, parameters)
@@ -59,13 +57,14 @@ class GuardedConnection(sqlite3.Connection):
             msg = "it is damaged: its schema is not text"
             raise sqlite3.DatabaseError(msg) from error
 
-    def _stops(self) -> bool:
+    def _is_over_limit(self) -> bool:
         # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
+        """Count the operations of a query for SQLite, and return whether they exceed the limit."""
         self._operations += OPERATIONS_PER_CALL
-        self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._size()
+        self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._file_bytes()
         return self.is_over
 
-    def _size(self) -> int:
+    def _file_bytes(self) -> int:
         size = 0
         for path in (self._path, self._path + LOG_SUFFIX):
             with suppress(OSError):
@@ -94,7 +93,7 @@ def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thr
         if read_only:
             # Not `mode=ro`: the last reader of such a connection leaves the files of the log behind.
             connection.execute("PRAGMA query_only=ON")
-        with bounded(connection):
+        with raise_interrupt_cause(connection):
             _check_schema(connection)
     except BaseException:
         connection.close()
@@ -103,9 +102,9 @@ def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thr
 
 
 @contextmanager
-def bounded(connection: GuardedConnection) -> Iterator[None]:
+def raise_interrupt_cause(connection: GuardedConnection) -> Iterator[None]:
     """
-    Raise what ended a query: its bound, or Ctrl-C.
+    Raise the cause of an interrupted query in the block: its limit, or Ctrl-C.
 
     Raises:
         sqlite3.DatabaseError: when a query needed more operations than the size of the file explains.

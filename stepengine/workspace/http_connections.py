@@ -21,24 +21,12 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from stepengine.workspace.open_files import most_open_files
+from stepengine.workspace.open_files import max_open_files
 
 Scope: TypeAlias = Mapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-
-__all__ = (
-    "ConnectionLimits",
-    "ConnectionTable",
-    "ConnectionWatch",
-    "OncePerSecond",
-    "limits_of_process",
-    "logging_once_per_second",
-    "make_protocol",
-    "note_verified",
-    "protocol_options",
-)
 
 RESERVED_FILES = 256
 """Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
@@ -56,7 +44,7 @@ VERIFIED = "stepengine.verified"
 @frozen(kw_only=True)
 class ConnectionLimits:
     """
-    What connections may use.
+    The limits of a server's connections.
 
     Attributes:
         connections: How many there may be in all.
@@ -77,8 +65,8 @@ class ConnectionLimits:
 
 
 def limits_of_process() -> ConnectionLimits:
-    """Return the limits for the files that this process may open: some of these are left for runs."""
-    files = most_open_files() or UNKNOWN_FILES
+    """Return the connection limits for the number of files that this process may open; a part of it is left for runs."""
+    files = max_open_files() or UNKNOWN_FILES
     reserved = max(min(RESERVED_FILES, files // 2), files // 4)
     # The system's own queue is as long as what is accepted at once, and whoever finds it full tries again a second later: so it is
     # as long as the reserve allows.
@@ -86,7 +74,7 @@ def limits_of_process() -> ConnectionLimits:
 
 
 class ConnectionTable:
-    """The connections of a server, and which of them wait."""
+    """The connections of a server, and which of them wait for a request."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -95,22 +83,22 @@ class ConnectionTable:
         self._per_address = Counter[str]()
 
     def add(self, key: object, address: str, close: Callable[[], None]) -> None:
-        """Add a connection that waits; *close* closes it. Closes others, or this one, where there are too many."""
+        """Add a waiting connection; *close* closes it. If there are too many, others or this one are closed."""
         self._open[key] = (address, close)
         self.wait(key)
         if self._per_address[address] > self.limits.per_address and not _is_local(address):
-            self._close(next(one for one in self._waiting if self._open[one][0] == address))
+            self._close_connection(next(one for one in self._waiting if self._open[one][0] == address))
         if len(self._open) > self.limits.connections:
-            self._close(next(iter(self._waiting)))
+            self._close_connection(next(iter(self._waiting)))
 
     def wait(self, key: object) -> None:
-        """Note that a connection has no complete request."""
+        """Record that a connection has no complete request."""
         if key in self._open and key not in self._waiting:
             self._waiting[key] = None
             self._per_address[self._open[key][0]] += 1
 
     def serve(self, key: object) -> None:
-        """Note that a connection has a complete request, or is known by a token."""
+        """Record that a connection has a complete request, or a verified token."""
         if key in self._waiting:
             del self._waiting[key]
             address = self._open[key][0]
@@ -123,7 +111,7 @@ class ConnectionTable:
         self.serve(key)
         self._open.pop(key, None)
 
-    def _close(self, key: object) -> None:
+    def _close_connection(self, key: object) -> None:
         close = self._open[key][1]
         self.remove(key)
         close()
@@ -140,7 +128,7 @@ def _is_local(address: str) -> bool:
 
 
 class ConnectionWatch:
-    """One connection: its timer, and whether it waits."""
+    """Watches one connection with a timer, and records whether it waits."""
 
     def __init__(self, table: ConnectionTable, transport: asyncio.Transport) -> None:
         self._table, self._transport = table, transport
@@ -160,11 +148,11 @@ class ConnectionWatch:
             self._timer = None
 
     def end(self) -> None:
-        """Stop to watch."""
+        """Stop the timer, and remove the connection from the table."""
         self._stop_timer()
         self._table.remove(self)
 
-    def _complete(self) -> None:
+    def _mark_complete(self) -> None:
         self._stop_timer()
         self._table.serve(self)
 
@@ -172,28 +160,28 @@ class ConnectionWatch:
         """Run the application for a request of the connection."""
         names = {name for name, _ in scope["headers"]}
         if names >= LENGTHS:
-            await _refuse(send)
+            await _reject_request(send)
             self._start_timer(self._table.limits.header_seconds)
             return
         if names & LENGTHS:
             self._start_timer(self._table.limits.body_seconds)
         else:
-            self._complete()
+            self._mark_complete()
         try:
-            await app({**scope, VERIFIED: self._note_verified}, self._watched(receive), self._watched_answer(send))
+            await app({**scope, VERIFIED: self._note_verified}, self._watch_receive(receive), self._watch_send(send))
         finally:
             if not self._transport.is_closing():
                 self._start_timer(self._table.limits.header_seconds)
                 if not self._is_known:
                     self._table.wait(self)
 
-    def _watched(self, receive: Receive) -> Receive:
+    def _watch_receive(self, receive: Receive) -> Receive:
         """Return *receive*, which notes when the body is complete."""
 
         async def received() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                self._complete()
+                self._mark_complete()
             return message
 
         return received
@@ -201,10 +189,10 @@ class ConnectionWatch:
     def _note_verified(self) -> None:
         self._is_known = True
 
-    def _watched_answer(self, send: Send) -> Send:
+    def _watch_send(self, send: Send) -> Send:
         """Return *send*, which closes the connection of a client that does not read."""
 
-        async def sent(message: Message) -> None:
+        async def send_timed(message: Message) -> None:
             # What waits for a client that does not read holds its run in memory.
             timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
             try:
@@ -215,7 +203,7 @@ class ConnectionWatch:
                 # Sending to a closed connection does not wait: an application that only sends would keep every other one waiting.
                 await asyncio.sleep(0)
 
-        return sent
+        return send_timed
 
 
 def note_verified(scope: Scope) -> None:
@@ -226,8 +214,8 @@ def note_verified(scope: Scope) -> None:
         note()
 
 
-async def _refuse(send: Send) -> None:
-    """Refuse a request whose length is said in two ways: a proxy may read the other one, and see two requests where we see one."""
+async def _reject_request(send: Send) -> None:
+    """Send an error for a request with two lengths, which a proxy could read as two requests."""
     body = b"a request has Content-Length or Transfer-Encoding, not both\n"
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
@@ -235,7 +223,7 @@ async def _refuse(send: Send) -> None:
 
 
 def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol *base*, ``H11Protocol``, with the limits of *table*, to be given to ``uvicorn.Config(http=...)``."""
+    """Return a subclass of uvicorn's ``H11Protocol`` *base* with the limits of *table*, for ``uvicorn.Config(http=...)``."""
 
     class LimitedProtocol(base):  # type: ignore[misc]  # this layer does not import uvicorn
         app: Any
@@ -264,7 +252,7 @@ def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
 
 
 def protocol_options(base: Any) -> dict[str, Any]:
-    """Return the options of ``uvicorn.Config`` that limit connections to those that this process can serve; *base* is ``H11Protocol``."""
+    """Return options of ``uvicorn.Config`` that limit connections to what this process can serve; *base* is ``H11Protocol``."""
     limits = limits_of_process()
     return {
         "http": make_protocol(ConnectionTable(limits), base),
@@ -275,7 +263,7 @@ def protocol_options(base: Any) -> dict[str, Any]:
 
 
 class OncePerSecond(logging.Filter):
-    """Lets a message of a log through once a second; what anybody can cause by connecting does not fill a disk."""
+    """A log filter that passes a message at most once a second, so that connection attempts cannot fill a disk."""
 
     def __init__(self) -> None:
         super().__init__()

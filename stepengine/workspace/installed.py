@@ -6,8 +6,6 @@ import os
 import sys
 from contextlib import suppress
 
-__all__ = ("installed_version",)
-
 ENDING = ".dist-info"
 
 

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ("NetworkBlocked", "block_network", "blocked")
-
 LOOKUPS = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
 SENDING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 OF_TESTS = (
@@ -24,7 +22,7 @@ OF_TESTS = (
 
 
 class NetworkBlocked(BaseException):
-    """A program that replays tried to reach the network. No ``Exception``, so that no handler retries or swallows it."""
+    """A replaying program tried to use the network. No ``Exception``, so that no handler retries or swallows it."""
 
 
 class _Block:
@@ -57,7 +55,7 @@ def block_network(
     allowed: Iterable[str], reason: str, report: Callable[[NetworkBlocked], object]
 ) -> Callable[[], None]:
     """
-    Block every host except *allowed*, and return the function that ends this. Blocks may be nested.
+    Block every host except *allowed*, and return a function that ends the block. Blocks may be nested.
 
     The hook cannot be removed again, so it only checks whether anything is blocked.
 
@@ -75,8 +73,8 @@ def block_network(
 
 
 @contextmanager
-def blocked(allowed: Iterable[str] | None) -> Iterator[list[NetworkBlocked]]:
-    """Block the network of a test for a while, and yield the list of errors; None for *allowed* blocks nothing."""
+def block_test_network(allowed: Iterable[str] | None) -> Iterator[list[NetworkBlocked]]:
+    """Block every host except *allowed* during a test, and yield the list of errors; ``None`` blocks nothing."""
     refused: list[NetworkBlocked] = []
     if allowed is None:
         yield refused

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 
-__all__ = ("most_open_files", "said", "too_many_files")
 
-
-def most_open_files() -> int | None:
-    """Return how many files this process may have open at once; ``None`` where nobody knows, or there is no bound."""
+def max_open_files() -> int | None:
+    """Return the limit of open files of this process; ``None`` if it is unknown or unlimited."""
     try:
         import resource
     except ImportError:
@@ -17,11 +15,11 @@ def most_open_files() -> int | None:
     return None if most == resource.RLIM_INFINITY else most
 
 
-def too_many_files(error: BaseException) -> str:
-    """Return what to raise when *error* says that too many files are open; ``""`` for any other error."""
+def too_many_files_advice(error: BaseException) -> str:
+    """Return advice on which limit to raise if *error* reports too many open files; else ``""``."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
-        most = most_open_files()
+        most = max_open_files()
         return (
             f"too many open files: this process may have {'no more' if most is None else f'{most:,}'} open at once, sockets and "
             "pipes included; raise that with `ulimit -n 8192` before it starts (LimitNOFILE= of a service, nofile of a "
@@ -32,6 +30,6 @@ def too_many_files(error: BaseException) -> str:
     return ""
 
 
-def said(error: OSError) -> str:
-    """Return what the system says of an error; for one that comes of a limit of the system, also which limit to raise."""
-    return too_many_files(error) or error.strerror or str(error)
+def describe_os_error(error: OSError) -> str:
+    """Return the system's text of an error, with the limit to raise if a limit caused it."""
+    return too_many_files_advice(error) or error.strerror or str(error)

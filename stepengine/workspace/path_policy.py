@@ -12,8 +12,6 @@ from attrs import frozen
 from stepengine.errors import DefinitionError
 from stepengine.workspace.patterns import find_pattern_problem
 
-__all__ = ("PathPolicy", "is_wide")
-
 
 def is_wide(folder: os.stat_result) -> bool:
     """Return whether a folder is ``/``, the home folder, or one that contains it."""
@@ -32,11 +30,11 @@ def is_wide(folder: os.stat_result) -> bool:
     return False
 
 
-def _patterns(given: Sequence[str]) -> tuple[str, ...]:
+def _to_patterns(given: Sequence[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _can_match(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:
+def _check_patterns(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
         if why := find_pattern_problem(pattern):
             msg = f"{field.name}: the pattern {pattern!r} can match nothing: {why}"
@@ -53,14 +51,16 @@ class PathPolicy:
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
         allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
             may be written.
+        trusted: Patterns of files that hold no text of third parties: what is read of them is trusted. Tools do not write them.
         refuse_hardlinks: Refuse to read a file that has more than one name.
         cross_mounts: Enter folders that are on other file systems than the root.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
     """
 
-    withhold: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
-    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
-    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=_patterns, validator=_can_match)
+    withhold: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
+    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
+    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
+    trusted: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)
     refuse_hardlinks: bool = False
     cross_mounts: bool = False
     allow_wide_root: bool = False

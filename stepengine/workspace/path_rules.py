@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from urllib.parse import unquote
 
-__all__ = ("INSTRUCTING", "INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules", "is_file_address", "possible_paths")
-
 # fmt: off
 SECRETS = (
     ".env", ".env.*", "*.pem", "id_*", ".netrc", ".npmrc", ".pypirc", ".aws/", ".ssh/", ".git/config", ".git/credentials",
@@ -50,8 +48,8 @@ UNPROTECTED = ("tests/**/conftest.py", "test/**/conftest.py")
 # fmt: on
 
 
-def folded(parts: Sequence[str]) -> str:
-    """Return a path as rules compare it."""
+def normalize_path(parts: Sequence[str]) -> str:
+    """Return a path in the normalized form that rules compare."""
     return unicodedata.normalize("NFC", "/".join(parts)).casefold()
 
 
@@ -67,32 +65,32 @@ SPELLINGS = 32
 
 
 def is_file_address(text: str) -> bool:
-    """Return whether a text begins as the address of a file does, such as ``file:///srv/a.txt``."""
-    found = FILE_ADDRESS.match(_without_breaks(text))
+    """Return whether a text starts like a file URL, such as ``file:///srv/a.txt``."""
+    found = FILE_ADDRESS.match(_remove_line_breaks(text))
     return found is not None and found[1] is not None
 
 
 def possible_paths(text: str) -> tuple[str, ...]:
     """
-    Return the paths that a program may read in an argument, the text as it is first; none where there are too many to judge.
+    Return the paths that a program may read in an argument, the text itself first; none if there are too many.
 
     Programs decode ``%2f``, take ``file:`` addresses and backslashes, and expand ``~``, variables and drives. What
     such a path starts at is not known, so it is returned as an absolute path.
     """
     found = [text]
     for path in found:  # grows meanwhile: a program may do several of these, in any order
-        found += [other for other in _other_readings(path) if other not in found]
+        found += [other for other in _iter_readings(path) if other not in found]
         if len(found) > SPELLINGS:
             return ()
     return tuple(found)
 
 
-def _without_breaks(text: str) -> str:
+def _remove_line_breaks(text: str) -> str:
     return re.sub(r"[\t\r\n]", "", text)
 
 
-def _other_readings(path: str) -> Iterator[str]:
-    yield _without_breaks(path)
+def _iter_readings(path: str) -> Iterator[str]:
+    yield _remove_line_breaks(path)
     yield path.strip(BLANKS)
     if (other := OTHER_ADDRESS.match(path)) is not None:
         yield f"/{path[other.end() :]}"
@@ -105,24 +103,24 @@ def _other_readings(path: str) -> Iterator[str]:
         yield f"/{path}"
 
 
-def _translated(pattern: str) -> str:
-    text = folded([pattern]).strip("/")
+def _pattern_to_regex(pattern: str) -> str:
+    text = normalize_path([pattern]).strip("/")
     body = re.sub(
         r"\[.\]|\*\*/|\*\*|\*|\?|[^*?\[]+|\[",
-        lambda m: {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(m[0]) or _translated_name(m[0]),
+        lambda m: {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(m[0]) or _name_to_regex(m[0]),
         text,
     )
     return f"(?:^|/){body}(?:/|$)"
 
 
-def _translated_name(text: str) -> str:
-    """Return the expression for characters of a name; a single one in brackets is also the name that is written so."""
+def _name_to_regex(text: str) -> str:
+    """Return the regex for part of a name. A single character in brackets also matches its literal spelling."""
     is_escape = len(text) == len("[x]") and text.startswith("[") and text.endswith("]")
     return f"(?:{re.escape(text[1])}|{re.escape(text)})" if is_escape else re.escape(text)
 
 
 def _compile(patterns: Iterable[str]) -> re.Pattern[str] | None:
-    sources = [_translated(p) for p in patterns]
+    sources = [_pattern_to_regex(p) for p in patterns]
     return re.compile("|".join(sources)) if sources else None
 
 
@@ -143,21 +141,21 @@ class PathRules:
         self._let_through = [pattern for pattern in allowed if pattern.strip("/")]
 
     @cached_property
-    def _matched(self) -> re.Pattern[str] | None:
+    def _match_regex(self) -> re.Pattern[str] | None:
         return _compile(self._said)
 
     @cached_property
-    def _allowed(self) -> re.Pattern[str] | None:
+    def _exception_regex(self) -> re.Pattern[str] | None:
         return _compile(self._let_through)
 
     def match(self, parts: Sequence[str]) -> bool:
-        """Return whether a path inside the root is one of those."""
-        text = folded(parts)
-        if self._matched is None or not self._matched.search(text):
+        """Return whether a path inside the root matches a pattern and no exception."""
+        text = normalize_path(parts)
+        if self._match_regex is None or not self._match_regex.search(text):
             return False
-        return self._allowed is None or not self._allowed.search(text)
+        return self._exception_regex is None or not self._exception_regex.search(text)
 
     def which(self, parts: Sequence[str]) -> str:
         """Return the pattern that a path matches, for a message."""
-        text = folded(parts)
-        return next((p for p in self.patterns if re.search(_translated(p), text)), "")
+        text = normalize_path(parts)
+        return next((p for p in self.patterns if re.search(_pattern_to_regex(p), text)), "")

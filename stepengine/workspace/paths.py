@@ -8,31 +8,29 @@ from collections.abc import Sequence
 
 from stepengine.errors import PathOutsideRoot, ToolError
 
-__all__ = ("display", "outside", "parts_of", "shown", "target_parts")
-
 PATH_BYTES = 4_096
 """Linux opens no longer path (PATH_MAX)."""
 
 
-def outside(path: str) -> PathOutsideRoot:
-    """Return the error for a path that leads out of the root; it says nothing about what is there."""
+def make_outside_error(path: str) -> PathOutsideRoot:
+    """Return the error for a path outside of the root; it does not tell whether the path exists."""
     msg = (
         f"{path!r} is outside of the root folder; give a path relative to the root, without '..' and without links out"
     )
     return PathOutsideRoot(msg)
 
 
-def shown(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return a file name as text; bytes that are no UTF-8 are written as hexadecimal escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def display(parts: Sequence[str]) -> str:
+def display_path(parts: Sequence[str]) -> str:
     """Return a path inside the root as text; the root itself is ``.``."""
-    return shown("/".join(parts)) or "."
+    return printable_name("/".join(parts)) or "."
 
 
-def parts_of(path: str, root: Sequence[str]) -> tuple[str, ...]:
+def split_path(path: str, root: Sequence[str]) -> tuple[str, ...]:
     """
     Return the components of a path inside the root; ``()`` is the root itself.
 
@@ -54,33 +52,33 @@ def parts_of(path: str, root: Sequence[str]) -> tuple[str, ...]:
         msg = f"the path has more than {PATH_BYTES:,} bytes"
         raise ToolError(msg)
     if path.startswith("/"):
-        return _below_root(path, root)
-    return _components(path, path)
+        return _strip_root(path, root)
+    return _split_components(path, path)
 
 
-def _below_root(path: str, root: Sequence[str]) -> tuple[str, ...]:
+def _strip_root(path: str, root: Sequence[str]) -> tuple[str, ...]:
     parts = path[1:].rstrip("/").split("/")
     if tuple(parts[: len(root)]) != tuple(root):
-        raise outside(path)
+        raise make_outside_error(path)
     rest = "/".join(parts[len(root) :])
-    return _components(rest, path) if rest else ()
+    return _split_components(rest, path) if rest else ()
 
 
-def _components(text: str, path: str) -> tuple[str, ...]:
+def _split_components(text: str, path: str) -> tuple[str, ...]:
     parts = text.removeprefix("./").rstrip("/").split("/")
     if parts in ([""], ["."]):
         return ()
     if ".." in parts:
-        raise outside(path)
+        raise make_outside_error(path)
     if "" in parts or "." in parts:
         msg = f"{path!r} has an empty or '.' component; write it like 'src/app.py'"
         raise ToolError(msg)
     return tuple(parts)
 
 
-def target_parts(folder: Sequence[str], target: str, root: Sequence[str], path: str) -> list[str]:
+def resolve_link_target(folder: Sequence[str], target: str, root: Sequence[str], path: str) -> list[str]:
     """
-    Return the components that a symbolic link in *folder* stands for.
+    Return the components of the path to which a symbolic link in *folder* leads.
 
     *folder* is a real folder, so ``..`` in the target is plain text work; every component of the answer is looked at
     again by the walk from the root.
@@ -91,14 +89,14 @@ def target_parts(folder: Sequence[str], target: str, root: Sequence[str], path: 
     if target.startswith("/"):
         absolute = target.split("/")[1:]
         if absolute[: len(root)] != list(root):
-            raise outside(path)
+            raise make_outside_error(path)
         done, rest = [], absolute[len(root) :]
     else:
         done, rest = list(folder), target.split("/")
     for part in rest:
         if part == "..":
             if not done:
-                raise outside(path)
+                raise make_outside_error(path)
             done.pop()
         elif part not in {"", "."}:
             done.append(part)

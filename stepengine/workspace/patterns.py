@@ -21,16 +21,6 @@ from typing import Any, NoReturn
 
 from stepengine.errors import ToolError
 
-__all__ = (
-    "GlobPattern",
-    "IgnorePattern",
-    "escape_brackets",
-    "escape_pattern",
-    "expanded",
-    "find_pattern_problem",
-    "safe_columns",
-)
-
 MAX_FORMS = 64
 """Braces multiply; a person writes a few, and each one is compared with every path."""
 PATTERN_CHARS = 512
@@ -72,16 +62,16 @@ class GlobPattern:
         if problem:
             msg = f"the pattern {pattern[:PATTERN_CHARS]!r} cannot be used: {problem}"
             raise ToolError(msg)
-        self._forms = [_compile(form, pattern) for form in expanded(text)]
+        self._forms = [_compile(form, pattern) for form in expand_braces(text)]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
         return any(_matches(form, parts) for form in self._forms)
 
 
-def expanded(pattern: str) -> list[str]:
+def expand_braces(pattern: str) -> list[str]:
     """
-    Return the patterns without braces that a glob pattern stands for.
+    Expand the braces of a glob pattern, and return the resulting patterns.
 
     Raises:
         ToolError: when its braces stand for more than 64.
@@ -101,7 +91,7 @@ def expanded(pattern: str) -> list[str]:
 
 
 def escape_brackets(pattern: str) -> str:
-    """Return a pattern in which brackets and braces stand for themselves."""
+    """Return a pattern in which brackets and braces match themselves."""
     return re.sub(r"[\[\]{}]", r"[\g<0>]", pattern)
 
 
@@ -112,7 +102,7 @@ def escape_pattern(path: str) -> str:
 
 def find_pattern_problem(pattern: str) -> str:
     """
-    Return why a pattern of files can match nothing, and what to write in its place; ``""`` where it can.
+    Return why a file pattern can match nothing, with a better one; ``""`` if it can match.
 
     A pattern is about paths below a root. So what only a shell, a browser or another system reads as a path binds no file.
     """
@@ -170,7 +160,7 @@ def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
 
 
 def _expand_places(form: Sequence[Component], places: set[int]) -> set[int]:
-    """Return *places* and those behind a ``**``, which may stand for no name at all."""
+    """Return *places* and the positions after each ``**``, which can match no name."""
     for place in sorted(places):
         at = place
         while at < len(form) and form[at] is None:
@@ -201,9 +191,9 @@ class IgnorePattern:
     """
 
     @classmethod
-    def of(cls, line: str) -> IgnorePattern | None:
+    def parse(cls, line: str) -> IgnorePattern | None:
         """Return the pattern in a line without its end; ``None`` when it is blank, a comment or far too long."""
-        text = _trimmed(line)
+        text = _trim_line(line)
         is_long = len(text) > LINE_CHARS or text.count("/") > SLASHES
         return None if not text or text.startswith("#") or is_long else cls(text)
 
@@ -215,12 +205,12 @@ class IgnorePattern:
         self._any_depth = "/" not in text
         text = text.removeprefix("/")
         plain = SPECIAL.isdisjoint(text)
-        names: list[Any] = text.split(SEPARATOR) if plain else _split(_tokens(text))
+        names: list[Any] = text.split(SEPARATOR) if plain else _split_names(_tokenize(text))
         is_any = [not self._any_depth and len(name) > 1 and set(name) == {STAR} for name in names]
-        made = _plain if plain else _component
+        made = _make_star_matcher if plain else _compile_component
         self._form = [None if is_any[n] else made(name) for n, name in enumerate(names)]
         if is_any[-1]:
-            self._form.append(_plain(STAR))
+            self._form.append(_make_star_matcher(STAR))
 
     def covers(self, parts: Sequence[str]) -> bool:
         """Return whether a file matches, or a folder above it."""
@@ -228,21 +218,21 @@ class IgnorePattern:
         return self.match(parts, is_folder=False) or any(self.match(parts[:n], is_folder=True) for n in folders)
 
     def match(self, parts: Sequence[str], *, is_folder: bool) -> bool:
-        """Return whether an entry itself matches; that a folder above it does is for the caller to see."""
+        """Return True if the entry itself matches. The caller checks the folders above it."""
         if self._only_folders and not is_folder:
             return False
         only = self._form[0] if self._any_depth else None
         return bool(only(parts[-1])) if only is not None else _matches(self._form, parts)
 
 
-def _trimmed(line: str) -> str:
-    """Return a line without the blanks at its end, unless a backslash holds them."""
+def _trim_line(line: str) -> str:
+    """Return a line without trailing blanks, except escaped ones."""
     text = line.rstrip(" ")
     escapes = len(text) - len(text.rstrip("\\"))
     return text + " " if escapes % 2 and len(text) < len(line) else text
 
 
-def _tokens(text: str) -> list[str]:
+def _tokenize(text: str) -> list[str]:
     """Return a pattern as ``*``, ``/`` and expressions that match exactly one character each."""
     tokens, at = list[str](), 0
     while at < len(text):
@@ -253,7 +243,7 @@ def _tokens(text: str) -> list[str]:
         elif character == "?":
             tokens.append(".")
         elif character == "[":
-            token, at = _class(text, at)
+            token, at = _parse_class(text, at)
             tokens.append(token)
         elif character == "\\":
             following = text[at : at + 1]
@@ -264,8 +254,8 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-def _class(text: str, at: int) -> tuple[str, int]:
-    """Return a class of characters, whose content begins at *at*, and where the text goes on; unclosed fits nothing."""
+def _parse_class(text: str, at: int) -> tuple[str, int]:
+    """Parse a character class at *at*, and return its regex and end. An unclosed class matches nothing."""
     is_negated = text[at : at + 1] in ("!", "^")
     start = at = at + is_negated
     members, before = list[str](), ""
@@ -277,12 +267,12 @@ def _class(text: str, at: int) -> tuple[str, int]:
             members.append(CLASSES[name])
             before, at = "", at + len(name) + len("[::]")
         elif text[at] == "-" and before and text[at + 1 : at + 2] not in ("", "]"):
-            last, at = _member(text, at + 1)
+            last, at = _parse_member(text, at + 1)
             if before <= last:
                 members.append(f"{re.escape(before)}-{re.escape(last)}")
             before = ""
         else:
-            before, at = _member(text, at)
+            before, at = _parse_member(text, at)
             members.append(re.escape(before))
     if text[at : at + 1] != "]" or at == start:
         return NEVER, len(text)
@@ -293,20 +283,20 @@ def _class(text: str, at: int) -> tuple[str, int]:
 
 
 def _read_class_name(text: str, at: int) -> str:
-    """Return the name when a class such as ``[:alpha:]`` stands there; an empty name is returned as a blank."""
+    """Return the name of a class such as ``[:alpha:]`` at a position, a blank for an empty name, ``""`` if there is none."""
     if not text.startswith("[:", at):
         return ""
     end = text.find("]", at + 2)
     return (text[at + 2 : end - 1] or " ") if end > at + 2 and text[end - 1] == ":" else ""
 
 
-def _member(text: str, at: int) -> tuple[str, int]:
-    """Return one character of a class, perhaps behind a backslash, and where the text goes on."""
+def _parse_member(text: str, at: int) -> tuple[str, int]:
+    """Return one character of a class, possibly escaped, and its end."""
     at += text[at] == "\\"
     return text[at : at + 1], at + 1
 
 
-def _split(tokens: Iterable[str]) -> list[list[str]]:
+def _split_names(tokens: Iterable[str]) -> list[list[str]]:
     names: list[list[str]] = [[]]
     for token in tokens:
         if token == SEPARATOR:
@@ -316,8 +306,8 @@ def _split(tokens: Iterable[str]) -> list[list[str]]:
     return names
 
 
-def _plain(text: str) -> Component:
-    """Return what matches one name when only stars are special; made at once, so that a long file is read in no time."""
+def _make_star_matcher(text: str) -> Component:
+    """Return a matcher for a name with only stars. It is created without a regex, so that long files load fast."""
     first, *others = text.split(STAR)
     if not others:
         return first.__eq__
@@ -337,9 +327,9 @@ def _plain(text: str) -> Component:
     return fits
 
 
-def _component(tokens: Sequence[str]) -> Component:
-    """Return what matches one name: between two stars the leftmost place that fits is taken, and never another one."""
-    first, *others = _runs(tokens)
+def _compile_component(tokens: Sequence[str]) -> Component:
+    """Return a matcher for one name. Between two stars only the leftmost match is tried."""
+    first, *others = _join_runs(tokens)
     if not others:
         source = first or NEVER
     else:
@@ -348,7 +338,7 @@ def _component(tokens: Sequence[str]) -> Component:
     return re.compile(source, re.DOTALL).fullmatch
 
 
-def _runs(tokens: Iterable[str]) -> list[str]:
+def _join_runs(tokens: Iterable[str]) -> list[str]:
     runs = [""]
     for token in tokens:
         if token == STAR:
@@ -373,7 +363,7 @@ GROUPS = {"SUBPATTERN": 3, "ASSERT": 1, "ASSERT_NOT": 1}
 
 def safe_columns(pattern: str) -> int:
     """
-    Return how many characters of a line may be searched with a pattern.
+    Return the maximum number of characters of a line that may be searched with a pattern.
 
     Raises:
         ToolError: when it is not a regular expression, or one that could take for ever.
@@ -384,34 +374,34 @@ def safe_columns(pattern: str) -> int:
     except (re.error, RecursionError, OverflowError) as error:
         msg = f"the pattern is not a regular expression: {error}"
         raise ToolError(msg) from None
-    unbounded, ways = _cost(parsed, inside=False)
+    unbounded, ways = _measure_cost(parsed, inside=False)
     if unbounded >= len(LIMITS) or ways > LIMITS[unbounded][1]:
         msg = f"without ripgrep a pattern has at most {len(LIMITS) - 1} repetitions such as '.*' and few optional parts"
         raise ToolError(msg)
     return LIMITS[unbounded][0]
 
 
-def _cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
-    """Return how many unbounded repetitions there are, and in how many ways the rest may match."""
-    costs = [_cost_of(str(operation), argument, inside=inside) for operation, argument in parsed]
+def _measure_cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
+    """Return the number of unbounded repetitions, and of ways in which the rest can match."""
+    costs = [_measure_operation(str(operation), argument, inside=inside) for operation, argument in parsed]
     return sum(c[0] for c in costs), math.prod(c[1] for c in costs)
 
 
-def _cost_of(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
+def _measure_operation(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
     if name in REFUSED or (inside and (name in REPEATS or name == "BRANCH")):
-        _refuse()
+        _raise_unsafe()
     if name in REPEATS:
         low, high, body = int(argument[0]), int(argument[1]), argument[2]
-        unbounded, ways = _cost(body, inside=high > 1)
+        unbounded, ways = _measure_cost(body, inside=high > 1)
         return (unbounded + 1, ways) if high > UNBOUNDED_REPEATS else (unbounded, ways * (high - low + 1))
     if name == "BRANCH":
-        costs = [_cost(branch, inside=inside) for branch in argument[1]]
+        costs = [_measure_cost(branch, inside=inside) for branch in argument[1]]
         return max(c[0] for c in costs), sum(c[1] for c in costs)
     if name in GROUPS:
-        return _cost(argument[GROUPS[name]], inside=inside)
+        return _measure_cost(argument[GROUPS[name]], inside=inside)
     return 0, 1
 
 
-def _refuse() -> NoReturn:
+def _raise_unsafe() -> NoReturn:
     msg = "without ripgrep a pattern may not nest repetitions, repeat alternatives or refer back to groups"
     raise ToolError(msg)

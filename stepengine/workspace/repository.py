@@ -22,16 +22,14 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv
 from stepengine.workspace.calls import Fd
-from stepengine.workspace.environment import NAMES_BYTES, CommandEnvironment, Private, find_program, looking
+from stepengine.workspace.environment import NAMES_BYTES, CommandEnvironment, Private, find_program, parse_git_query
 from stepengine.workspace.guard import GUARD, file_guard, project_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
 from stepengine.workspace.root import Missing, Root
-from stepengine.workspace.skills import find_skills, project_top, read_start, user_folder
+from stepengine.workspace.skills import find_project_root, find_skills, read_start, user_folder
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import WORKSPACE
-
-__all__ = ("read_project",)
 
 FILE_BYTES, ALL_BYTES = 32 * 1024, 64 * 1024
 """About 8,000 tokens of one file and 16,000 of all: each step pays for them."""
@@ -57,7 +55,7 @@ def read_project(
     root: str | None = None, *, instructions: bool = True, skills: bool = True, facts: bool = True, user: bool = True
 ) -> dict[str, Any]:
     """
-    Return what the project of a folder says, as JSON: its instructions, its skills, facts, and what was left out.
+    Return the project data of a folder as JSON: instructions, skills, git facts, and warnings.
 
     Paths are relative to the folder, so that the same repository reads the same on every machine.
 
@@ -79,21 +77,22 @@ def read_project(
         return made
     folder = folder.resolve()
     # No call asks for these files, and they reach the model all the same: rules about files hold for them as for a tool's.
-    token = GUARD.set(project_guard(folder, project_top(folder), None if workspace is None else workspace.here))
+    token = GUARD.set(project_guard(folder, find_project_root(folder), None if workspace is None else workspace.here))
     try:
         if instructions:
             _Instructions(folder, made).read(user=user)
         if skills:
-            _list_skills(folder, made, user=user)
+            _add_skills(folder, made, user=user)
         if facts:
-            made["facts"] = {"platform": sys.platform, **_git(folder)}
+            made["facts"] = {"platform": sys.platform, **_read_git_status(folder)}
     finally:
         GUARD.reset(token)
     made["warnings"] = [visible(text, strict=True) for text in made["warnings"][:CHANGED_FILES]]
     return made
 
 
-def _list_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
+def _add_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
+    """Add the skills of a project, within the size limit, and their warnings to *made*."""
     catalog = find_skills(folder, user=user)
     made["warnings"] += catalog.warnings
     left = CATALOG_BYTES
@@ -108,7 +107,7 @@ def _list_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
 
 
 class _Instructions:
-    """Reads the files of instructions of a folder into *made*."""
+    """Reads the instruction files of a folder into *made*."""
 
     def __init__(self, folder: Path, made: dict[str, Any]) -> None:
         self._folder, self._made = folder, made
@@ -116,25 +115,27 @@ class _Instructions:
         self._seen: set[Any] = set()
 
     def read(self, *, user: bool) -> None:
-        """Read the instruction files; the nearest folder has the first claim on the room, and stands last."""
-        top = project_top(self._folder)
+        """Read the instruction files within the size limit, the nearest folder first; its text is last in the result."""
+        top = find_project_root(self._folder)
         with suppress(DefinitionError), closing(Root(top, PathPolicy(allow_wide_root=True))) as root:
             below = self._folder.relative_to(top).parts
             found = []
             for depth in range(len(below), -1, -1):
                 paths = ["/".join((*below[:depth], name)) for name in INSTRUCTION_FILES]
                 up = "../" * (len(below) - depth)
-                found.append([one for path in paths if (one := self._file(root, path, up + path.rpartition("/")[2]))])
+                found.append(
+                    [one for path in paths if (one := self._read_file(root, path, up + path.rpartition("/")[2]))]
+                )
             self._made["instructions"] = [one for folder in reversed(found) for one in folder]
-            self._made["deeper"] = list(self._deeper(root, below))
+            self._made["deeper"] = list(self._find_deeper_files(root, below))
         own = user_folder() if user else None
         if own is not None:
             with suppress(DefinitionError), closing(Root(own, PathPolicy(allow_wide_root=True))) as root:
-                if one := self._file(root, "AGENTS.md", "~/AGENTS.md"):
+                if one := self._read_file(root, "AGENTS.md", "~/AGENTS.md"):
                     self._made["instructions"].insert(0, one)
 
-    def _file(self, root: Root, path: str, shown: str) -> dict[str, object] | None:
-        """Return what stands in a file; ``None`` for one that is not there, was read already, or cannot be read."""
+    def _read_file(self, root: Root, path: str, shown: str) -> dict[str, object] | None:
+        """Return the content of a file; ``None`` if it is missing, unreadable, or was read already."""
         try:
             data, info = read_start(root, path, FILE_BYTES)
         except Missing:
@@ -161,8 +162,8 @@ class _Instructions:
         text = kept.decode("utf-8-sig", "ignore" if len(kept) < len(data) else "replace")
         return {"path": shown, "sha256": digest, "text": text, "cut": len(kept) < len(data)}
 
-    def _deeper(self, root: Root, below: Sequence[str]) -> Iterator[str]:
-        """Yield the paths of files of instructions below the folder; they are only named."""
+    def _find_deeper_files(self, root: Root, below: Sequence[str]) -> Iterator[str]:
+        """Yield the paths of instruction files below the folder. Their content is not read."""
 
         def enter(parts: tuple[str, ...], _: Fd) -> bool:
             return (
@@ -178,7 +179,7 @@ class _Instructions:
                 count = 0
                 for parts, entry in entries:
                     is_deeper = entry.name in INSTRUCTION_FILES and len(parts) > len(opened.parts) + 1
-                    if is_deeper and count < DEEPER_FILES and not root.withholds(parts):
+                    if is_deeper and count < DEEPER_FILES and not root.is_withheld(parts):
                         count += 1
                         yield visible("/".join(parts[len(opened.parts) :]), strict=True)
         except OSError:
@@ -190,22 +191,22 @@ class _Instructions:
 # --- git --------------------------------------------------------------------------------------------------------------
 
 
-def _git(folder: Path) -> dict[str, object]:
-    """Return branch and changed files; nothing where there is no repository, no git, or it takes longer than two seconds."""
-    if not os.path.lexists(project_top(folder) / ".git"):
+def _read_git_status(folder: Path) -> dict[str, object]:
+    """Return branch and changed files; empty without a repository or git, or if git takes more than two seconds."""
+    if not os.path.lexists(find_project_root(folder) / ".git"):
         return {}
     private = Private()
     try:
         private.make()
         place = tuple([part for part in str(folder).split("/") if part])
         env = CommandEnvironment(names=(), real_home=False, root=place).variables(private)
-        look = looking(STATUS)
+        look = parse_git_query(STATUS)
         program = find_program("git", env["PATH"], place)
         if look is None or program is None:
             return {}
         names = _run_git(program, look.question, folder, env, NAMES_BYTES)
         status = _run_git(program, look.argv, folder, {**env, **look.variables(names)}, STATUS_BYTES)
-        return _facts(status, project_top(folder))
+        return _parse_status(status, find_project_root(folder))
     except (OSError, ToolError, subprocess.SubprocessError):
         return {}
     finally:
@@ -213,7 +214,7 @@ def _git(folder: Path) -> dict[str, object]:
 
 
 def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: int) -> bytes:
-    """Return what git prints, through a file, so that no flood of it is held in memory."""
+    """Return the output of git. It is written to a file, so that large output is not held in memory."""
     with tempfile.TemporaryFile() as out:
         subprocess.run(  # noqa: S603  (git alone, kept from running what the repository names)
             [program, *argv[1:]],
@@ -233,7 +234,7 @@ def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], mos
     return said
 
 
-def _facts(status: bytes, top: Path) -> dict[str, object]:
+def _parse_status(status: bytes, top: Path) -> dict[str, object]:
     """
     Return branch and changed files as ``git status --porcelain=v2 --branch -z`` has them, paths relative to *top*.
 

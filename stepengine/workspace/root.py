@@ -27,12 +27,10 @@ from stepengine.workspace.calls import FILE, FOLDER, WALK, Fd
 from stepengine.workspace.guard import file_guard
 from stepengine.workspace.path_policy import PathPolicy, is_wide
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
-from stepengine.workspace.paths import parts_of, target_parts
+from stepengine.workspace.paths import resolve_link_target, split_path
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import Workspace
 from stepengine.workspace.writes import root_id
-
-__all__ = ("Missing", "OpenedFolder", "Root")
 
 SYMLINK_HOPS = 8
 """Real paths go through one or two; a longer chain is a loop or a trap. Linux allows 40."""
@@ -45,13 +43,13 @@ LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
 
 class Missing(ToolError):
-    """Nothing stands under a path; never leaves the tools, a model gets its message."""
+    """A path does not exist; it never leaves the tools, a model gets its message."""
 
 
 @frozen
-class OpenedFolder:
+class OpenedEntry:
     """
-    What a walk has reached.
+    The file or folder that a walk along a path has opened.
 
     Attributes:
         fd: Its descriptor; whoever asked for it closes it.
@@ -66,7 +64,7 @@ class OpenedFolder:
 
 class Root:
     """
-    A folder and the policy for what is below it.
+    A folder and the access policy for the paths below it.
 
     Args:
         folder: The root, here or of a ``Workspace``; a symbolic link is resolved once, now.
@@ -95,15 +93,16 @@ class Root:
             self.real = tuple([p for p in real.split("/") if p])
         self._closer = weakref.finalize(self, calls.close, self.fd)
         self.info = calls.fstat(self.fd)
-        self.id = root_id(self._identity(os.fspath(path)))
+        self.id = root_id(self._root_identity(os.fspath(path)))
         self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
+        self.trusted = PathRules(policy.trusted, ())
         here = folder.here if isinstance(folder, Workspace) else path
         if here is not None and not policy.allow_wide_root:
             self._refuse_wide(path, here)
 
-    def _identity(self, path: str) -> tuple[str, ...]:
-        """Return what tells it from other roots: its real path here, where it stands here, too."""
+    def _root_identity(self, path: str) -> tuple[str, ...]:
+        """Return the identity of the root: its real path on this machine if it has one, else its system and path there."""
         if self.system is None:
             return self.real
         here = self.system.here(path)
@@ -136,12 +135,12 @@ class Root:
             raise DefinitionError(msg)
 
     def close(self) -> None:
-        """Let go of the folder; it also happens when nobody uses the root any more."""
+        """Close the folder. This also happens when the root is garbage-collected."""
         self._closer()
 
     def holds(self, fd: Fd) -> bool:
         """
-        Return whether something open may be entered: it is on the root's file system, or others may be entered.
+        Return True if an open folder may be entered: it is on the root's file system, or others are allowed.
 
         Where rules are about files, a folder that is mounted a second time counts as another file system: it shows files
         under paths that no rule names, and its device is the same.
@@ -151,17 +150,17 @@ class Root:
         return calls.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
 
     @cached_property
-    def _mount(self) -> str:
+    def _root_mount(self) -> str:
         return calls.mount_of(self.fd)  # asked once: a walk asks for every folder, and what is open stays where it is
 
     def _is_mounted_here(self, fd: Fd) -> bool:
-        return calls.mount_of(fd) == self._mount
+        return calls.mount_of(fd) == self._root_mount
 
     def parts(self, path: str) -> tuple[str, ...]:
-        """Return the components of a path as given; see ``parts_of``."""
-        return parts_of(path, self.real)
+        """Return the components of a path below the root; links in it are not followed."""
+        return split_path(path, self.real)
 
-    def open_file(self, path: str) -> OpenedFolder:
+    def open_file(self, path: str) -> OpenedEntry:
         """
         Open a regular file for reading.
 
@@ -169,7 +168,7 @@ class Root:
             PathOutsideRoot: when the path or a link in it leads out.
             ToolError: when it is secret, missing, no regular file, or on another file system.
         """
-        opened = self._reach(path, lambda folder, name: calls.open_at(name, FILE, folder))
+        opened = self._open_path(path, lambda folder, name: calls.open_at(name, FILE, folder))
         try:
             self.check_file(opened, path)
         except ToolError:
@@ -177,13 +176,24 @@ class Root:
             raise
         return opened
 
-    def open_folder(self, path: str) -> OpenedFolder:
+    def trusts(self, path: str) -> bool:
+        """Return whether a file is one of the policy's ``trusted`` ones, links followed."""
+        if self.trusted.patterns:
+            try:
+                opened = self.open_file(path)
+            except ToolError:
+                return False
+            calls.close(opened.fd)
+            return self.trusted.match(opened.parts)
+        return False
+
+    def open_folder(self, path: str) -> OpenedEntry:
         """Open a folder for listing; the errors are those of ``open_file``."""
-        return self._reach(path, lambda folder, name: calls.open_at(name, FOLDER, folder))
+        return self._open_path(path, lambda folder, name: calls.open_at(name, FOLDER, folder))
 
     def check_secret(self, parts: Sequence[str], path: str) -> None:
-        """Refuse a secret path."""
-        # Before anything is opened, and again where a link has led (`_reach`): a harmless name may lead to a secret
+        """Raise an error for a path that is secret or that the rules of the current call withhold."""
+        # Before anything is opened, and again where a link has led (`_open_path`): a harmless name may lead to a secret
         # file, and a secret name to a harmless one.
         if self.secrets.match(parts):
             which = self.secrets.which(parts)
@@ -194,34 +204,34 @@ class Root:
             msg = f"{path!r} {why}"
             raise ToolError(msg)
 
-    def withholds(self, parts: Sequence[str]) -> bool:
-        """Return whether listings and searches leave a file or folder out."""
+    def is_withheld(self, parts: Sequence[str]) -> bool:
+        """Return whether listings and searches omit a file or folder."""
         guard = file_guard()
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
-    def check_file(self, opened: OpenedFolder, path: str) -> None:
-        """Refuse what is not a regular file, or another name of a secret one."""
+    def check_file(self, opened: OpenedEntry, path: str) -> None:
+        """Raise an error for a file that is not regular or is a hard link to a secret one."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
             msg = f"{path!r} is a folder; use list_directory"
             raise ToolError(msg)
         if not stat.S_ISREG(mode):
-            msg = f"{path!r} is a {special(mode)}, not a regular file"
+            msg = f"{path!r} is a {special_kind(mode)}, not a regular file"
             raise ToolError(msg)
         is_alias = self.policy.cross_mounts and file_guard() is not None and not self._is_mounted_here(opened.fd)
         if opened.info.st_nlink > 1 or is_alias:
             self._check_hardlink(opened, path)
 
-    def _check_hardlink(self, opened: OpenedFolder, path: str) -> None:
+    def _check_hardlink(self, opened: OpenedEntry, path: str) -> None:
         if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
-        if self._names_a_secret(opened.info):
+        if self._has_secret_name(opened.info):
             msg = f"{path!r} is another name of a file that may hold secrets or that a rule denies, or of one that could not be told from them"
             raise ToolError(msg)
 
-    def _names_a_secret(self, info: os.stat_result) -> bool:
-        """Return whether a file is also known by a secret name; true as well when the tree is too large to tell."""
+    def _has_secret_name(self, info: os.stat_result) -> bool:
+        """Return whether a hard link of the file has a withheld name; True if the tree is too large to search."""
         # A hard link is no link: nothing in the file says that it has another name, and only a walk finds that. Where
         # the tree is too large to tell, it counts as secret.
         budget = WalkBudget(SECRET_SCAN_ENTRIES)
@@ -229,7 +239,7 @@ class Root:
         try:
             with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
-                    if entry.inode() == info.st_ino and self.withholds(place):
+                    if entry.inode() == info.st_ino and self.is_withheld(place):
                         found = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
                             return True
@@ -237,21 +247,21 @@ class Root:
             calls.close(fd)
         return bool(budget.cut)
 
-    def other_names(self) -> list[tuple[str, ...]]:
+    def find_linked_secrets(self) -> list[tuple[str, ...]]:
         """
-        Return the places of files that are also known by a withheld name, as far as 200,000 entries tell.
+        Return the paths of files that have a hard link with a withheld name, searching up to 200,000 entries.
 
         Almost no tree has any, and that takes no ``stat`` of what is not withheld to find out.
         """
-        linked = {(info.st_dev, info.st_ino) for place, info in self._files(self.withholds) if info.st_nlink > 1}
+        linked = {(info.st_dev, info.st_ino) for place, info in self._iter_files(self.is_withheld) if info.st_nlink > 1}
         if not linked:
             return []
-        found = self._files(lambda place: not self.withholds(place))
+        found = self._iter_files(lambda place: not self.is_withheld(place))
         return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
 
-    def withheld_in(self, folder: OpenedFolder, *, deep: bool) -> list[tuple[str, ...]]:
+    def list_withheld(self, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
         """
-        Return what listings leave out of an open folder, by its place below that; of a folder that is left out not its files.
+        Return the withheld paths below an open folder, without the content of withheld folders.
 
         Args:
             folder: The folder; it stays open.
@@ -264,22 +274,22 @@ class Root:
         start = len(folder.parts)
 
         def enter(place: tuple[str, ...], _: Fd) -> bool:
-            if not self.withholds(place):
+            if not self.is_withheld(place):
                 return True
             found.append(place[start:])
             return False
 
         budget = WalkBudget(SECRET_SCAN_ENTRIES)
         with closing(walk(self.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
-            found += [place[start:] for place, entry in entries if not entry.is_dir() and self.withholds(place)]
+            found += [place[start:] for place, entry in entries if not entry.is_dir() and self.is_withheld(place)]
         if budget.cut:
             msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
             raise ToolError(msg)
         return found
 
-    def shows_one_of(self, folder: OpenedFolder, names: Collection[str], *, deep: bool) -> bool:
+    def has_visible_entry(self, folder: OpenedEntry, names: Collection[str], *, deep: bool) -> bool:
         """
-        Return whether a file or folder of one of these names stands in an open folder, and is not withheld.
+        Return whether an open folder has a file or folder with one of these names that is not withheld.
 
         Args:
             folder: The folder; it stays open.
@@ -289,12 +299,12 @@ class Root:
         holds = self.holds if deep else lambda _: False
         budget = WalkBudget(SECRET_SCAN_ENTRIES)
         with closing(
-            walk(holds, folder.fd, folder.parts, budget, lambda place, _: not self.withholds(place))
+            walk(holds, folder.fd, folder.parts, budget, lambda place, _: not self.is_withheld(place))
         ) as entries:
-            return any(entry.name in names and not self.withholds(place) for place, entry in entries)
+            return any(entry.name in names and not self.is_withheld(place) for place, entry in entries)
 
-    def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
-        """Yield the places of files that are wanted, with what the system says of them."""
+    def _iter_files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+        """Yield path and status of the files that *wanted* selects."""
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
             with closing(walk(self.holds, fd, (), WalkBudget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
@@ -305,7 +315,7 @@ class Root:
         finally:
             calls.close(fd)
 
-    def _reach(self, path: str, use: Callable[[Fd, str], Fd]) -> OpenedFolder:
+    def _open_path(self, path: str, use: Callable[[Fd, str], Fd]) -> OpenedEntry:
         """Walk to the last component and open it with *use*, following links that stay inside."""
         parts = self.parts(path)
         self.check_secret(parts, path)
@@ -321,51 +331,53 @@ class Root:
                 try:
                     fd = calls.open_at(name, WALK, folder) if todo else use(folder, name)
                 except OSError as error:
-                    todo.extendleft(reversed(self._linked(error, folder, name, tuple(done), path)))
+                    todo.extendleft(reversed(self._resolve_link(error, folder, name, tuple(done), path)))
                     hops += 1
                     self._check_hops(hops, path)
                     todo = todo or deque(["."])
                     # A link is followed by hand: its target is put in front of what is left, and the walk begins again
                     # at the root, so that it passes the same checks as if it had been written.
-                    folder, done = self._move(folder, self.fd), deque()
+                    folder, done = self._replace_fd(folder, self.fd), deque()
                     continue
                 if name != ".":
                     done.append(name)
                 if not todo:
-                    return self._open_parts(fd, tuple(done), path)
-                folder = self._move(folder, fd)
-                self._same_device(folder, path)
+                    return self._make_opened_entry(fd, tuple(done), path)
+                folder = self._replace_fd(folder, fd)
+                self._check_device(folder, path)
         finally:
-            self._move(folder, self.fd)
+            self._replace_fd(folder, self.fd)
 
-    def _linked(self, error: OSError, folder: Fd, name: str, done: tuple[str, ...], path: str) -> list[str]:
-        """Return where a component that could not be opened points, when it is a link that stays inside."""
+    def _resolve_link(self, error: OSError, folder: Fd, name: str, done: tuple[str, ...], path: str) -> list[str]:
+        """Return the target of a component that is a link inside the root; else raise the ``ToolError`` for *error*."""
         target = read_link(folder, name) if error.errno in LINK else None
         if target is None:
-            self._fail(error, path)
-        return target_parts(done, target, self.real, path)
+            self._raise_path_error(error, path)
+        return resolve_link_target(done, target, self.real, path)
 
     def _check_hops(self, hops: int, path: str) -> None:
         if hops > SYMLINK_HOPS:
             msg = f"{path!r} goes through more than {SYMLINK_HOPS} symbolic links"
             raise ToolError(msg)
 
-    def _open_parts(self, fd: Fd, parts: tuple[str, ...], path: str) -> OpenedFolder:
+    def _make_opened_entry(self, fd: Fd, parts: tuple[str, ...], path: str) -> OpenedEntry:
+        """Return the entry of an open descriptor; close it and raise for another file system."""
         try:
-            return OpenedFolder(fd, parts, self._same_device(fd, path))
+            return OpenedEntry(fd, parts, self._check_device(fd, path))
         except ToolError:
             calls.close(fd)
             raise
 
-    def _same_device(self, fd: Fd, path: str) -> os.stat_result:
-        """Return what ``fstat`` says; refuse another file system than the root's."""
+    def _check_device(self, fd: Fd, path: str) -> os.stat_result:
+        """Return the ``fstat`` result; raise an error for another file system than the root's."""
         info = calls.fstat(fd)
         if not self.holds(fd):
             msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
             raise ToolError(msg)
         return info
 
-    def _move(self, old: Fd, new: Fd) -> Fd:
+    def _replace_fd(self, old: Fd, new: Fd) -> Fd:
+        """Close the descriptor *old*, unless it is the root's or *new*, and return *new*."""
         if old not in {self.fd, new}:
             calls.close(old)
         return new
@@ -373,7 +385,7 @@ class Root:
     @contextmanager
     def parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
         """
-        Give the descriptor of the folder that holds the last component, and its name, for writing.
+        Open the folder of the last component for writing, and yield its descriptor and the component's name.
 
         No symbolic link is followed. Missing folders are made with *create*, on the held descriptors, and removed again
         when nothing comes of it; *made* takes their paths below the root, outermost first.
@@ -391,19 +403,25 @@ class Root:
             which = self.protected.which(parts)
             msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
             raise ToolError(msg)
+        # What a run has written may be what a third party wanted, and would be trusted when it is read again.
+        if self.trusted.match(parts):
+            msg = f"{path!r} is not written by tools (it matches {self.trusted.which(parts)!r}), because what it holds is trusted"
+            raise ToolError(msg)
         folder, made = calls.open_at(".", FOLDER, self.fd), [] if made is None else made
         try:
             for depth in range(1, len(parts)):
-                folder = self._move(folder, self._enter(folder, parts[:depth], path, made if create else None))
+                folder = self._replace_fd(
+                    folder, self._open_folder_at(folder, parts[:depth], path, made if create else None)
+                )
             yield folder, parts[-1]
         except BaseException:
             self.remove_empty(made)
             raise
         finally:
-            self._move(folder, self.fd)
+            self._replace_fd(folder, self.fd)
 
     def remove_empty(self, folders: Sequence[str]) -> list[str]:
-        """Remove folders that hold nothing, given outermost first; return those that were removed."""
+        """Remove the empty ones of the folders, which are given outermost first, and return them."""
         removed: list[str] = []
         for path in reversed(folders):
             with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
@@ -411,25 +429,27 @@ class Root:
                 removed.append(path)
         return removed
 
-    def _enter(self, folder: Fd, place: Sequence[str], path: str, made: list[str] | None) -> Fd:
-        """Open the folder at *place*; a missing one is made, and noted, where *made* is a list."""
+    def _open_folder_at(self, folder: Fd, place: Sequence[str], path: str, made: list[str] | None) -> Fd:
+        """Open the folder at *place*. If *made* is a list, missing folders are created and appended to it."""
         name = place[-1]
         try:
             fd = calls.open_at(name, FOLDER, folder)
         except FileNotFoundError as error:
             if made is None:
-                self._fail(error, path)
-            fd = self._make(folder, place, path, made)
+                self._raise_path_error(error, path)
+            fd = self._make_folder(folder, place, path, made)
         except OSError as error:
-            self._fail(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
+            self._raise_path_error(
+                error, path, link=error.errno in LINK and read_link(folder, name) is not None and name
+            )
         try:
-            self._same_device(fd, path)
+            self._check_device(fd, path)
         except ToolError:
             calls.close(fd)
             raise
         return fd
 
-    def _make(self, folder: Fd, place: Sequence[str], path: str, made: list[str]) -> Fd:
+    def _make_folder(self, folder: Fd, place: Sequence[str], path: str, made: list[str]) -> Fd:
         name = place[-1]
         try:
             with suppress(FileExistsError):  # somebody else made it; what it is, the next line finds out
@@ -437,9 +457,9 @@ class Root:
                 made.append("/".join(place))
             return calls.open_at(name, FOLDER, folder)
         except OSError as error:
-            self._fail(error, path, link=error.errno in LINK and name)
+            self._raise_path_error(error, path, link=error.errno in LINK and name)
 
-    def _fail(self, error: OSError, path: str, *, link: str | bool = False) -> NoReturn:
+    def _raise_path_error(self, error: OSError, path: str, *, link: str | bool = False) -> NoReturn:
         if link:
             msg = f"{path!r} goes through the symbolic link {link!r}; files are not written through links"
         elif error.errno == errno.ENOENT:
@@ -460,7 +480,7 @@ def read_link(folder: Fd, name: str) -> str | None:
         return None
 
 
-def special(mode: int) -> str:
-    """Return what a file is that is neither regular nor a folder."""
+def special_kind(mode: int) -> str:
+    """Return the kind of a file that is neither a regular file nor a folder, such as ``"named pipe"``."""
     kinds = ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "character device"))
     return next((word for test, word in kinds if test(mode)), "block device")

@@ -28,19 +28,6 @@ from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
 
-__all__ = (
-    "FILE_BYTES",
-    "NAME_CHARS",
-    "Skill",
-    "SkillCatalog",
-    "find_skills",
-    "instructions_of",
-    "project_top",
-    "read_start",
-    "skill_named",
-    "user_folder",
-)
-
 PLACES = (".stepengine/skills", ".agents/skills", ".claude/skills")
 """Where skills stand below the top of a project, and all but the first below the home folder."""
 MAX_DEPTH_LEVELS = 3
@@ -73,7 +60,7 @@ MAX_PARENT_FOLDERS = 8
 @frozen(kw_only=True)
 class Skill:
     """
-    A skill that was found.
+    A skill of a project or the user.
 
     Attributes:
         name: What it is called by.
@@ -106,8 +93,8 @@ class SkillCatalog:
     warnings: list[str] = attrs.field(factory=list)
 
 
-def project_top(folder: Path) -> Path:
-    """Return the nearest folder with ``.git`` from *folder* up, at most 8 above, below home and ``/``; else *folder* itself."""
+def find_project_root(folder: Path) -> Path:
+    """Return the nearest folder with ``.git`` from *folder* upwards, at most 8 levels, below the home folder and ``/``; else *folder*."""
     home, here = Path(os.path.expanduser("~")), folder  # noqa: PTH111  (never raises)
     for _ in range(MAX_PARENT_FOLDERS + 1):
         if here in (home, here.parent):
@@ -119,7 +106,7 @@ def project_top(folder: Path) -> Path:
 
 
 def user_folder() -> Path | None:
-    """Return the folder of the user's own configuration, if there is one to be had."""
+    """Return the user's configuration folder; ``None`` if the home folder is unknown."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if base.startswith("/"):
         return Path(base, "stepengine")
@@ -129,7 +116,7 @@ def user_folder() -> Path | None:
 
 def read_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result]:
     """
-    Return the first *limit* + 1 bytes of a file below *root*, and what the system says of it.
+    Return the first *limit* + 1 bytes of a file below *root*, and its status.
 
     Raises:
         ToolError: as ``Root.open_file`` does.
@@ -153,7 +140,7 @@ Stamp: TypeAlias = tuple[int, ...] | None
 @frozen
 class _Scan:
     """
-    What a project and a user had when their folders were gone through.
+    The skill folders of a project and a user, and their modification times when they were scanned.
 
     Attributes:
         skills: The members of each skill but its root, and the folder of that: a root that is kept would stay open.
@@ -166,8 +153,8 @@ class _Scan:
     stamps: Mapping[str, Stamp]
 
     def holds(self) -> bool:
-        """Return whether nothing has changed since."""
-        return all(_stamp(path) == stamp for path, stamp in self.stamps.items())
+        """Return True if nothing has changed since."""
+        return all(_read_stamp(path) == stamp for path, stamp in self.stamps.items())
 
 
 _scans: dict[tuple[Place, ...], _Scan] = {}
@@ -176,14 +163,14 @@ _scans: dict[tuple[Place, ...], _Scan] = {}
 
 def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     """
-    Return the skills of the project that *folder* belongs to; with *user* also the user's, which stand behind those.
+    Return the skills of the project of *folder*; with *user*, the user's skills are added at the end.
 
     The folders are gone through once, and again when one of them or a head has changed.
     """
-    places = tuple(_places(folder, user=user))
+    places = tuple(_skill_places(folder, user=user))
     known = _scans.get(places)
     if known is None or not known.holds():
-        known = _scanned(places)
+        known = _scan_places(places)
         while len(_scans) >= KEPT_SCANS:
             _scans.pop(next(iter(_scans), places), None)
         if not _is_fresh(known):
@@ -191,8 +178,8 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     return _open_catalog(known)
 
 
-def _places(folder: Path, *, user: bool) -> Iterator[Place]:
-    top = project_top(folder)
+def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
+    top = find_project_root(folder)
     yield from [(top, place, "project") for place in PLACES]
     if user:
         own, home = user_folder(), os.environ.get("HOME", "")
@@ -200,16 +187,16 @@ def _places(folder: Path, *, user: bool) -> Iterator[Place]:
         yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
 
 
-def _scanned(places: Iterable[Place]) -> _Scan:
+def _scan_places(places: Iterable[Place]) -> _Scan:
     found, left, stamps = SkillCatalog(), WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     bases: dict[str, Path] = {}
     # What rules keep from one call is left out of its answer below: what is kept serves all calls.
     token = GUARD.set(None)
     try:
         for base, place, scope in places:
-            with closing(_folders(base, place, left, stamps)) as folders:
+            with closing(_iter_skill_folders(base, place, left, stamps)) as folders:
                 for root, path in folders:
-                    _take(found, root, path, scope)
+                    _add_skill(found, root, path, scope)
                     bases |= dict.fromkeys(found.skills.keys() - bases.keys(), base)
                     if not left.check_time():  # the walk asks only at every 64th entry, and a head can take a second
                         break
@@ -227,7 +214,7 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
     found, roots = SkillCatalog(warnings=[*known.warnings]), dict[Path, Root | None]()
     for base, members in known.skills:
         if base not in roots:
-            roots[base] = _root_of(base)
+            roots[base] = _open_root(base)
         root = roots[base]
         if root is None:
             continue
@@ -242,14 +229,14 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
     return found
 
 
-def _root_of(base: Path) -> Root | None:
+def _open_root(base: Path) -> Root | None:
     try:
         return Root(base, PathPolicy(allow_wide_root=True))
     except DefinitionError:
         return None
 
 
-def _stamp(path: str) -> Stamp:
+def _read_stamp(path: str) -> Stamp:
     try:
         status = os.stat(path)  # noqa: PTH116  (thousands of them: a Path for each takes as long as the call)
     except OSError:
@@ -258,12 +245,12 @@ def _stamp(path: str) -> Stamp:
 
 
 def _is_fresh(scan: _Scan) -> bool:
-    """Return whether something changed so lately that the next change could have the same stamp."""
+    """Return True if a change is so recent that the next one could have the same stamp."""
     now = time.time_ns()
     return any(stamp is not None and now - stamp[1] < FRESH_NS for stamp in scan.stamps.values())
 
 
-def _folders(
+def _iter_skill_folders(
     base: Path, place: str, left: WalkBudget, stamps: dict[str, Stamp]
 ) -> Generator[tuple[Root, str], None, None]:
     """
@@ -272,8 +259,8 @@ def _folders(
     What was looked at is added to *stamps*.
     """
     top = f"{base}/{place}"
-    stamps[top] = _stamp(top)
-    root = _root_of(base)
+    stamps[top] = _read_stamp(top)
+    root = _open_root(base)
     if root is None:
         return
     try:
@@ -289,7 +276,7 @@ def _folders(
                 is_head = entry.name == "SKILL.md"
                 if is_head or entry.is_dir(follow_symlinks=False):
                     seen = "/".join([top, *parts[start:]])
-                    stamps[seen] = _stamp(seen)
+                    stamps[seen] = _read_stamp(seen)
                 if is_head and len(parts) > start + 1:
                     yield root, "/".join(parts[:-1])
     except OSError:
@@ -298,10 +285,10 @@ def _folders(
         calls.close(opened.fd)
 
 
-def _take(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
+def _add_skill(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
     shown = visible(path if scope == "project" else f"~/{path}", strict=True)
     try:
-        head, _ = _read(root, path)
+        head, _ = _read_skill(root, path)
     except (ToolError, OSError) as error:
         found.warnings.append(f"the skill in {shown!r} was left out: {error}")
         return
@@ -330,7 +317,7 @@ def _take(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
         found.skills[name] = Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path)
 
 
-def _read(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
+def _read_skill(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     """
     Return the head and the body of a ``SKILL.md``.
 
@@ -347,16 +334,16 @@ def _read(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
         msg = f"the head of SKILL.md does not end within {HEAD_BYTES:,} bytes; a line of --- ends it"
         raise ToolError(msg)
     cut = f"\n[cut after {FILE_BYTES:,} bytes]" if len(data) > FILE_BYTES else ""
-    return _mapping(head), body.partition("\n")[2].strip() + cut
+    return _parse_head(head), body.partition("\n")[2].strip() + cut
 
 
-def _mapping(head: str) -> Mapping[str, object]:
+def _parse_head(head: str) -> Mapping[str, object]:
     import yaml
 
     if sum([head.count(bracket) for bracket in "[{"]) > MAX_BRACKETS:
         msg = f"the head of SKILL.md has more than {MAX_BRACKETS} brackets"
         raise ToolError(msg)
-    for text in (head, _quoted(head)):
+    for text in (head, _quote_description(head)):
         try:
             # An alias can stand for many: a few hundred bytes become gigabytes.
             if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.BaseLoader)):
@@ -371,7 +358,7 @@ def _mapping(head: str) -> Mapping[str, object]:
     raise ToolError(msg)
 
 
-def _quoted(head: str) -> str:
+def _quote_description(head: str) -> str:
     """Return a head with its description in quotes: many have a colon in it."""
     lines = head.split("\n")
     for number, line in enumerate(lines):
@@ -381,7 +368,7 @@ def _quoted(head: str) -> str:
     return "\n".join(lines)
 
 
-def skill_named(folder: Path, name: str, *, user: bool) -> Skill:
+def find_skill(folder: Path, name: str, *, user: bool) -> Skill:
     """
     Return the skill *name* of the project that *folder* belongs to, or with *user* one of the user's own.
 
@@ -398,15 +385,15 @@ def skill_named(folder: Path, name: str, *, user: bool) -> Skill:
     return found
 
 
-def instructions_of(found: Skill) -> str:
+def read_instructions(found: Skill) -> str:
     """
-    Return what a skill says to do, and which files it has; the text is foreign.
+    Return the instructions and the file list of a skill, as untrusted text.
 
     Raises:
         ToolError: when it cannot be read any more.
     """
-    head, body = _read(found.root, found.folder)
-    files = _files(found)
+    head, body = _read_skill(found.root, found.folder)
+    files = _list_files(found)
     parts = [visible(body)]
     if allowed := head.get("allowed-tools"):
         parts.append(
@@ -417,7 +404,7 @@ def instructions_of(found: Skill) -> str:
     return f"# Skill {found.name} ({found.path})\n\n" + "\n\n".join(parts)
 
 
-def _files(found: Skill) -> list[str]:
+def _list_files(found: Skill) -> list[str]:
     opened = found.root.open_folder(found.folder)
     try:
         start, budget = len(opened.parts), WalkBudget(MAX_FOLDERS, SCAN_SECONDS)
@@ -425,7 +412,7 @@ def _files(found: Skill) -> list[str]:
             names = [
                 "/".join(parts[start:])
                 for parts, entry in entries
-                if entry.is_file(follow_symlinks=False) and not found.root.withholds(parts)
+                if entry.is_file(follow_symlinks=False) and not found.root.is_withheld(parts)
             ]
     finally:
         calls.close(opened.fd)

@@ -40,8 +40,8 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def limit(limits: str) -> None:
-    """Set the limits; one that is above what the system allows becomes what it allows."""
+def set_resource_limits(limits: str) -> None:
+    """Set resource limits; a limit above the system's maximum is set to the maximum."""
     for entry in filter(None, limits.split(",")):
         name, _, value = entry.partition("=")
         which = getattr(resource, name)
@@ -50,8 +50,8 @@ def limit(limits: str) -> None:
         resource.setrlimit(which, (wanted, wanted))
 
 
-def become(folder: int, limits: str, program: str, argv: list[str]) -> None:
-    """Become the command; raises ``OSError`` when that cannot be."""
+def exec_command(folder: int, limits: str, program: str, argv: list[str]) -> None:
+    """Replace this process by the command; raise ``OSError`` if that fails."""
     supervisor = os.getppid()
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -59,7 +59,7 @@ def become(folder: int, limits: str, program: str, argv: list[str]) -> None:
         os._exit(1)
     os.fchdir(folder)
     os.close(folder)
-    limit(limits)
+    set_resource_limits(limits)
     # Python ignores some, a `nohup` or a shell that put us into the background others, and a program would inherit it.
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -68,12 +68,12 @@ def become(folder: int, limits: str, program: str, argv: list[str]) -> None:
 
 
 def start(line: int, folder: int, limits: str, program: str, argv: list[str]) -> int:
-    """Start the command; return its process id, or 0 when it could not be executed, which is told."""
+    """Start the command, and return its process id; 0 if it could not be executed, after reporting that."""
     failed, fails = os.pipe()  # closed by `execve`
     pid = os.fork()
     if pid == 0:
         try:
-            become(folder, limits, program, argv)
+            exec_command(folder, limits, program, argv)
         except OSError as error:
             os.write(fails, str(error.errno or 1).encode())
         finally:
@@ -90,7 +90,7 @@ def start(line: int, folder: int, limits: str, program: str, argv: list[str]) ->
 
 
 def supervise(line: int, parent: int, command: int, woken: int) -> None:
-    """Tell that the command runs and how it ends, and return when the parent wants the end or has ended."""
+    """Report that the command runs and how it ends; return when the parent requests the end or has ended."""
     os.write(line, b"pid %d\n" % command)
     waiting = select.poll()
     for fd in (line, parent, woken):
@@ -105,7 +105,11 @@ def supervise(line: int, parent: int, command: int, woken: int) -> None:
 
 
 def reap(line: int, command: int, *, is_told: bool) -> bool:
-    """Wait for whoever ended, but for the command: as long as it is not waited for, its number belongs to nobody else."""
+    """
+    Collect ended child processes, and report the end of the command; return whether it was reported.
+
+    The command itself is not collected, so that its id stays reserved.
+    """
     for pid in children(command):
         if pid != command:
             with contextlib.suppress(ChildProcessError):
@@ -120,7 +124,7 @@ def reap(line: int, command: int, *, is_told: bool) -> bool:
 
 
 def children(command: int) -> list[int]:
-    """Return the ids of the children of this process, ended ones too; without ``/proc`` it has none but the command."""
+    """Return the ids of the children of this process, ended ones included; without ``/proc`` only the command."""
     me = os.getpid()
     with contextlib.suppress(OSError):
         return [int(pid) for pid in read(f"/proc/self/task/{me}/children").split()]
@@ -134,7 +138,7 @@ def children(command: int) -> list[int]:
 
 
 def read(path: str) -> bytes:
-    """Return what is in a file of ``/proc``; ``pathlib`` would take longer to load than most commands to run."""
+    """Return the content of a file in ``/proc``, without importing the slow ``pathlib``."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return b"".join(iter(lambda: os.read(fd, 65_536), b""))
@@ -144,7 +148,7 @@ def read(path: str) -> bytes:
 
 def end_all(command: int) -> bool:
     """
-    Kill the command's group and then, level by level, whatever else comes to this process.
+    Kill the command's process group and then all other children; return whether none is left.
 
     Return whether nothing is left; a fork bomb may win.
     """
@@ -165,7 +169,7 @@ def end_all(command: int) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Start the command, stay beside it, and end what is left of it."""
+    """Start the command, supervise it, and end its remaining processes."""
     number, line, folder, limits, program, *argv = arguments
     parent = -1
     with contextlib.suppress(AttributeError, OSError):  # not Linux: then only the socket tells of the parent's end

@@ -11,13 +11,11 @@ from typing import Protocol
 
 from attrs import frozen
 
-__all__ = ("TerminalResult", "Terminals")
-
 
 @frozen(kw_only=True)
 class TerminalResult:
     """
-    What came of a command in a terminal.
+    The result of a command in a terminal.
 
     Attributes:
         output: What both streams printed, as they came.
@@ -49,7 +47,7 @@ class Terminals(Protocol):
         call_id: str,
     ) -> TerminalResult | None:
         """
-        Run a program to its end, or for so many *seconds*, and let go of its terminal; ``None`` where the editor offers none.
+        Run a program to its end or for *seconds*, and release its terminal; ``None`` if the editor offers no terminal.
 
         Args:
             argv: The program and its arguments.

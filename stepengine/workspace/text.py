@@ -11,8 +11,6 @@ from attrs import frozen
 from stepengine.workspace import calls
 from stepengine.workspace.calls import Fd
 
-__all__ = ("FileText", "LineRange", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
-
 READ_LINE_CHARS = 2_000
 """Lines that people write are shorter; a longer one is data, and could fill the context with one line."""
 READ_WHOLE_BYTES = 10_000_000
@@ -59,13 +57,13 @@ class FileText:
     bom: bytes = b""
 
     def encode(self, text: str) -> bytes:
-        """Return *text* as bytes in the same form."""
+        """Encode *text* with the byte order mark and encoding of the file."""
         errors = "surrogateescape" if self.encoding == "utf-8" else "strict"
         return self.bom + text.encode(self.encoding, errors)
 
     @property
     def shown(self) -> str:
-        """The text with replacement characters for what is not UTF-8."""
+        """The text with replacement characters for bytes that are not UTF-8."""
         return (
             self.text
             if self.text.isascii()
@@ -73,8 +71,8 @@ class FileText:
         )
 
 
-def decode(data: bytes) -> FileText | None:
-    """Return the text that bytes hold, or ``None`` when they are binary."""
+def decode_text(data: bytes) -> FileText | None:
+    """Return the text in the bytes of a file; ``None`` if they are binary."""
     for bom, encoding in BOMS:
         if data.startswith(bom):
             try:
@@ -88,18 +86,18 @@ def decode(data: bytes) -> FileText | None:
 
 
 def binary_kind(data: bytes, name: str) -> str:
-    """Return what a binary file probably is."""
+    """Guess the kind of a binary file from its first bytes and name."""
     found = next((kind for magic, kind in MAGICS if data.startswith(magic)), None)
     return found or mimetypes.guess_type(name, strict=False)[0] or "unknown type"
 
 
-def digest(data: bytes) -> str:
-    """Return the short hash by which a later write can tell that the file is still the same."""
+def short_hash(data: bytes) -> str:
+    """Return a short hash by which a later write detects changes to the file."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
-    """Return what a file holds, or ``None`` when that is more than *limit* bytes, whatever its size is said to be."""
+    """Return the content of a file, or ``None`` if it has more than *limit* bytes."""
     chunks, left = [], limit + 1
     while left > 0 and (chunk := calls.read(fd, min(CHUNK_BYTES, left))):
         chunks.append(chunk)
@@ -110,7 +108,7 @@ def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
 @frozen
 class LineRange:
     """
-    Some lines of a file.
+    A range of lines of a file.
 
     Attributes:
         lines: The lines with their ends.
@@ -122,7 +120,7 @@ class LineRange:
 
 
 def cut_line(line: str) -> str:
-    """Return a line of at most 2,000 characters; a mark says how much was cut."""
+    """Return a line cut to 2,000 characters, with a note of how much was removed."""
     if len(line) <= READ_LINE_CHARS + 2:
         return line
     body = line.rstrip("\r\n")
@@ -133,7 +131,7 @@ def cut_line(line: str) -> str:
 
 def stream_lines(fd: Fd, offset: int, limit: int) -> LineRange:
     """Return a window of a UTF-8 file of any size, in bounded memory."""
-    window = _Window(offset, limit)
+    window = _LineWindow(offset, limit)
     seen = 0
     while chunk := calls.read(fd, CHUNK_BYTES):
         seen += len(chunk)
@@ -143,8 +141,8 @@ def stream_lines(fd: Fd, offset: int, limit: int) -> LineRange:
     return LineRange(window.lines, window.end())
 
 
-class _Window:
-    """Collects some lines of a stream of bytes; of each line it keeps only the beginning."""
+class _LineWindow:
+    """Collects a range of lines from a stream of bytes; of each line only the start is stored."""
 
     KEPT_CHARS = READ_LINE_CHARS * 4 + 64
     """Of a line that is cut anyway, enough for the part that is shown, at four bytes for a character."""

@@ -15,12 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from stepengine.workspace.after_fork import renewed
+from stepengine.workspace.after_fork import register_renewable
 
 if TYPE_CHECKING:
     import asyncio
-
-__all__ = ("CANCELLED", "CancelSignal", "Settable", "ThreadPool")
 
 THREADS = 32
 """Bodies of tools mostly wait for disks and networks; as many children at once rarely need more, and each takes a stack."""
@@ -35,7 +33,7 @@ Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
 
 
 class CancelSignal(Protocol):
-    """Something that says whether the call should stop, such as a ``threading.Event``."""
+    """A cancellation signal, such as a ``threading.Event``."""
 
     def is_set(self) -> bool:
         """Return whether the call should stop."""
@@ -46,14 +44,14 @@ CANCELLED: contextvars.ContextVar[CancelSignal | None] = contextvars.ContextVar(
 
 
 class Settable(CancelSignal, Protocol):
-    """A cancellation signal that can be given."""
+    """A cancellation signal that can be set."""
 
     def set(self) -> None:
-        """Give the signal."""
+        """Set the signal."""
 
 
-class _Job:
-    """One body on its way through a thread."""
+class _ThreadTask:
+    """A function that runs in a thread."""
 
     __slots__ = (
         "abandoned",
@@ -92,9 +90,9 @@ class _Job:
         with self.lock:
             self.done = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self.loop.call_soon_threadsafe(self._deliver)
+            self.loop.call_soon_threadsafe(self._deliver_result)
 
-    def _deliver(self) -> None:
+    def _deliver_result(self) -> None:
         if self.tells is not None:
             succeeded, value = self.outcome
             self.tells(*((value, None) if succeeded else (None, value)))
@@ -115,14 +113,14 @@ class ThreadPool:
         self._size = size
         self._grace = grace
         self._ready = threading.Condition()
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[_ThreadTask] = deque()
         self._idle = self._threads = self._made = 0
         self._closed = False
         self._leaked: dict[str, None] = {}
-        renewed(self)
+        register_renewable(self)
 
     def renew(self) -> None:
-        """Forget threads and jobs: in a forked child there are none, and whoever had the lock is gone."""
+        """Reset threads, jobs and lock in a forked child, which has no threads of its parent."""
         self._ready = threading.Condition()
         self._jobs.clear()
         self._idle = self._threads = 0
@@ -136,7 +134,7 @@ class ThreadPool:
             return tuple(self._leaked)
 
     def close(self) -> None:
-        """Let idle threads end at once, and busy ones when their body has ended. The pool stays usable."""
+        """End idle threads now, and busy ones after their body. The pool stays usable."""
         with self._ready:
             self._closed = True
             self._ready.notify_all()
@@ -145,25 +143,25 @@ class ThreadPool:
         self, name: str, body: Callable[[], Any], *, signal: Settable | None = None, leaked: list[str] | None = None
     ) -> Any:
         """
-        Run *body* in a thread and return what it returns, or raise what it raises.
+        Run *body* in a thread, and return its result or raise its error.
 
         On cancellation *signal* is set and the body is waited for; a body that goes on is abandoned and its thread's
         name is added to *leaked*. The caller's context variables are visible to the body.
         """
         import asyncio
 
-        job = _Job(name, body, asyncio.get_running_loop())
+        job = _ThreadTask(name, body, asyncio.get_running_loop())
         if signal is not None:
             job.context.run(CANCELLED.set, signal)
         assert job.future is not None  # noqa: S101 - nobody else is told
-        self._submit(job)
+        self._submit_job(job)
         try:
             await job.future
         except asyncio.CancelledError:
-            if not self._withdraw(job):
+            if not self._withdraw_job(job):
                 if signal is not None:
                     signal.set()
-                await self._let_end(job, leaked)
+                await self._wait_for_end(job, leaked)
             raise
         succeeded, value = job.outcome
         if succeeded:
@@ -172,15 +170,15 @@ class ThreadPool:
 
     def begin(self, name: str, body: Callable[[], Any], tells: Told) -> None:
         """
-        Run *body* in a thread, and call *tells* in the event loop that runs now when it has ended.
+        Start *body* in a thread, and call *tells* in the running event loop when it has ended.
 
         For what nobody can cancel: it costs a third of the turns of the loop that ``run`` does.
         """
         import asyncio
 
-        self._submit(_Job(name, body, asyncio.get_running_loop(), tells))
+        self._submit_job(_ThreadTask(name, body, asyncio.get_running_loop(), tells))
 
-    def _submit(self, job: _Job) -> None:
+    def _submit_job(self, job: _ThreadTask) -> None:
         with self._ready:
             self._closed = False
             self._jobs.append(job)
@@ -191,16 +189,16 @@ class ThreadPool:
         if len(self._jobs) > self._idle and self._threads < self._size:
             self._threads += 1
             self._made += 1
-            threading.Thread(target=self._work, name=f"stepengine-tool-{self._made}", daemon=True).start()
+            threading.Thread(target=self._run_jobs, name=f"stepengine-tool-{self._made}", daemon=True).start()
 
-    def _withdraw(self, job: _Job) -> bool:
+    def _withdraw_job(self, job: _ThreadTask) -> bool:
         with self._ready:
             if job.started:
                 return False
             self._jobs.remove(job)
             return True
 
-    async def _let_end(self, job: _Job, leaked: list[str] | None) -> None:
+    async def _wait_for_end(self, job: _ThreadTask, leaked: list[str] | None) -> None:
         import asyncio
 
         with job.lock:
@@ -211,12 +209,12 @@ class ThreadPool:
             async with asyncio.timeout(self._grace):
                 await job.future
         except TimeoutError:
-            self._abandon(job, leaked)
+            self._abandon_job(job, leaked)
         except asyncio.CancelledError:
-            self._abandon(job, leaked)
+            self._abandon_job(job, leaked)
             raise
 
-    def _abandon(self, job: _Job, leaked: list[str] | None) -> None:
+    def _abandon_job(self, job: _ThreadTask, leaked: list[str] | None) -> None:
         with self._ready, job.lock:
             if job.done:
                 return
@@ -227,10 +225,10 @@ class ThreadPool:
         if leaked is not None:
             leaked.append(job.thread)
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         thread = threading.current_thread()
         plain_name = thread.name
-        while (job := self._next(plain_name)) is not None:
+        while (job := self._next_job(plain_name)) is not None:
             thread.name = job.thread
             job.run()
             thread.name = plain_name
@@ -240,7 +238,7 @@ class ThreadPool:
                 return
             del job
 
-    def _next(self, thread: str) -> _Job | None:
+    def _next_job(self, thread: str) -> _ThreadTask | None:
         with self._ready:
             while not self._jobs:
                 self._idle += 1

@@ -22,18 +22,6 @@ from attrs import frozen
 
 from stepengine.errors import BlockedAddress, DefinitionError
 
-__all__ = (
-    "AllowList",
-    "Network",
-    "UrlTarget",
-    "blocked_reason",
-    "joined",
-    "networks",
-    "numeric_address",
-    "parse_url",
-    "service_url",
-)
-
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -59,9 +47,9 @@ MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 COMPATIBLE = ipaddress.IPv6Network("::/96")
 
 
-def networks(texts: Iterable[str]) -> tuple[Network, ...]:
+def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
     """
-    Return networks from their text, such as ``"10.1.0.0/16"``.
+    Parse networks such as ``"10.1.0.0/16"``.
 
     Raises:
         ValueError: when one is not a network.
@@ -69,9 +57,9 @@ def networks(texts: Iterable[str]) -> tuple[Network, ...]:
     return tuple([ipaddress.ip_network(text) for text in texts])
 
 
-def service_url(url: str) -> str:
+def check_service_url(url: str) -> str:
     """
-    Return the address of a service that the caller chose, such as ``"http://localhost:8080"``, without a slash at its end.
+    Return the URL of a service, such as ``"http://localhost:8080"``, without a slash at its end.
 
     Raises:
         DefinitionError: when it is no http or https address, or has a query.
@@ -82,8 +70,8 @@ def service_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def numeric_address(text: str) -> Address | None:
-    """Return the address that *text* is in its one usual form, or ``None``; a scope id makes it none."""
+def parse_address(text: str) -> Address | None:
+    """Return the IP address in *text* in its usual form; ``None`` for other texts and for addresses with a scope id."""
     try:
         return None if "%" in text else ipaddress.ip_address(text)
     except ValueError:
@@ -92,13 +80,13 @@ def numeric_address(text: str) -> Address | None:
 
 def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
     """
-    Return why no connection is made to an address; empty when it may be used.
+    Return why an address is blocked; empty if it may be used.
 
     Args:
         text: The address.
         allowed: Networks that may be used whatever the table says.
     """
-    address = numeric_address(text)
+    address = parse_address(text)
     if address is None:
         return "no plain IP address"
     if any(address.version == net.version and address in net for net in allowed):
@@ -133,7 +121,7 @@ IPV6_VERSION = 6
 @frozen
 class UrlTarget:
     """
-    Where a request goes.
+    The scheme, host, port and path of a request.
 
     Attributes:
         scheme: ``"http"`` or ``"https"``.
@@ -159,59 +147,59 @@ class UrlTarget:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-def _refusal(url: str, why: str) -> BlockedAddress:
+def _blocked_error(url: str, why: str) -> BlockedAddress:
     shown = url if len(url) <= 200 else f"{url[:200]}..."  # noqa: PLR2004
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
 
 def parse_url(text: str) -> UrlTarget:
     """
-    Return where an address leads.
+    Return the target of a URL.
 
     Raises:
         BlockedAddress: when it is not a plain http or https address.
     """
     url = text.strip(" ")
     if len(url) > URL_CHARS:
-        raise _refusal(url, f"the address has more than {URL_CHARS:,} characters")
+        raise _blocked_error(url, f"the address has more than {URL_CHARS:,} characters")
     if any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"} or c == "\\" for c in url):
-        raise _refusal(url, "it holds a blank, a control character or a backslash; percent-encode them")
+        raise _blocked_error(url, "it holds a blank, a control character or a backslash; percent-encode them")
     found = URL.fullmatch(url)
     if found is None:
-        raise _refusal(url, "only addresses that begin with http:// or https:// are")
+        raise _blocked_error(url, "only addresses that begin with http:// or https:// are")
     scheme, authority, rest = found[1].lower(), found[2], found[3]
     if "@" in authority:
-        raise _refusal(url, "it holds a user name; leave out everything up to the '@'")
+        raise _blocked_error(url, "it holds a user name; leave out everything up to the '@'")
     parts = AUTHORITY.fullmatch(authority)
     if parts is None:
-        raise _refusal(url, "it has no host that could be understood")
+        raise _blocked_error(url, "it has no host that could be understood")
     port = int(parts[2]) if parts[2] else PORTS[scheme]
     if not 0 < port <= MAX_PORT:
-        raise _refusal(url, f"{port} is not a port")
+        raise _blocked_error(url, f"{port} is not a port")
     path = quote(rest if rest.startswith("/") else f"/{rest}", safe=SAFE)
-    return UrlTarget(scheme, _host(parts[1], url), port, path)
+    return UrlTarget(scheme, _parse_host(parts[1], url), port, path)
 
 
-def _host(text: str, url: str) -> str:
+def _parse_host(text: str, url: str) -> str:
     if text.startswith("["):
-        address = numeric_address(text[1:-1])
+        address = parse_address(text[1:-1])
         if address is None or address.version != IPV6_VERSION:
-            raise _refusal(url, "the brackets hold no IPv6 address")
+            raise _blocked_error(url, "the brackets hold no IPv6 address")
         return str(address)
-    name = _idna(text.removesuffix("."), url)
+    name = _encode_idna(text.removesuffix("."), url)
     labels = name.split(".")
     if not all(LABEL.fullmatch(label) for label in labels) or len(name) > HOST_CHARS:
-        raise _refusal(url, "its host holds characters that host names do not have")
+        raise _blocked_error(url, "its host holds characters that host names do not have")
     if NUMERIC_LABEL.fullmatch(labels[-1]):
-        if text != name or numeric_address(text) is None:
-            raise _refusal(url, "write IPv4 addresses as four decimal numbers, such as 192.0.2.1")
+        if text != name or parse_address(text) is None:
+            raise _blocked_error(url, "write IPv4 addresses as four decimal numbers, such as 192.0.2.1")
         return text
     if name == "localhost" or name.endswith(".localhost"):
-        raise _refusal(url, "localhost is this machine")
+        raise _blocked_error(url, "localhost is this machine")
     return name
 
 
-def _idna(name: str, url: str) -> str:
+def _encode_idna(name: str, url: str) -> str:
     if name.isascii():
         return name.lower()
     import idna
@@ -219,27 +207,27 @@ def _idna(name: str, url: str) -> str:
     try:
         return idna.encode(name, uts46=True, std3_rules=True).decode("ascii").lower()
     except (idna.IDNAError, UnicodeError):
-        raise _refusal(url, "its host is no international host name") from None
+        raise _blocked_error(url, "its host is no international host name") from None
 
 
-def joined(base: UrlTarget, location: str) -> UrlTarget:
+def resolve_redirect(base: UrlTarget, location: str) -> UrlTarget:
     """
-    Return where a redirect leads.
+    Return the target of a redirect.
 
     Raises:
         BlockedAddress: when that is not a plain http or https address.
     """
     if any(c <= " " or c in {"\x7f", "\\"} for c in location.strip(" ")):
-        raise _refusal(location, "the redirect holds a blank, a control character or a backslash")
+        raise _blocked_error(location, "the redirect holds a blank, a control character or a backslash")
     try:
         return parse_url(urljoin(base.url, location.strip(" ")))
     except ValueError:
-        raise _refusal(location, "the redirect is not an address") from None
+        raise _blocked_error(location, "the redirect is not an address") from None
 
 
 class AllowList:
     """
-    Hosts that may be fetched from, compared label by label.
+    The hosts that may be fetched from, compared label by label.
 
     Args:
         hosts: Host names such as ``"docs.python.org"``, ``"*.example.com"`` (every name below, not the name itself), IP
@@ -279,7 +267,7 @@ class AllowList:
 
     def check(self, target: UrlTarget) -> None:
         """
-        Refuse a host or port that is not allowed.
+        Raise an error for a host or port that is not allowed.
 
         Raises:
             BlockedAddress: naming what is not.
@@ -291,8 +279,8 @@ class AllowList:
         if not self._public and not self._below.isdisjoint(below):
             return
         if target.port not in self._ports:
-            raise _refusal(target.url, f"port {target.port} is not among the ports that may be used")
+            raise _blocked_error(target.url, f"port {target.port} is not among the ports that may be used")
         any_port = [(names, None) for names, _ in below]
         if self._public or (target.host, None) in self._exact or not self._below.isdisjoint(any_port):
             return
-        raise _refusal(target.url, f"the host {target.host!r} is not among those that may be fetched from")
+        raise _blocked_error(target.url, f"the host {target.host!r} is not among those that may be fetched from")

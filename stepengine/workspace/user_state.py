@@ -12,14 +12,12 @@ from pathlib import Path
 
 from stepengine.workspace.calls import OTHERS_WRITE_BITS
 
-__all__ = ("RUNS", "is_private", "state_folder")
-
 RUNS = "runs"
 """The subfolder of recorded runs."""
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the user's state folder, whether there is one or not; ``None`` without a home."""
+    """Return the path of the user's state folder, even if it does not exist; ``None`` without a home folder."""
     if given := environ.get("STEPENGINE_STATE_DIR", "").strip():
         return Path(given).absolute()
     state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
@@ -28,7 +26,7 @@ def state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     return Path(home, ".local", "state", "stepengine") if home.startswith("/") else None
 
 
-def is_private(folder: Path) -> bool:
+def is_writable_only_by_user(folder: Path) -> bool:
     """
     Return whether this user owns the folder and no other user can write to it.
 

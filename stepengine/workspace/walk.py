@@ -25,7 +25,7 @@ MAX_DEPTH_LEVELS = 100
 
 class WalkBudget:
     """
-    How far a walk may go.
+    The limits of a walk: entries, depth and time.
 
     Attributes:
         cut: Why it went no further; empty when it saw everything.
@@ -42,7 +42,7 @@ class WalkBudget:
         self.cut = ""
 
     def take(self) -> bool:
-        """Count one entry; return whether there was budget for it."""
+        """Count one entry, and return True if it was within the budget."""
         self._left -= 1
         if self._left < 0:
             self.cut = f"stopped after {self._entries:,} entries"
@@ -51,7 +51,7 @@ class WalkBudget:
         return not self.cut
 
     def check_time(self) -> bool:
-        """Return whether there is time left."""
+        """Return True if there is time left."""
         if time.monotonic() > self._end:
             self.cut = f"stopped after {self._seconds:g} s"
         elif self._cancelled is not None and self._cancelled.is_set():
@@ -67,7 +67,7 @@ def walk(
     enter: Callable[[tuple[str, ...], Fd], bool],
 ) -> Generator[tuple[tuple[str, ...], FolderEntry], None, None]:
     """
-    Yield the entries below an open folder, folders before what they hold, names in order.
+    Yield the entries below an open folder, sorted by name, a folder before its content. *enter* selects folders to open.
 
     Symbolic links and special files are left out. An entry's ``stat`` works only until the next one is asked for.
 
@@ -94,12 +94,12 @@ def walk(
             return
         yield place, entry
         if is_folder:
-            yield from _below(holds, (fd, entry.name), place, budget, enter)
+            yield from _walk_below(holds, (fd, entry.name), place, budget, enter)
         if budget.cut:
             return
 
 
-def _below(
+def _walk_below(
     holds: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: WalkBudget, enter: Any
 ) -> Generator[Any, None, None]:
     try:

@@ -24,7 +24,7 @@ NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
 
 def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
     """
-    Make *data* the content of a file in an open folder, durably: it is there as a whole, or the file is as it was.
+    Replace the content of a file in an open folder durably and atomically.
 
     Args:
         folder: The descriptor of the folder.
@@ -54,12 +54,12 @@ def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
-    # The rename itself is an entry of the folder, and is durable only with it (reliability:JR12).
+    # The rename itself is an entry of the folder, and is durable only with it (reliability:R1).
     os.fsync(folder)
 
 
 def umask() -> int:
-    """Return the umask, without the moment of a wrong one that setting it would take, where that is possible."""
+    """Return the umask, where possible without changing it for a moment."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123  (it starts without pathlib)
         found = re.search(r"^Umask:\s*([0-7]+)$", status.read(), re.MULTILINE)
         if found:
@@ -70,7 +70,7 @@ def umask() -> int:
 
 
 def sweep(folder: int) -> None:
-    """Remove temporary files that a process which no longer exists has left in a folder."""
+    """Remove temporary files in a folder that were left by processes that have ended."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.name.startswith(TEMPORARY)]
     for name in names:

@@ -61,7 +61,7 @@ SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "w
 
 
 def read_exactly(fd: int, size: int) -> bytes:
-    """Return so many bytes, or raise ``EOFError``."""
+    """Read *size* bytes; raise ``EOFError`` if there are fewer."""
     parts = []
     while size:
         part = os.read(fd, min(size, 1024 * 1024))
@@ -73,14 +73,14 @@ def read_exactly(fd: int, size: int) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all bytes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
-def told(info: os.stat_result) -> list[int]:
-    """Return what the system says of a file, as numbers."""
+def stat_numbers(info: os.stat_result) -> list[int]:
+    """Return the members of a stat result as a list of numbers."""
     return [
         info.st_mode,
         info.st_ino,
@@ -94,7 +94,7 @@ def told(info: os.stat_result) -> list[int]:
 
 
 def mount_of(fd: int) -> str:
-    """Return which mount something open was reached through; an empty text where the system does not tell."""
+    """Return the mount id of an open file or folder; ``""`` if the system does not report it."""
     try:
         with open("/proc/self/fdinfo/%d" % fd, encoding="ascii") as lines:
             return next((line.strip() for line in lines if line.startswith("mnt_id:")), "")
@@ -102,14 +102,14 @@ def mount_of(fd: int) -> str:
         return ""
 
 
-def below(path: str, root: list[str]) -> bool:
-    """Return whether a path, as written or with links followed, is the root or below it; nothing is below the root ``/``."""
+def is_within_root(path: str, root: list[str]) -> bool:
+    """Return whether a path, as written or resolved, is the root or below it; nothing counts as below the root ``/``."""
     forms = (os.path.normpath(path), os.path.realpath(path))
     return bool(root) and any([part for part in form.split("/") if part][: len(root)] == root for form in forms)
 
 
 class Worker:
-    """The one object of the program: what is open, and what runs."""
+    """The state of the program: its open files and its running child processes."""
 
     def __init__(self, source: int, sink: int) -> None:
         self.source = source
@@ -126,7 +126,7 @@ class Worker:
             write_all(self.sink, LENGTHS.pack(len(text), len(data)) + text + data)
 
     def serve(self) -> None:
-        """Answer until nothing more comes."""
+        """Answer requests until the input ends."""
         write_all(self.sink, READY)
         while True:
             head_size, data_size = LENGTHS.unpack(read_exactly(self.source, LENGTHS.size))
@@ -140,7 +140,7 @@ class Worker:
                 self.answer(head, data)
 
     def answer(self, head: dict[str, Any], data: bytes) -> None:
-        """Do what is asked, and say what came of it."""
+        """Execute a request, and send its reply."""
         number = head.pop("id", None)
         try:
             for old in head.pop("close", ()):
@@ -159,13 +159,13 @@ class Worker:
                 self.send(reply, content)
 
     def close(self, handle: int) -> None:
-        """Close what is open under a number."""
+        """Close the file with a handle."""
         fd = self.open.pop(handle, None)
         if fd is not None:
             os.close(fd)
 
     def fd(self, handle: int) -> int:
-        """Return the descriptor of what is open under a number; what was open before this program began is not."""
+        """Return the descriptor for a handle; descriptors from before the program started are refused."""
         try:
             return self.open[handle]
         except KeyError:
@@ -174,7 +174,7 @@ class Worker:
     # --- the system as a whole --------------------------------------------------------------------------------------
 
     def do_begin(self, limits: Any, data: bytes, number: Any) -> Any:
-        """Take what belongs to the whole of it; say what system this is."""
+        """Set the limits of this process and its children, and return facts about this system."""
         import resource
 
         for name, value in limits.items():
@@ -191,7 +191,7 @@ class Worker:
         }
 
     def do_root(self, handle: int, path: str, data: bytes, number: Any) -> Any:
-        """Open a root; a symbolic link is resolved once, now."""
+        """Open a root folder after resolving symbolic links in its path."""
         home = os.path.expanduser("~")
         path = home + path[1:] if path == "~" or path.startswith("~/") else path
         fd = os.open(path, KINDS["walk"] & ~os.O_NOFOLLOW)
@@ -204,10 +204,10 @@ class Worker:
             if above in ("/", ""):
                 break
             above = os.path.dirname(above)
-        return {"info": told(info), "real": os.path.realpath(path), "wide": wide, "mount": mount_of(fd)}
+        return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": mount_of(fd)}
 
     def do_variables(self, names: list[str], data: bytes, number: Any) -> Any:
-        """Return the values of variables of this system, and who we are; of no others."""
+        """Return the values of the variables in *names*, the user's name and the home folder."""
         import pwd
 
         try:
@@ -218,21 +218,21 @@ class Worker:
         return {"variables": given, "user": user, "home": os.path.expanduser("~")}
 
     def do_which(self, name: str, folders: list[str], root: list[str], data: bytes, number: Any) -> Any:
-        """Return the program that a name stands for, and not one below the root."""
+        """Return the path of a program in *folders*, unless it is below the root."""
         import shutil
 
         for folder in folders:
             found = shutil.which(name, path=folder)
-            if found is not None and not below(found, root):
+            if found is not None and not is_within_root(found, root):
                 return {"found": found}
         return {"found": None}
 
     def do_outside(self, paths: list[str], root: list[str], data: bytes, number: Any) -> Any:
-        """Return those paths that are not the root or below it, neither as written nor with links followed."""
-        return {"outside": [path for path in paths if not below(path, root)]}
+        """Return the paths that are neither the root nor below it, both as written and resolved."""
+        return {"outside": [path for path in paths if not is_within_root(path, root)]}
 
     def do_private(self, data: bytes, number: Any) -> Any:
-        """Make private folders for one command."""
+        """Create a private folder for one command, and return its path."""
         import tempfile
 
         folder = tempfile.mkdtemp(prefix="stepengine-")
@@ -240,12 +240,12 @@ class Worker:
         return {"folder": folder}
 
     def do_mkdirs(self, paths: list[str], data: bytes, number: Any) -> None:
-        """Make private folders."""
+        """Create folders that only this user can enter."""
         for path in paths:
             os.mkdir(path, 0o700)
 
     def do_remove(self, path: str, data: bytes, number: Any) -> None:
-        """Remove private folders; only those that were made here."""
+        """Remove a private folder, if this program created it."""
         import shutil
 
         if path in self.private:
@@ -255,21 +255,21 @@ class Worker:
     # --- folders and files ------------------------------------------------------------------------------------------
 
     def do_open(self, handle: int, folder: int, name: str, kind: str, data: bytes, number: Any) -> Any:
-        """Open one name in an open folder; of a file also its beginning is returned."""
+        """Open an entry of an open folder; for a file, its first bytes are returned too."""
         fd = os.open(name, KINDS[kind], dir_fd=self.fd(folder))
         self.open[handle] = fd
         info = os.fstat(fd)
         if kind != "file":
-            return {"info": told(info), "mount": mount_of(fd)}
+            return {"info": stat_numbers(info), "mount": mount_of(fd)}
         start = b""
         if stat.S_ISREG(info.st_mode):
             with contextlib.suppress(OSError):
                 start = os.pread(fd, CHUNK_BYTES, 0)
-        return {"info": told(info)}, start
+        return {"info": stat_numbers(info)}, start
 
     def do_fstat(self, handle: int, data: bytes, number: Any) -> Any:
-        """Return what the system says of something open."""
-        return {"info": told(os.fstat(self.fd(handle))), "mount": mount_of(self.fd(handle))}
+        """Return the status of an open file or folder."""
+        return {"info": stat_numbers(os.fstat(self.fd(handle))), "mount": mount_of(self.fd(handle))}
 
     def do_pread(self, handle: int, offset: int, size: int, data: bytes, number: Any) -> Any:
         """Return bytes of an open file."""
@@ -288,7 +288,7 @@ class Worker:
                 elif entry.is_file(follow_symlinks=False):
                     info = None
                     with contextlib.suppress(OSError):
-                        info = told(entry.stat(follow_symlinks=False))
+                        info = stat_numbers(entry.stat(follow_symlinks=False))
                     one = [entry.name, "f", entry.inode(), info]
                 else:
                     one = [entry.name, "o", entry.inode(), None]
@@ -300,15 +300,15 @@ class Worker:
         return {}, json.dumps(part).encode()
 
     def do_stat(self, folder: int, name: str, data: bytes, number: Any) -> Any:
-        """Return what the system says of a name, without following it."""
-        return {"info": told(os.stat(name, dir_fd=self.fd(folder), follow_symlinks=False))}
+        """Return the status of an entry, without following links."""
+        return {"info": stat_numbers(os.stat(name, dir_fd=self.fd(folder), follow_symlinks=False))}
 
     def do_readlink(self, folder: int, name: str, data: bytes, number: Any) -> Any:
         """Return where a symbolic link points."""
         return {"target": os.readlink(name, dir_fd=self.fd(folder))}
 
     def do_mkdir(self, folder: int, name: str, mode: Any, data: bytes, number: Any) -> None:
-        """Make a folder."""
+        """Create a folder."""
         os.mkdir(name, mode, dir_fd=self.fd(folder))
 
     def do_rmdir(self, folder: int, name: str, data: bytes, number: Any) -> None:
@@ -321,11 +321,11 @@ class Worker:
         os.fsync(self.fd(folder))
 
     def do_replace(self, folder: int, name: str, mode: Any, data: bytes, number: Any) -> None:
-        """Make something the content of a file, durably."""
+        """Replace the content of a file durably."""
         put(self.fd(folder), name, data, mode)
 
     def do_sweep(self, folder: int, data: bytes, number: Any) -> None:
-        """Remove temporary files that a process which no longer exists has left."""
+        """Remove temporary files that were left by processes that have ended."""
         sweep(self.fd(folder))
 
     # --- programs ---------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class Worker:
         data: bytes,
         number: Any,
     ) -> Any:
-        """Start a program beside a supervisor, whose text comes along; what it prints comes in frames with the number of this request."""
+        """Start a program with the supervisor whose source is sent along; its output is sent in frames with this request's number."""
         import socket
         import tempfile
 
@@ -385,14 +385,14 @@ class Worker:
         return {}
 
     def do_signal(self, child: int, pid: int, signal: int, data: bytes, number: Any) -> None:
-        """Send a signal to the group of a program, as long as its number belongs to nobody else."""
+        """Send a signal to the process group of a program, unless its id was freed."""
         found = self.children.get(child)
         if found is not None and pid > 1 and found.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal)
 
     def do_end(self, child: int, data: bytes, number: Any) -> None:
-        """Have the supervisor of a program end all that is left."""
+        """Request the supervisor of a program to end all its processes."""
         found = self.children.get(child)
         if found is not None:
             found.end()
@@ -404,17 +404,17 @@ class Worker:
             found.popen.kill()
 
     def do_allow(self, child: int, size: int, data: bytes, number: Any) -> None:
-        """Let a program send so many bytes more."""
+        """Permit a program to send *size* more bytes of output."""
         found = self.children.get(child)
         if found is not None:
             found.allow(size)
 
     def do_end_marked(self, mark: Any, data: bytes, number: Any) -> None:
-        """Kill every process with a text in its environment, again and again until there is none."""
+        """Kill every process whose environment contains a text; repeat at most 40 times, until none is left."""
         import time
 
         for _ in range(40):
-            left = list(marked(mark.encode()))
+            left = list(find_marked_processes(mark.encode()))
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -423,7 +423,7 @@ class Worker:
             time.sleep(0.01)
 
     def end(self) -> None:
-        """End what runs, and remove what was made for it."""
+        """End all child processes, and remove their private folders."""
         import shutil
 
         children = list(self.children.values())
@@ -438,8 +438,8 @@ class Worker:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def marked(mark: Any) -> Iterator[int]:
-    """Give the ids of running processes of ours whose environment holds a text."""
+def find_marked_processes(mark: Any) -> Iterator[int]:
+    """Yield the ids of this user's running processes whose environment contains a text."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         with contextlib.suppress(OSError):
             if name.isdigit() and os.stat("/proc/" + name).st_uid == os.getuid():
@@ -449,7 +449,7 @@ def marked(mark: Any) -> Iterator[int]:
 
 
 class ChildProcess:
-    """A program that was started, and what it prints."""
+    """A started program, whose output is sent by a thread."""
 
     def __init__(self, worker: Worker, number: Any, popen: subprocess.Popen[bytes], fds: Any, log: Any) -> None:
         self.worker = worker
@@ -468,33 +468,33 @@ class ChildProcess:
             os.set_blocking(fd, False)
 
     def wake(self) -> None:
-        """Have the thread look anew."""
+        """Wake the thread, so that it checks for new work."""
         with self.lock:
             if not self.over:
                 os.write(self.wakes, b"x")
 
     def allow(self, size: int) -> None:
-        """Let so many bytes more be sent."""
+        """Permit *size* more bytes of output to be sent."""
         with self.lock:
             self.left += size
         self.wake()
 
     def end(self) -> None:
-        """Tell the supervisor to end everything."""
+        """Request the supervisor to end all processes."""
         with self.lock:
             if not self.over and self.line >= 0:
                 with contextlib.suppress(OSError):
                     os.write(self.line, b"end\n")
 
     def pump(self) -> None:
-        """Send what is printed, until the supervisor has ended and nothing is left."""
+        """Send the output until the supervisor has ended and nothing is left."""
         names = {self.out: "out", self.err: "err"}
         try:
             while self.listen(names):
                 pass
             self.worker.send({"on": self.number, "closed": "line"})
             code = self.popen.wait()
-            self.send_on(names, list(names), DRAIN_READS)
+            self.send_output(names, list(names), DRAIN_READS)
             for name in names.values():
                 self.worker.send({"on": self.number, "closed": name})
             self.worker.children.pop(self.number, None)
@@ -509,35 +509,35 @@ class ChildProcess:
                         os.close(fd)
 
     def listen(self, names: dict[int, str]) -> bool:
-        """Wait for something, and send it; return whether the supervisor may say more."""
-        ready = polled([self.woken, self.line, *(names if self.left > 0 else ())])
+        """Wait for output and send it; return whether the supervisor may send more."""
+        ready = wait_readable([self.woken, self.line, *(names if self.left > 0 else ())])
         if self.woken in ready:
             os.read(self.woken, 4096)
         if self.line not in ready:
-            self.send_on(names, [fd for fd in ready if fd in names], 1)
+            self.send_output(names, [fd for fd in ready if fd in names], 1)
             return True
         said = self.hear()
         # What was printed before the end is told before the end.
-        self.send_on(names, list(names), DRAIN_READS)
+        self.send_output(names, list(names), DRAIN_READS)
         if said:
             self.worker.send({"on": self.number, "from": "line"}, said)
         return bool(said)
 
-    def send_on(self, names: dict[int, str], fds: list[int], times: int) -> None:
-        """Send what is there of some streams; one that has ended is taken out of *names*."""
+    def send_output(self, names: dict[int, str], fds: list[int], times: int) -> None:
+        """Send the available output of some streams; an ended stream is removed from *names*."""
         for fd in fds:
             if not self.forward(fd, names[fd], times):
                 self.worker.send({"on": self.number, "closed": names.pop(fd)})
 
     def hear(self) -> bytes:
-        """Return what the supervisor says; nothing when it has ended, however that was."""
+        """Read the supervisor's messages; ``b""`` after it has ended in any way."""
         try:
             return os.read(self.line, CHUNK_BYTES)
         except OSError:
             return b""
 
     def forward(self, fd: int, name: str, times: int) -> bool:
-        """Send what is there; return whether more may come."""
+        """Send the available output of a stream; return whether more may follow."""
         for _ in range(times):
             try:
                 data = os.read(fd, CHUNK_BYTES)
@@ -559,8 +559,8 @@ class ChildProcess:
         return True
 
 
-def polled(fds: Any) -> list[int]:
-    """Return which descriptors are ready."""
+def wait_readable(fds: Any) -> list[int]:
+    """Wait, and return the descriptors that are ready to be read."""
     waiting = select.poll()
     for fd in fds:
         waiting.register(fd, select.POLLIN)
@@ -568,7 +568,7 @@ def polled(fds: Any) -> list[int]:
 
 
 def main() -> None:
-    """Answer on standard output what is asked on standard input."""
+    """Answer the requests on standard input on standard output."""
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

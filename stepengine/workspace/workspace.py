@@ -23,14 +23,12 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import FLAG, TEXT, fine, or_none
+from stepengine.data.checks import FLAG, TEXT, allow_none, make_validator
 from stepengine.errors import DefinitionError, WorkspaceLost
 
 if TYPE_CHECKING:
     from stepengine.workspace.containers import Container
     from stepengine.workspace.far import Elsewhere
-
-__all__ = ("WORKSPACE", "Workspace", "resource_limits")
 
 START_SECONDS = 60.0
 """A log-in over a slow network takes seconds; a host that does not answer must not hold a run."""
@@ -69,12 +67,12 @@ FORMS = "docker:IMAGE, podman:IMAGE, container:NAME:/FOLDER, ssh:HOST:/FOLDER, b
 
 
 def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None:
-    fine(or_none(TEXT))(workspace, field, web)
+    make_validator(allow_none(TEXT))(workspace, field, web)
     if web is not None:
         # Imported here alone: every usable import loads this module, and hardly a workspace has web=.
-        from stepengine.workspace.urls import service_url
+        from stepengine.workspace.urls import check_service_url
 
-        service_url(web)
+        check_service_url(web)
 
 
 @frozen
@@ -86,7 +84,7 @@ class Workspace:
     are always allowed. *write*, *shell* and *web* allow the others.
 
     ``Workspace("project")`` is a folder of this machine. Of another place it is made by ``docker``, ``podman``, ``ssh``, ``bubblewrap``,
-    ``kubernetes``, or ``over`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
+    ``kubernetes``, or ``from_command`` for whatever else gives standard input and output. ``file_tools``, ``search_tools``, ``shell_tools``,
     ``change_hook_tools``, ``stepengine.journal.undo`` and ``Engine`` take either. ``snapshot`` keeps what is in it. Nothing is
     started before it is needed; ``close``, or leaving a ``with`` block, ends what was started. The other place needs Python 3.8 or newer
     and a POSIX system, and nothing else.
@@ -99,6 +97,8 @@ class Workspace:
         shell: Whether agents may run programs: ``run_terminal_command``, ``check_job``, ``kill_job``, ``watch``. It is no sandbox.
         web: The address of a SearXNG instance, such as ``"http://localhost:8080"``, for ``web_search``, ``read_docs`` and ``read_url``,
             which reach the public web. ``None`` for no web.
+        trusted: Patterns of files that hold no text of third parties, such as ``"docs/**"``; see ``Policy.against_injection``. Tools
+            do not write them.
 
     Raises:
         DefinitionError: when an option is no such value.
@@ -109,9 +109,10 @@ class Workspace:
     system: Elsewhere | None = attrs.field(
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
     )
-    write: bool = attrs.field(default=False, kw_only=True, validator=fine(FLAG))
-    shell: bool = attrs.field(default=False, kw_only=True, validator=fine(FLAG))
+    write: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
+    shell: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
     web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web)
+    trusted: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
 
     def __fspath__(self) -> str:
         if self.system is None:
@@ -127,12 +128,12 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """What it is called in messages and records: without keys, options and passwords."""
+        """The name of the workspace in messages and records, without keys, options and passwords."""
         return os.fspath(self.root) if self.system is None else f"{self.system.name}"
 
     @property
     def here(self) -> Path | None:
-        """The folder of this machine that its root is: of a container or sandbox the one that is shown there; ``None`` for none."""
+        """The local folder of the root; for a container or sandbox the folder mounted there; ``None`` if there is none."""
         if self.system is None:
             return self.root
         found = self.system.here(os.fspath(self.root))
@@ -140,7 +141,7 @@ class Workspace:
 
     def with_access(self, *, write: bool = False, shell: bool = False, web: str | None = None) -> Workspace:
         """
-        Return the same place with these permissions in place of its own.
+        Return the same workspace with other permissions.
 
         Raises:
             DefinitionError: when an option is no such value.
@@ -148,13 +149,13 @@ class Workspace:
         return attrs.evolve(self, write=write, shell=shell, web=web)
 
     def close(self) -> None:
-        """End what runs there, and the connection; a folder of this machine needs none of it."""
+        """End its processes and its connection; a local folder needs no close."""
         if self.system is not None:
             self.system.close()
 
     def snapshot(self, to: str | os.PathLike[str]) -> Workspace:
         """
-        Keep what is in it now, and return a workspace that begins with that: to try something there, or to fork a run from here.
+        Copy the current content to *to*, and return a workspace of the copy, for example to fork a run there.
 
         The new workspace has the same permissions.
 
@@ -175,15 +176,15 @@ class Workspace:
         kept, again = (None, None) if place is None else (place.kept, place.again)
         here = self.here
         if kept is not None and again is not None and here is None:
-            kept.commit(_operand(os.fspath(to), kept.program))
+            kept.commit(_check_operand(os.fspath(to), kept.program))
             made: Workspace = again(os.fspath(to))
             return made
         if here is not None and (place is None or (kept is None and again is not None)):
-            copied = _copied(here, Path(to))
+            copied = _copy_folder(here, Path(to))
             return (
                 again(os.fspath(copied))
                 if again is not None
-                else Workspace(copied, copied / _below(self.cwd, self.root))
+                else Workspace(copied, copied / _relative_folder(self.cwd, self.root))
             )
         msg = (
             f"the workspace {self.name} has no snapshots: a folder of this machine, bubblewrap, and a container with keep= or container= "
@@ -193,7 +194,7 @@ class Workspace:
 
     def discard(self) -> None:
         """
-        End what runs there, and throw away the container that was kept with ``keep=``; any other place is only closed.
+        End its processes, and delete the container kept with ``keep=``; any other workspace is only closed.
 
         Raises:
             WorkspaceLost: when the container cannot be removed.
@@ -205,7 +206,7 @@ class Workspace:
     # --- places ------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def over(
+    def from_command(
         cls,
         argv: Sequence[str],
         root: str | os.PathLike[str] = ".",
@@ -217,7 +218,7 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return the place that a command gives standard input and output of.
+        Return a workspace at the other end of a command's standard input and output.
 
         Args:
             argv: The command, such as ``["docker", "exec", "-i", "box"]``; the words that start Python there follow it.
@@ -231,8 +232,8 @@ class Workspace:
         Raises:
             DefinitionError: for no command, and for limits that are none.
         """
-        words = _words(argv)
-        return cls._at(
+        words = _check_command_words(argv)
+        return cls._create(
             root,
             name=name or f"over:{shlex.join(words)}",
             argv=lambda options: (*words, python, *options),
@@ -261,7 +262,7 @@ class Workspace:
         start_seconds: float = IMAGE_SECONDS,
     ) -> Workspace:
         """
-        Return a new container of an image, which is thrown away with its connection unless it is kept; or one that runs.
+        Return a new container of an image, which is deleted with its connection unless ``keep=`` is set, or a running container.
 
         Args:
             image: The image, such as ``"python:3.13"``; it has Python.
@@ -290,19 +291,19 @@ class Workspace:
         if bool(image) == bool(container):
             msg = f'Workspace.{program} takes an image or container="...", one of them'
             raise DefinitionError(msg)
-        named, seen = _operand(image or container, program), _seen(CONTAINERS)
-        inside = (python, *ENTERING, _absolute(root))
+        named, seen = _check_operand(image or container, program), _visible_variables(CONTAINERS)
+        inside = (python, *ENTERING, _check_absolute_path(root))
         limits = (
             f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}",
             f"--cpus={cpus:g}", f"--pids-limit={processes}", *([f"--user={user}"] if user else []),
-            *[f"--mount={_mount(here, there)}" for here, there in (mounts or {}).items()], *options, named,
+            *[f"--mount={_mount_option(here, there)}" for here, there in (mounts or {}).items()], *options, named,
         )  # fmt: skip
         once = ""
         if container:
-            words: tuple[str, ...] = (program, "exec", "-i", "-w", _absolute(root), named, python)
+            words: tuple[str, ...] = (program, "exec", "-i", "-w", _check_absolute_path(root), named, python)
             kept = Container(program, named, seen)
         elif keep:
-            words = (program, "exec", "-i", _operand(keep, program), *inside)
+            words = (program, "exec", "-i", _check_operand(keep, program), *inside)
             kept = Container(program, keep, seen, ("--init", *limits, python, *WAITING), start_seconds)
         else:
             words = (program, "run", "--rm", "-i", "--init", *limits, *inside)
@@ -315,7 +316,7 @@ class Workspace:
                 python=python, program=program, start_seconds=start_seconds,
             )  # fmt: skip
 
-        return cls._at(
+        return cls._create(
             root,
             name=f"{program}:{keep or named}",
             argv=lambda options: (*words, *options),
@@ -329,7 +330,7 @@ class Workspace:
 
     @classmethod
     def podman(cls, image: str = "", root: str | os.PathLike[str] = "/workspace", **options: Any) -> Workspace:
-        """Return a container of Podman; everything is as with ``docker``."""
+        """Return a container of Podman; the options are those of ``docker``."""
         return cls.docker(image, root, program="podman", **options)
 
     @classmethod
@@ -344,7 +345,7 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return a folder of another machine, reached by OpenSSH.
+        Return a folder on another machine, reached by OpenSSH.
 
         It is not a sandbox: commands there can do what the user there can do. Nothing is forwarded, and no password is asked for: keys are
         those of ``ssh`` and its agent, and stay here.
@@ -360,9 +361,9 @@ class Workspace:
         Raises:
             DefinitionError: for a host that would be read as an option, and for limits that are none.
         """
-        named = _operand(host, "ssh")
+        named = _check_operand(host, "ssh")
         given = [word for option in SSH_OPTIONS for word in ("-o", option)]
-        return cls._at(
+        return cls._create(
             folder,
             name=f"ssh:{named}",
             argv=lambda words: ("ssh", "-T", *options, *given, "--", named, f"exec {shlex.join([python, *words])}"),
@@ -382,7 +383,7 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return a folder of this machine in a sandbox of bubblewrap: beside it there are only the programs of the system and of ``PATH``.
+        Return a local folder in a bubblewrap sandbox that otherwise contains only the system's programs and those of ``PATH``.
 
         These are read-only. Of the variables of here there is ``PATH``; ``HOME`` is ``/tmp``.
 
@@ -396,7 +397,7 @@ class Workspace:
         Raises:
             DefinitionError: when it is not a folder, or ``/``.
         """
-        from stepengine.workspace.bubblewrap import PROGRAM, own_python, shown_search_path, shown_system
+        from stepengine.workspace.bubblewrap import PROGRAM, sandbox_options, sandbox_python, sandbox_search_path
 
         real = os.path.realpath(root)
         if real == "/":
@@ -407,16 +408,16 @@ class Workspace:
             msg = f"the root {os.fspath(root)!r} of Workspace.bubblewrap cannot be opened as a folder: {why}"
             raise DefinitionError(msg)
         path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-        shown = list(shown_system(path, network=network))
+        shown = list(sandbox_options(path, network=network))
         at = shown.index("--tmpfs", shown.index("--dev"))
         shown[at:at] = ["--size", str(tmp_bytes)]
-        variables = {"PATH": shown_search_path(path), "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108  (inside of the sandbox)
+        variables = {"PATH": sandbox_search_path(path), "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108  (inside of the sandbox)
         made = ["--clearenv", *[word for name in variables for word in ("--setenv", name, variables[name])]]
         words = (PROGRAM, *shown, "--bind", real, real, *made, "--chdir", real, "--")
-        return cls._at(
+        return cls._create(
             real,
             name=f"bubblewrap:{real}",
-            argv=lambda options: (*words, own_python(), *options),
+            argv=lambda options: (*words, sandbox_python(), *options),
             limits=limits,
             start=start_seconds,
             shown={real: real},
@@ -438,7 +439,7 @@ class Workspace:
         start_seconds: float = START_SECONDS,
     ) -> Workspace:
         """
-        Return a folder in a pod that runs, reached by ``kubectl exec``.
+        Return a folder in a running pod, reached by ``kubectl exec``.
 
         Args:
             pod: The pod; what it may use and reach is said where it is described.
@@ -453,9 +454,9 @@ class Workspace:
             DefinitionError: for a name that would be read as an option.
         """
         chosen = {"--context": context, "--namespace": namespace, "--container": container}
-        given = [f"{option}={_operand(value, 'kubectl')}" for option, value in chosen.items() if value]
-        words = ("kubectl", "exec", "-i", *given, _operand(pod, "kubectl"), "--")
-        return cls._at(
+        given = [f"{option}={_check_operand(value, 'kubectl')}" for option, value in chosen.items() if value]
+        words = ("kubectl", "exec", "-i", *given, _check_operand(pod, "kubectl"), "--")
+        return cls._create(
             root,
             name=f"kubernetes:{pod}",
             argv=lambda options: (*words, python, *options),
@@ -466,7 +467,7 @@ class Workspace:
     @classmethod
     def named(cls, text: str, folder: str | os.PathLike[str] = ".") -> Workspace:
         """
-        Return the place that a text names, as on the command line.
+        Return the workspace that a text describes, as on the command line.
 
         Args:
             text: ``docker:IMAGE`` or ``podman:IMAGE``, where *folder* stands as ``/workspace``; ``container:NAME:/FOLDER``,
@@ -483,7 +484,7 @@ class Workspace:
         if kind == "bubblewrap" and rest:
             return cls.bubblewrap(Path(folder, rest))
         if kind == "over" and rest:
-            return cls.over(_split(rest), folder)
+            return cls.from_command(_split(rest), folder)
         if kind in {"container", "ssh", "kubernetes"} and name and path:
             made = {"container": lambda: cls.docker("", path, container=name), "ssh": lambda: cls.ssh(name, path)}
             return made.get(kind, lambda: cls.kubernetes(name, path))()
@@ -491,7 +492,7 @@ class Workspace:
         raise DefinitionError(msg)
 
     @classmethod
-    def _at(
+    def _create(
         cls,
         root: str | os.PathLike[str],
         *,
@@ -508,18 +509,18 @@ class Workspace:
         from stepengine.workspace.far import Elsewhere, RemotePlace
 
         place = RemotePlace(
-            name=name, argv=argv, env=_seen(env), limits=resource_limits(limits or {}), start=start, once=once, shown=shown or {},
+            name=name, argv=argv, env=_visible_variables(env), limits=resource_limits(limits or {}), start=start, once=once, shown=shown or {},
             kept=kept, again=again,
         )  # fmt: skip
         return cls(Path(root), system=Elsewhere(place))
 
 
-def _below(cwd: Path, root: Path) -> Path:
+def _relative_folder(cwd: Path, root: Path) -> Path:
     return cwd.relative_to(root) if cwd.is_relative_to(root) else Path()
 
 
-def _copied(folder: Path, to: Path) -> Path:
-    """Copy a folder; what was copied before something went wrong is removed."""
+def _copy_folder(folder: Path, to: Path) -> Path:
+    """Copy a folder; if that fails, the incomplete copy is removed."""
     real, target = folder.resolve(), to.absolute()
     if target.resolve().is_relative_to(real):
         msg = f"{str(target)!r} lies in the folder that is to be copied; another place would be fine"
@@ -533,7 +534,7 @@ def _copied(folder: Path, to: Path) -> Path:
         msg = f"{str(target)!r} cannot be made: {error.strerror}"
         raise WorkspaceLost(msg) from None
     try:
-        shutil.copytree(real, target, symlinks=True, dirs_exist_ok=True, ignore=_no_files)
+        shutil.copytree(real, target, symlinks=True, dirs_exist_ok=True, ignore=_uncopyable_names)
     except (OSError, shutil.Error) as error:
         shutil.rmtree(target, ignore_errors=True)
         msg = f"{str(real)!r} could not be copied: {error}"
@@ -541,8 +542,8 @@ def _copied(folder: Path, to: Path) -> Path:
     return target
 
 
-def _no_files(folder: str, names: list[str]) -> list[str]:
-    """Return what cannot be copied: pipes, which would be waited for, sockets and devices."""
+def _uncopyable_names(folder: str, names: list[str]) -> list[str]:
+    """Return the entries that cannot be copied: pipes, sockets and devices."""
     found = []
     for name in names:
         with contextlib.suppress(OSError):
@@ -552,16 +553,15 @@ def _no_files(folder: str, names: list[str]) -> list[str]:
     return found
 
 
-def _seen(names: Sequence[str]) -> dict[str, str]:
-    """Return the variables that the program sees which makes a connection."""
+def _visible_variables(names: Sequence[str]) -> dict[str, str]:
+    """Return the environment variables for the program that makes a connection."""
     return {one: os.environ[one] for one in (*ALWAYS, *names) if one in os.environ}
 
 
-def _words(argv: Any) -> tuple[str, ...]:
+def _check_command_words(argv: Any) -> tuple[str, ...]:
+    """Return a command as a tuple of words; raise ``DefinitionError`` for anything else."""
     if isinstance(argv, str) or not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
-        msg = (
-            f"Workspace.over takes a command as a list of words, such as ['docker', 'exec', '-i', 'box'], not {argv!r}"
-        )
+        msg = f"Workspace.from_command takes a command as a list of words, such as ['docker', 'exec', '-i', 'box'], not {argv!r}"
         raise DefinitionError(msg)
     return tuple(argv)
 
@@ -574,15 +574,16 @@ def _split(text: str) -> list[str]:
         raise DefinitionError(msg) from None
 
 
-def _operand(text: str, program: str) -> str:
-    """Return what stands as a word of its own: no option, however it is written."""
+def _check_operand(text: str, program: str) -> str:
+    """Return a text that a program reads as one operand; raise an error if it looks like an option."""
     if not text or text.startswith("-") or not text.isprintable() or any(c.isspace() for c in text):
         msg = f"{text!r} cannot be given to {program}: a name without blanks that does not begin with '-' would be fine"
         raise DefinitionError(msg)
     return text
 
 
-def _absolute(path: str | os.PathLike[str]) -> str:
+def _check_absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return a path as text; raise ``DefinitionError`` if it is not absolute."""
     text = os.fspath(path)
     if not text.startswith("/") or not text.isprintable():
         msg = f"{text!r} is no absolute path of a folder there, such as '/workspace'"
@@ -590,12 +591,12 @@ def _absolute(path: str | os.PathLike[str]) -> str:
     return text
 
 
-def _mount(here: str | os.PathLike[str], there: str) -> str:
+def _mount_option(here: str | os.PathLike[str], there: str) -> str:
     real = os.path.realpath(here)
     if any(c in path for path in (real, there) for c in ',"\n'):
         msg = f"{real!r} and {there!r} cannot be mounted: commas, quotes and line ends are not for Docker"
         raise DefinitionError(msg)
-    return f"type=bind,source={real},target={_absolute(there)}"
+    return f"type=bind,source={real},target={_check_absolute_path(there)}"
 
 
 def resource_limits(given: Mapping[str, int]) -> dict[str, int]:

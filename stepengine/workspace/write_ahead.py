@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stepengine.workspace import after_fork
-from stepengine.workspace.after_fork import Lock, leave, renews, rests
-from stepengine.workspace.open_files import said, too_many_files
+from stepengine.workspace.after_fork import Lock, call_after_fork, keep_referenced, register_fork_hooks
+from stepengine.workspace.open_files import describe_os_error, too_many_files_advice
 
 if TYPE_CHECKING:
     import sqlite3
 
     from stepengine.workspace.guarded_database import GuardedConnection
-
-__all__ = ("Database", "is_busy", "reason", "transaction", "write_ahead")
 
 PAUSE_SECONDS = 0.005
 """About the time of a commit by another process."""
@@ -35,15 +33,15 @@ TURN_SECONDS = 0.001
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether SQLite says that somebody else holds the database."""
+    """Return whether SQLite reports that another connection holds the database."""
     import sqlite3
 
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
-def reason(error: Exception, seconds: float) -> str:
+def describe_error(error: Exception, seconds: float) -> str:
     """
-    Return why a database cannot be used, with what to do about it where SQLite alone says too little.
+    Return why a database cannot be used, with advice where SQLite's message is too short.
 
     Args:
         error: What SQLite or the system said.
@@ -56,23 +54,23 @@ def reason(error: Exception, seconds: float) -> str:
             f"{error}: another program has held it for {seconds:g} s without committing anything; end that program's transaction, "
             "and keep the database on a local disk"
         )
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and (full := _full_table()):
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and (full := _open_file_problem()):
         return f"{error}: {full}"
-    return said(error) if isinstance(error, OSError) else str(error)
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
-def _full_table() -> str:
-    """Return what keeps this process from opening any file; SQLite does not say."""
+def _open_file_problem() -> str:
+    """Return why this process cannot open any file, which SQLite does not report; ``""`` if it can."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
-        return too_many_files(error)
+        return too_many_files_advice(error)
     return ""
 
 
-def write_ahead(database: sqlite3.Connection, seconds: float) -> None:
+def enable_write_ahead(database: sqlite3.Connection, seconds: float) -> None:
     """
-    Let a database keep a write-ahead log, which every process that opens a new one asks for.
+    Switch a database to a write-ahead log; retry for *seconds* while other processes hold it.
 
     SQLite lets one of them do it and refuses the others at once, whatever time-out the connection has, so it is asked again.
 
@@ -94,14 +92,14 @@ def write_ahead(database: sqlite3.Connection, seconds: float) -> None:
 @contextmanager
 def transaction(database: sqlite3.Connection, seconds: float = 0.0) -> Iterator[None]:
     """
-    Commit what is written meanwhile, all of it or nothing.
+    Execute the block in one transaction, which commits all of it or nothing.
 
     Others that write are waited for as long as they come on: *seconds* are how long nobody may have committed anything.
 
     Raises:
         sqlite3.Error: what SQLite says of a statement that it cannot carry out, such as that the disk is full.
     """
-    _begin(database, seconds)
+    _begin_transaction(database, seconds)
     try:
         yield
         database.execute("COMMIT")
@@ -111,7 +109,8 @@ def transaction(database: sqlite3.Connection, seconds: float = 0.0) -> Iterator[
             database.execute("ROLLBACK")
 
 
-def _begin(database: sqlite3.Connection, seconds: float) -> None:
+def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
+    """Begin a transaction; retry while other connections commit within *seconds*."""
     until, seen = 0.0, None
     while True:
         try:
@@ -121,7 +120,7 @@ def _begin(database: sqlite3.Connection, seconds: float) -> None:
                 raise
             now = time.monotonic()
             if now >= until:
-                version = _commits_of_others(database)
+                version = _data_version(database)
                 if version == seen or not seconds:
                     raise
                 until, seen = now + seconds, version
@@ -130,16 +129,16 @@ def _begin(database: sqlite3.Connection, seconds: float) -> None:
             return
 
 
-def _commits_of_others(database: sqlite3.Connection) -> object:
-    """Return what changes with each commit of another connection."""
+def _data_version(database: sqlite3.Connection) -> object:
+    """Return a value that changes with each commit of another connection."""
     return database.execute("PRAGMA data_version").fetchone()[0]
 
 
 class Database:
     """
-    The one connection of this process that writes to an SQLite file, and one that reads beside it where somebody has to.
+    The one connection of this process that writes to an SQLite file, and a second one for reading.
 
-    Made by ``at``, for as long as anybody in the process uses it. No connection is carried through a fork, which SQLite forbids:
+    Made by ``open``, for as long as anybody in the process uses it. No connection is carried through a fork, which SQLite forbids:
     before one they are closed, after it each process opens its own when it needs it.
 
     Args:
@@ -169,8 +168,8 @@ class Database:
         self.looking = Lock()
 
     @classmethod
-    def at(cls, path: Path, status: os.stat_result, *, seconds: float) -> Database:
-        """Return the database for a file that exists; ``close`` gives it back."""
+    def open(cls, path: Path, status: os.stat_result, *, seconds: float) -> Database:
+        """Return the shared database of an existing file; ``close`` releases it."""
         key = status.st_dev, status.st_ino
         with cls._counting:
             known = cls._known.get(key)
@@ -180,7 +179,7 @@ class Database:
             return known
 
     def share(self) -> Self:
-        """Count one user more, for whoever knows that somebody uses it; ``close`` gives it back."""
+        """Count one more user of a database that is in use; ``close`` releases it."""
         with self._counting:
             self._users += 1
             return self
@@ -198,7 +197,7 @@ class Database:
 
     def connection(self) -> GuardedConnection:
         """
-        Return the connection that writes, for whoever holds ``lock``; a commit is durable.
+        Return the writing connection; the caller must hold ``lock``. A commit is durable.
 
         Raises:
             OSError: when the file was replaced, or nobody uses the database any more.
@@ -207,7 +206,7 @@ class Database:
         if self._writer is None:
             database = self._connected()
             try:
-                write_ahead(database, self.seconds)
+                enable_write_ahead(database, self.seconds)
                 database.execute("PRAGMA synchronous=FULL")
             except BaseException:
                 database.close()
@@ -217,26 +216,26 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Commit what is written meanwhile, all of it or nothing; for whoever holds ``lock``."""
-        from stepengine.workspace.guarded_database import bounded
+        """Execute the block in one transaction; the caller must hold ``lock``."""
+        from stepengine.workspace.guarded_database import raise_interrupt_cause
 
         database = self.connection()
         if not self._has_written:
             # From now on it is asked more often than SQLite would do it.
             database.execute("PRAGMA busy_timeout=0")
             self._has_written = True
-        with bounded(database), transaction(database, self.seconds):
+        with raise_interrupt_cause(database), transaction(database, self.seconds):
             yield database
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection to read by, which waits for no commit; what is read has to be fetched meanwhile."""
-        from stepengine.workspace.guarded_database import bounded
+        """Yield a connection for reading that waits for no commit; its results must be fetched inside the block."""
+        from stepengine.workspace.guarded_database import raise_interrupt_cause
 
         if not self._has_written and self.lock.acquire(timeout=0):
             try:
                 database = self.connection()
-                with bounded(database):
+                with raise_interrupt_cause(database):
                     yield database
             finally:
                 self.lock.release()
@@ -244,7 +243,7 @@ class Database:
         with self.looking:
             if self._reader is None:
                 self._reader = self._connected()
-            with bounded(self._reader):
+            with raise_interrupt_cause(self._reader):
                 yield self._reader
 
     def _connected(self) -> GuardedConnection:
@@ -269,11 +268,11 @@ class Database:
             raise OSError(errno.ESTALE, "it was moved, deleted or replaced while it was opened")
 
     def connections(self) -> list[sqlite3.Connection]:
-        """Return those that are open."""
+        """Return the open connections."""
         return [each for each in (self._reader, self._writer) if each is not None]
 
     def disconnect(self) -> None:
-        """Close the connections, for whoever holds both locks; whoever needs one later gets a new one."""
+        """Close the connections; the caller must hold both locks. The next use opens new ones."""
         for database in self.connections():
             database.close()
         self._reader = self._writer = None
@@ -285,7 +284,7 @@ class Database:
 
     @classmethod
     def before_fork(cls) -> None:
-        """Close the connections, once nobody is in the middle of anything."""
+        """Lock the databases and close their connections; one that stays busy is left open."""
         cls._held = [cls._counting] if cls._counting.acquire(after_fork.PATIENCE_SECONDS) else []
         for database in list(cls._known.values()):
             if not database.lock.acquire(after_fork.PATIENCE_SECONDS):
@@ -298,16 +297,16 @@ class Database:
 
     @classmethod
     def after_fork(cls) -> None:
-        """Go on in the parent, which opens new connections when it needs them."""
+        """Release the locks in the parent, which opens new connections when it needs them."""
         while cls._held:
             cls._held.pop().release()
 
     @classmethod
     def renew(cls) -> None:
-        """Forget all in a forked child: what could not be closed is left, since closing it here would meddle with the parent's."""
-        leave(*[each for known in cls._known.values() for each in known.connections()])
+        """Drop all databases in a forked child without closing them, which would affect the parent's."""
+        keep_referenced(*[each for known in cls._known.values() for each in known.connections()])
         cls._known, cls._held = {}, []
 
 
-rests(Database.before_fork, Database.after_fork)
-renews(Database.renew)
+register_fork_hooks(Database.before_fork, Database.after_fork)
+call_after_fork(Database.renew)

@@ -17,8 +17,6 @@ from attrs import frozen
 from stepengine.data.json import compact
 from stepengine.errors import DataError
 
-__all__ = ("FileWrite", "OldFile", "hash_of", "root_id")
-
 UNDO_BYTES = 4 * 1024 * 1024
 """The most that a tool writes, so that each of its files can be brought back; a record of a journal has room for it."""
 
@@ -26,14 +24,14 @@ LARGE = "large"
 SECRET = "secret"  # noqa: S105  (a reason, not a password)
 
 
-def hash_of(data: bytes) -> str:
-    """Return the hash by which a file's content is told apart: SHA-256, 64 hex digits."""
+def content_hash(data: bytes) -> str:
+    """Return the SHA-256 of a file's content, as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def root_id(real: tuple[str, ...]) -> str:
-    """Return what stands for a root folder in records: 16 hex digits of the hash of its real path."""
-    return hash_of("/".join(real).encode("utf-8", "surrogateescape"))[:16]
+    """Return the id of a root folder in records: 16 hex digits of the hash of its real path."""
+    return content_hash("/".join(real).encode("utf-8", "surrogateescape"))[:16]
 
 
 @frozen
@@ -54,14 +52,14 @@ class OldFile:
     lost: str = ""
 
     @classmethod
-    def of(cls, data: bytes | None, mode: int) -> OldFile:
-        """Return what is kept of a file with these permission bits; *data* is ``None`` for one too large to be read."""
+    def from_data(cls, data: bytes | None, mode: int) -> OldFile:
+        """Return the record of a file with these permission bits; *data* is ``None`` if it is too large to read."""
         if data is None or len(data) > UNDO_BYTES:
-            return cls("" if data is None else hash_of(data), mode & 0o777, None, LARGE)
-        return cls(hash_of(data), mode & 0o777, data)
+            return cls("" if data is None else content_hash(data), mode & 0o777, None, LARGE)
+        return cls(content_hash(data), mode & 0o777, data)
 
     def without_content(self) -> OldFile:
-        """Return what is kept of a file that holds what no journal may hold."""
+        """Return a copy without the content, for files that no journal may contain."""
         return OldFile(self.hash, self.mode, None, SECRET)
 
 
@@ -89,7 +87,7 @@ class FileWrite:
 
     @property
     def was(self) -> str | None:
-        """The hash of the file before; ``None`` when there was none."""
+        """The hash of the file before the write; ``None`` if it did not exist."""
         return None if self.before is None else self.before.hash
 
     def form(self) -> dict[str, Any]:
@@ -112,11 +110,11 @@ class FileWrite:
         try:
             old, after = form["before"], form["after"]
             made = cls(
-                root=_text(form["root"]),
-                path=_text(form["path"]),
-                before=None if old is None else _old_of(old),
-                after=None if after is None else _text(after),
-                folders=tuple([_text(folder) for folder in form.get("folders", ())]),
+                root=_check_text(form["root"]),
+                path=_check_text(form["path"]),
+                before=None if old is None else _old_file_from_json(old),
+                after=None if after is None else _check_text(after),
+                folders=tuple([_check_text(folder) for folder in form.get("folders", ())]),
                 doubtful=form.get("doubtful", False) is True,
             )
         except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
@@ -126,7 +124,7 @@ class FileWrite:
 
 
 def _content_form(old: OldFile) -> dict[str, object]:
-    """Return a content as text where it is text and does not swell as such, so that journals stay readable."""
+    """Return the content as text if JSON makes it at most twice as long, else as base64; without content, the reason."""
     if old.content is None:
         return {"lost": old.lost}
     try:
@@ -138,13 +136,13 @@ def _content_form(old: OldFile) -> dict[str, object]:
     return {"base64": base64.b64encode(old.content).decode()}
 
 
-def _old_of(form: Mapping[str, object]) -> OldFile:
+def _old_file_from_json(form: Mapping[str, object]) -> OldFile:
     mode = form["mode"]
     if type(mode) is not int or not 0 <= mode <= 0o777:  # noqa: PLR2004  (permission bits)
         msg = f"{mode!r} are no permission bits"
         raise ValueError(msg)
-    digest, content = _text(form["hash"]), None
-    given = _text(form.get("text", form.get("base64", "")))
+    digest, content = _check_text(form["hash"]), None
+    given = _check_text(form.get("text", form.get("base64", "")))
     if len(given) > 2 * UNDO_BYTES:
         return OldFile(digest, mode, None, LARGE)
     if "text" in form:
@@ -153,12 +151,12 @@ def _old_of(form: Mapping[str, object]) -> OldFile:
         content = base64.b64decode(given, validate=True)
     if content is None:
         return OldFile(digest, mode, None, str(form.get("lost", "")))
-    if len(content) > UNDO_BYTES or hash_of(content) != digest:
+    if len(content) > UNDO_BYTES or content_hash(content) != digest:
         return OldFile(digest, mode, None, LARGE if len(content) > UNDO_BYTES else SECRET)
     return OldFile(digest, mode, content)
 
 
-def _text(value: object) -> str:
+def _check_text(value: object) -> str:
     if not isinstance(value, str):
         msg = f"{value!r} should be text"
         raise TypeError(msg)

@@ -19,8 +19,8 @@ import pytest
 from stepengine import Engine, RunStatus, load_agent
 from stepengine.drafts import EXAMPLE, Example, agent_file_rules, checked_agents
 from stepengine.errors import InputError
-from stepengine.sandbox import MontySandbox, running
-from stepengine.sandbox.rewriting import KNOWN
+from stepengine.sandbox import MontySandbox, program_tool
+from stepengine.sandbox.source_rewriter import KNOWN
 from stepengine.testing import ScriptedModel, tool_call
 
 from .common import asked, run, tools_of
@@ -43,7 +43,7 @@ def workers() -> Iterator[None]:
     Workers of the sandbox live as long as their process; a test leaves none behind.
     """
     yield
-    for sandbox in running._SHARED:
+    for sandbox in program_tool._SHARED:
         sandbox.close()
 
 

@@ -1,5 +1,5 @@
 """
-``editor``: edits, checks, repairs, reports (generator-contract B11, requirements Q3).
+``editor``: edits, checks, repairs, reports (generator-contract B11).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def edit(folder: Path, *replies: Any, prompt: str = "Do it.", **options: Any) ->
     return result, model
 
 
-@pytest.mark.spec("requirements:Q3")
+@pytest.mark.spec("generator-contract:B1")
 def test_it_edits_and_reports_what_changed(project: Path) -> None:
     result, _ = edit(project, replace("shop.py", "return 1", "return 2"), text("The price is 2."))
 
@@ -58,7 +58,7 @@ def test_files_of_the_params_are_shown_before_the_first_model_call(project: Path
     assert "nothing.py" in shown.text
 
 
-@pytest.mark.spec("requirements:Q3")
+@pytest.mark.spec("generator-contract:B1")
 def test_a_file_that_no_longer_parses_is_sent_back_until_it_does(project: Path) -> None:
     result, model = edit(
         project,
@@ -206,7 +206,7 @@ def test_a_spent_step_budget_ends_the_repairs(project: Path) -> None:
 
 
 @pytest.mark.spec("reliability:R23")
-@pytest.mark.parametrize("content", ["a." * 100_000, "x = 1\n" * 100_000], ids=["dots", "length"])
+@pytest.mark.parametrize("content", ["a." * 101, "x = \n" * 40_001], ids=["dots", "length"])
 def test_what_would_take_long_to_be_parsed_is_not_looked_at(project: Path, content: str) -> None:
     name = "a.toml" if "." in content else "a.py"
     write = tool_call("write_file", {"path": name, "content": content})

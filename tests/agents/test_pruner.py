@@ -57,7 +57,7 @@ def prune(project: Path, **params: Any) -> Any:
     return result
 
 
-@pytest.mark.spec("generator-contract:B33", "generator-contract:P1")
+@pytest.mark.spec("generator-contract:B33", "requirements:I2")
 @pytest.mark.parametrize("params", [{}, {"max_context_length": 4_000}])
 def test_a_short_conversation_stays_as_it_was(project: Path, params: dict[str, int]) -> None:
     result = prune(project, **params)
@@ -68,7 +68,7 @@ def test_a_short_conversation_stays_as_it_was(project: Path, params: dict[str, i
     assert False is result.children[0].output
 
 
-@pytest.mark.spec("generator-contract:B33", "generator-contract:P11", "generator-contract:P26")
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P11", "generator-contract:P30")
 def test_a_long_one_becomes_a_summary_and_the_request_stays_last(project: Path) -> None:
     result = prune(project, max_context_length=1_500)
     summary, instructions, live = result.state.message_history
@@ -90,7 +90,7 @@ def test_a_short_one_is_pruned_after_a_pause_in_which_the_cache_has_expired(
     assert count == len(result.state.message_history)
 
 
-@pytest.mark.spec("generator-contract:B33", "generator-contract:P25")
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P32")
 def test_the_budgets_say_what_stays(project: Path) -> None:
     generous = prune(project, max_context_length=1_500).state.message_history[0].text
     strict = prune(project, max_context_length=1_500, assistant_tool_budget=0).state.message_history[0].text

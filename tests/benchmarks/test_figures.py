@@ -129,7 +129,7 @@ BOUNDS = [
         held("Q15", f"one of a run that nobody watches, {protocol}", 4 / 3, w8(protocol, "stream"), w8(protocol, "run"))
         for protocol in ("openai_chat", "anthropic")
     ],
-    held("Q15", "a step that somebody watches", 2.0, ("W8", "step", "stream", 1_000, [1.0]), ("W8", "step", "run", 1_000, [1.0])),
+    held("Q15", "a step that somebody watches", 2.5, ("W8", "step", "stream", 1_000, [1.0]), ("W8", "step", "run", 1_000, [1.0])),
 ]  # fmt: skip
 
 

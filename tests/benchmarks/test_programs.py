@@ -1,4 +1,4 @@
-"""The table of `docs/programs.md`: made from its figures, and those are what a run needs."""
+"""The table of `benchmarks/README.md`: made from its figures, and those are what a run needs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ UNASKED = (
     "stepengine.models.anthropic",
     "stepengine.models.clouds",
     "stepengine.models.openai_chat",
-    "stepengine.models._reading",
+    "stepengine.models._byte_reader",
     "stepengine.permissions",
     "stepengine.tools.bundled.web",
 )
@@ -81,7 +81,7 @@ def test_the_page_tells_what_each_part_of_an_installation_weighs() -> None:
     Within a fifth, since versions differ from environment to environment; the parts are those that are installed.
     """
     written = (
-        (ROOT / "docs" / "install.md")
+        (ROOT / "benchmarks" / "README.md")
         .read_text(encoding="utf-8")
         .partition("<!-- weights:")[2]
         .partition("<!-- end")[0]

@@ -46,7 +46,7 @@ def test_the_way_of_a_step_is_no_longer_than_it_was() -> None:
 
 def test_one_call_more_of_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     before = walked("bare STEP").calls
-    ask = Progress.ask_step
-    monkeypatch.setattr(Progress, "ask_step", lambda progress: ask(progress) and ask(progress))
+    ask = Progress.request_step
+    monkeypatch.setattr(Progress, "request_step", lambda progress: ask(progress) and ask(progress))
 
     assert before + 1 == walked("bare STEP").calls

@@ -33,11 +33,11 @@ CHOSEN = os.environ.get(VARIABLE, "")  # read before tests take such variables o
 
 
 def over_a_pipe(root: Any) -> Workspace:
-    return Workspace.over(["env"], root, python=sys.executable, env=list(os.environ))
+    return Workspace.from_command(["env"], root, python=sys.executable, env=list(os.environ))
 
 
 def over_an_old_python(root: Any) -> Workspace:
-    return Workspace.over(["env"], root, python=str(OLD), env=list(os.environ))
+    return Workspace.from_command(["env"], root, python=str(OLD), env=list(os.environ))
 
 
 def in_a_sandbox(root: Any) -> Workspace:
@@ -148,7 +148,7 @@ class Box:
         # The variables of a test are those of there, too: many are about them.
         given = [f"--env={name}" for name in os.environ]
         argv = [self._podman.program, "exec", "-i", *given, self._name]
-        return Workspace.over(argv, root, python=sys.executable, env=list(os.environ))
+        return Workspace.from_command(argv, root, python=sys.executable, env=list(os.environ))
 
     def stop(self) -> None:
         self._run("rm", "--force", self._name)
@@ -283,7 +283,7 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         **dict.fromkeys(CONTAINERS, lambda root: contained.workspace(root) if contained is not None else over_a_pipe(root)),
     }  # fmt: skip
     for kind in (bundled.FileTools, bundled.SearchTools, bundled.ShellTools):
-        below = kind.below
+        below = kind.make_tools
 
         def moved(self: Any, root: Any, below: Any = below) -> Any:
             if isinstance(root, Workspace):
@@ -291,6 +291,6 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             there.made.append(ways[CHOSEN](root))
             return below(self, there.made[-1])
 
-        monkeypatch.setattr(kind, "below", moved)
+        monkeypatch.setattr(kind, "make_tools", moved)
     yield there
     there.end()

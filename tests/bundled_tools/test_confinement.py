@@ -28,7 +28,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
-from stepengine.workspace.atomic import replace_file, target_info
+from stepengine.workspace.atomic import replace_file, stat_target
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
@@ -84,9 +84,7 @@ OUTSIDE = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec(
-    "reliability:FS01", "reliability:FS02", "reliability:FS03", "reliability:FP1", "requirements:F22", "reliability:R17"
-)
+@pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:R17")
 @pytest.mark.parametrize("path", OUTSIDE)
 async def test_a_path_that_leads_out_is_refused_by_every_tool(root: Path, path: str) -> None:
     path = path.format(root=os.path.realpath(root), parent=os.path.realpath(root.parent))
@@ -96,7 +94,7 @@ async def test_a_path_that_leads_out_is_refused_by_every_tool(root: Path, path: 
     assert SECRET == (root.parent / "secret").read_text()
 
 
-@pytest.mark.spec("reliability:FS02", "requirements:F22", "requirements:X36")
+@pytest.mark.spec("reliability:FS02")
 @pytest.mark.parametrize("path", ["a.txt", "./a.txt", "{root}/a.txt"])
 async def test_a_path_inside_is_fine_relative_or_absolute(root: Path, path: str) -> None:
     result = await registry(root).execute("read_files", {"paths": [path.format(root=os.path.realpath(root))]})
@@ -104,7 +102,7 @@ async def test_a_path_inside_is_fine_relative_or_absolute(root: Path, path: str)
     assert "inside\n" == result.data[0]["content"]  # type: ignore[index,call-overload]
 
 
-@pytest.mark.spec("reliability:FS11", "reliability:FP1")
+@pytest.mark.spec("reliability:FP1")
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -149,7 +147,7 @@ async def test_a_link_to_the_outside_is_refused_and_does_not_say_whether_its_tar
     assert not (root.parent / "x").exists()
 
 
-@pytest.mark.spec("reliability:FS05", "reliability:FP2")
+@pytest.mark.spec("reliability:FP2")
 async def test_a_link_to_the_inside_is_followed_for_reading_and_refused_for_writing(root: Path) -> None:
     (root / "link").symlink_to("sub/deep/../b.txt")
     (root / "dir").symlink_to(os.path.realpath(root / "sub"))
@@ -165,7 +163,7 @@ async def test_a_link_to_the_inside_is_followed_for_reading_and_refused_for_writ
     assert not (root / "sub" / "new").exists()
 
 
-@pytest.mark.spec("reliability:FS06")
+@pytest.mark.spec("reliability:FP2")
 async def test_loops_and_long_chains_of_links_are_refused(root: Path) -> None:
     (root / "loop").symlink_to("loop")
     (root / "a").symlink_to("b")
@@ -206,7 +204,7 @@ async def test_only_regular_files_are_read(root: Path, monkeypatch: pytest.Monke
     assert (await registry(root).execute("write_file", {"path": "pipe", "content": "x"})).is_error
 
 
-@pytest.mark.spec("reliability:FS09", "reliability:FS10")
+@pytest.mark.spec("reliability:FS09")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 async def test_another_file_system_is_not_entered_and_files_without_a_size_are_read_with_the_cap(
     elsewhere: Any,
@@ -221,7 +219,7 @@ async def test_another_file_system_is_not_entered_and_files_without_a_size_are_r
     assert "Umask" in allowed.data[0].get("content", "Umask" if "link" in allowed.text else "")  # type: ignore[index,call-overload]
 
 
-@pytest.mark.spec("reliability:FS10")
+@pytest.mark.spec("reliability:FS09")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("cross_mounts", [False, True])
 def test_a_walk_enters_another_file_system_only_when_told_to(cross_mounts: bool) -> None:
@@ -241,7 +239,7 @@ SECRETS = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("reliability:FS21", "reliability:FS12", "reliability:FP4")
+@pytest.mark.spec("reliability:FS21", "reliability:FP4")
 @pytest.mark.parametrize("path", SECRETS)
 async def test_secrets_are_not_read_listed_searched_or_written(root: Path, path: str) -> None:
     file = root / path
@@ -294,7 +292,7 @@ PROTECTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("reliability:FS22", "reliability:FS12", "reliability:PM27")
+@pytest.mark.spec("reliability:FS22", "reliability:FP4", "reliability:PM27")
 @pytest.mark.parametrize("path", PROTECTED)
 async def test_what_others_run_or_trust_is_not_written_unless_allowed(root: Path, path: str) -> None:
     result = await registry(root).execute("write_file", {"path": path, "content": "x"})
@@ -379,7 +377,7 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ro
     held.close()
 
 
-@pytest.mark.spec("reliability:FS01", "reliability:FS02", "reliability:FS04", "reliability:FP1")
+@pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:FS04")
 @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(components, min_size=1, max_size=6), st.sampled_from(["", "/", "{root}/", "{root}"]))
 def test_whatever_a_path_is_made_of_what_it_opens_is_inside(
@@ -390,15 +388,7 @@ def test_whatever_a_path_is_made_of_what_it_opens_is_inside(
 
 
 @pytest.mark.deep
-@pytest.mark.spec(
-    "reliability:FS01",
-    "reliability:FS02",
-    "reliability:FS04",
-    "reliability:FS05",
-    "reliability:FP1",
-    "reliability:R17",
-    "reliability:K10",
-)
+@pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:FS04", "reliability:FP2", "reliability:R17")
 def test_in_50_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[Path, Root]) -> None:
     folder, held = tangled
     real = os.path.realpath(folder)
@@ -457,10 +447,10 @@ def tree(folder: Path) -> list[str]:
 
 @given(st.text(min_size=1, max_size=12))
 def test_any_text_is_a_path_inside_or_refused(text: str) -> None:
-    from stepengine.workspace.paths import parts_of
+    from stepengine.workspace.paths import split_path
 
     try:
-        parts = parts_of(text, ("w", "proj"))
+        parts = split_path(text, ("w", "proj"))
     except PathOutsideRoot:
         assert text.startswith("/") or ".." in text
         return
@@ -483,7 +473,7 @@ while True:
 """
 
 
-@pytest.mark.spec("reliability:FS13", "reliability:FP1", "reliability:R17", "reliability:K12")
+@pytest.mark.spec("reliability:R17", "reliability:FP1")
 @pytest.mark.deep
 def test_swapping_folders_for_links_meanwhile_never_leads_out(root: Path) -> None:
     """
@@ -535,13 +525,13 @@ def listing(held: Root) -> str:
 def writing(held: Root) -> str:
     try:
         with held.parent("a/g", create=False) as (folder, name):
-            replace_file(folder, name, b"inside", target_info(folder, name, "a/g"))
+            replace_file(folder, name, b"inside", stat_target(folder, name, "a/g"))
     except (ToolError, FileNotFoundError):
         return "refused"
     return "inside"
 
 
-@pytest.mark.spec("reliability:FS07")
+@pytest.mark.spec("reliability:FP1")
 async def test_a_missing_folder_that_appears_as_a_link_meanwhile_is_not_entered(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,7 +82,7 @@ def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: s
 
 
 def there(root: Path, **options: Any) -> Workspace:
-    return Workspace.over(["env"], root, python=sys.executable, **options)
+    return Workspace.from_command(["env"], root, python=sys.executable, **options)
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ async def test_keys_and_variables_of_here_never_get_there(root: Path, monkeypatc
 @pytest.mark.spec("reliability:WS4")
 async def test_variables_that_commands_may_see_are_those_of_there(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKS_WITH", "here")
-    with Workspace.over(["env", "WORKS_WITH=there"], root, python=sys.executable) as place:
+    with Workspace.from_command(["env", "WORKS_WITH=there"], root, python=sys.executable) as place:
         tools = ToolRegistry(shell_tools(place, env=["WORKS_WITH"]))
 
         assert "there\n" == (await ran(tools, ["printenv", "WORKS_WITH"]))["stdout"]
@@ -417,9 +417,9 @@ async def test_change_hooks_run_there(root: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Workspace.over([]), "list of words"),
-        (lambda: Workspace.over("docker exec x"), "list of words"),
-        (lambda: Workspace.over(["env"], limits={"cores": 1}), "cores"),
+        (lambda: Workspace.from_command([]), "list of words"),
+        (lambda: Workspace.from_command("docker exec x"), "list of words"),
+        (lambda: Workspace.from_command(["env"], limits={"cores": 1}), "cores"),
         (Workspace.docker, "one of them"),
         (lambda: Workspace.docker("a", container="b"), "one of them"),
         (lambda: Workspace.docker("--privileged"), "does not begin with '-'"),
@@ -455,7 +455,7 @@ def test_a_place_that_cannot_be_reached_is_a_typed_error_with_its_own_words(
     root: Path, argv: list[str], said: str, seconds: float
 ) -> None:
     with pytest.raises(WorkspaceLost, match=said):
-        file_tools(Workspace.over(argv, root, start_seconds=seconds))
+        file_tools(Workspace.from_command(argv, root, start_seconds=seconds))
 
 
 @pytest.mark.spec("reliability:WS8")

@@ -234,7 +234,7 @@ async def test_a_fork_bomb_is_bounded_and_ended(of_a_user: Path) -> None:
     ]
     inside += ["--bind", str(of_a_user), str(of_a_user)]
     argv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "bwrap", *inside, "--"]
-    with Workspace.over(argv, of_a_user, python="/usr/bin/python3", limits={"processes": 60}) as place:
+    with Workspace.from_command(argv, of_a_user, python="/usr/bin/python3", limits={"processes": 60}) as place:
         tools = tools_of(place)
         forks = """
         import os, time

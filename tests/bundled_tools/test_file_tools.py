@@ -25,17 +25,17 @@ from stepengine.permissions import Policy as Permissions
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
-from stepengine.tools.bundled.files.reading import reading_tools
-from stepengine.tools.bundled.files.writing import writing_tools
+from stepengine.tools.bundled.files.read_tools import make_read_tools
+from stepengine.tools.bundled.files.write_tools import make_write_tools
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
-from stepengine.workspace.text import digest
+from stepengine.workspace.text import short_hash
 
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Iterator[ToolRegistry]:
     root = Root(tmp_path, PathPolicy())
-    yield ToolRegistry([*reading_tools(root), *writing_tools(root)])
+    yield ToolRegistry([*make_read_tools(root), *make_write_tools(root)])
     root.close()
 
 
@@ -45,7 +45,7 @@ async def read(tools: ToolRegistry, *paths: Any, **options: Any) -> list[dict[st
     return result.data  # type: ignore[return-value]
 
 
-@pytest.mark.spec("requirements:F3", "generator-contract:T5", "generator-contract:T0")
+@pytest.mark.spec("generator-contract:T5", "generator-contract:T0")
 async def test_one_unreadable_file_does_not_affect_the_others(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x\ny")
     found = await read(tools, "a", "missing", "a", "./a")
@@ -58,7 +58,7 @@ async def test_one_unreadable_file_does_not_affect_the_others(tools: ToolRegistr
     ] == found
 
 
-@pytest.mark.spec("requirements:F4", "requirements:X36", "reliability:FP5")
+@pytest.mark.spec("generator-contract:T5", "reliability:FS02", "reliability:FP5")
 async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("".join(f"{n}\n" for n in range(5_000)))
     (tmp_path / "empty").write_text("")
@@ -80,7 +80,7 @@ async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path
     assert "    10\t9\n" == numbered["content"]
 
 
-@pytest.mark.spec("requirements:X68", "generator-contract:T5")
+@pytest.mark.spec("generator-contract:T5")
 @pytest.mark.parametrize("name", ["offset", "start_line", "first_line"])
 async def test_lines_count_from_1_as_in_codebuff_and_in_a_search(
     tools: ToolRegistry, tmp_path: Path, name: str
@@ -104,7 +104,7 @@ async def test_lines_count_from_1_as_in_codebuff_and_in_a_search(
     assert "first_line" not in of_path
 
 
-@pytest.mark.spec("requirements:X68")
+@pytest.mark.spec("generator-contract:T5")
 @pytest.mark.parametrize("given", [{"offset": 0}, {"offset": -3}, {"start_line": 0}, {"offset": 1, "start_line": 2}])
 async def test_a_line_before_the_first_and_two_first_lines_are_refused(
     tools: ToolRegistry, tmp_path: Path, given: dict[str, int]
@@ -117,7 +117,7 @@ async def test_a_line_before_the_first_and_two_first_lines_are_refused(
         assert "offset" in result.text or "start_line" in result.text
 
 
-@pytest.mark.spec("requirements:X68")
+@pytest.mark.spec("generator-contract:T5")
 async def test_a_line_after_the_last_is_an_error_that_names_how_many_there_are(
     tools: ToolRegistry, tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ async def test_a_line_after_the_last_is_an_error_that_names_how_many_there_are(
     assert "offset 3 is after the end; the file has 2 lines, the first is 1" == entry["error"]
 
 
-@pytest.mark.spec("requirements:X68")
+@pytest.mark.spec("generator-contract:T5")
 async def test_what_was_cut_says_where_to_read_on(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "wide").write_text(("x" * 1_900 + "\n") * 100)
     (entry,) = await read(tools, "wide", offset=5)
@@ -136,7 +136,7 @@ async def test_what_was_cut_says_where_to_read_on(tools: ToolRegistry, tmp_path:
     assert entry["message"].endswith(f"read on at offset {5 + kept}")
 
 
-@pytest.mark.spec("requirements:F3", "generator-contract:T5")
+@pytest.mark.spec("generator-contract:T5")
 async def test_more_paths_than_a_call_takes_are_entries_with_an_error_and_no_path_is_no_entry(
     tools: ToolRegistry, tmp_path: Path
 ) -> None:
@@ -157,7 +157,7 @@ async def test_more_paths_than_a_call_takes_are_entries_with_an_error_and_no_pat
     assert codebuff_of_none == await read(tools)
 
 
-@pytest.mark.spec("reliability:FP5", "requirements:F4")
+@pytest.mark.spec("reliability:FP5", "generator-contract:T5")
 async def test_long_lines_are_cut_and_many_characters_end_the_call(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 5_000 + "\nnext\n")
     (tmp_path / "wide").write_text(('"' * 1_000 + "\n") * 100)
@@ -171,7 +171,7 @@ async def test_long_lines_are_cut_and_many_characters_end_the_call(tools: ToolRe
     assert len(result.text) <= 100_000
 
 
-@pytest.mark.spec("reliability:FS15", "reliability:FP5")
+@pytest.mark.spec("reliability:FP5")
 async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: ToolRegistry, tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         for n in range(120):
@@ -196,10 +196,10 @@ async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: T
 def test_a_window_of_a_stream_is_the_window_of_its_lines(
     pieces: list[str], offset: int, limit: int, chunk: int
 ) -> None:
-    from stepengine.workspace.text import _Window
+    from stepengine.workspace.text import _LineWindow
 
     text = "".join(pieces)
-    window = _Window(offset, limit)
+    window = _LineWindow(offset, limit)
     data = text.encode()
     for start in range(0, len(data), chunk):
         window.feed(data[start : start + chunk])
@@ -209,7 +209,7 @@ def test_a_window_of_a_stream_is_the_window_of_its_lines(
     assert (lines[offset : offset + limit], len(lines)) == (window.lines, total)
 
 
-@pytest.mark.spec("reliability:FS16", "requirements:F4")
+@pytest.mark.spec("reliability:FS16", "generator-contract:T5")
 async def test_text_in_other_encodings_is_read_and_binary_is_named(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "u16").write_bytes("hé\r\n".encode("utf-16"))
     (tmp_path / "bom").write_bytes(b"\xef\xbb\xbfhi\n")
@@ -224,7 +224,7 @@ async def test_text_in_other_encodings_is_read_and_binary_is_named(tools: ToolRe
     assert "unknown type" in blob["error"]
 
 
-@pytest.mark.spec("requirements:F7", "generator-contract:T10", "reliability:FS11")
+@pytest.mark.spec("generator-contract:T10", "reliability:FP1")
 async def test_a_listing_has_sorted_names_and_nothing_special(tools: ToolRegistry, tmp_path: Path) -> None:
     for name in ("b", "a", "ü"):
         (tmp_path / name).write_text("")
@@ -240,9 +240,7 @@ async def test_a_listing_has_sorted_names_and_nothing_special(tools: ToolRegistr
     ).data
 
 
-@pytest.mark.spec(
-    "requirements:F5", "requirements:X43", "generator-contract:T6", "requirements:E10", "requirements:E12"
-)
+@pytest.mark.spec("generator-contract:T6", "requirements:E10", "requirements:E12")
 async def test_a_file_is_created_with_its_parents_or_overwritten(tools: ToolRegistry, tmp_path: Path) -> None:
     events: list[Event] = []
     ctx = ToolContext.for_test(emit=events.append)
@@ -274,7 +272,7 @@ async def test_modes_are_kept_without_set_uid_and_new_files_obey_the_umask(tools
     assert {"old": 0o751, "open": 0o644, "tight": 0o600} == modes
 
 
-@pytest.mark.spec("reliability:FS19", "reliability:FS20", "reliability:FP3")
+@pytest.mark.spec("reliability:FS19")
 async def test_a_write_that_fails_leaves_the_old_content_and_no_temporary_file(
     tools: ToolRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +305,7 @@ async def test_temporary_files_of_processes_that_are_gone_are_removed(tools: Too
     assert ["a"] == (await tools.execute("list_directory", {})).data["files"]  # type: ignore[index,call-overload]
 
 
-@pytest.mark.spec("reliability:FS18", "reliability:FP3")
+@pytest.mark.spec("reliability:FS18", "reliability:FS19")
 async def test_a_file_that_changed_since_it_was_read_is_not_overwritten(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one")
     (entry,) = await read(tools, "a")
@@ -348,7 +346,7 @@ async def test_a_write_has_a_size_limit_and_a_folder_is_no_file(tools: ToolRegis
     assert "root folder itself" in (await tools.execute("write_file", {"path": ".", "content": ""})).text
 
 
-@pytest.mark.spec("requirements:F6", "generator-contract:T7")
+@pytest.mark.spec("generator-contract:T7")
 async def test_replacements_are_made_in_order_and_shown_as_a_diff(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\ntwo\nthree")
     replacements = [{"old_string": "two", "new_string": "2"}, {"old_string": "2\nthree", "new_string": "rest"}]
@@ -362,7 +360,7 @@ async def test_replacements_are_made_in_order_and_shown_as_a_diff(tools: ToolReg
     assert "one\nrest" == (tmp_path / "a").read_text()
 
 
-@pytest.mark.spec("requirements:F6", "reliability:FS17", "generator-contract:T7")
+@pytest.mark.spec("generator-contract:T7", "reliability:FS17")
 async def test_if_one_replacement_fails_nothing_is_written(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x y\nx\n")
     good = {"old_string": "y", "new_string": "z"}
@@ -420,7 +418,7 @@ def test_texts_that_are_hard_to_compare_are_shown_as_replaced() -> None:
     assert time.process_time() - before < 2.0
 
 
-@pytest.mark.spec("reliability:FS16", "generator-contract:D27")
+@pytest.mark.spec("reliability:FS16", "generator-contract:T7")
 @pytest.mark.parametrize(
     ("before", "old", "new", "after"),
     [
@@ -446,7 +444,7 @@ async def test_encoding_mark_and_line_ends_are_kept(  # noqa: PLR0917  (parametr
 texts = st.text(alphabet="ab \n\r", max_size=30)
 
 
-@pytest.mark.spec("requirements:F6", "reliability:FS17")
+@pytest.mark.spec("generator-contract:T7", "reliability:FS17")
 @given(texts, texts.filter(bool), st.text(alphabet="xy\n$\\", max_size=6), texts)
 def test_a_replacement_changes_its_one_place_and_nothing_else(before: str, old: str, new: str, after: str) -> None:
     text = before + old + after
@@ -532,10 +530,10 @@ async def test_the_log_of_a_write_tells_the_file_sizes_hashes_and_time_and_never
         [data for said, data in lines if said == f"file {what}"] for what in ("written", "deleted")
     ]
 
-    assert ("a", 10, digest(b"old canary"), digest(b"new canary")) == tuple(
+    assert ("a", 10, short_hash(b"old canary"), short_hash(b"new canary")) == tuple(
         written[name] for name in ("path", "size", "before", "after")
     )
-    assert (digest(b"new canary"), None) == (deleted["before"], deleted["after"])
+    assert (short_hash(b"new canary"), None) == (deleted["before"], deleted["after"])
     assert isinstance(written["milliseconds"], int)
     assert "canary" not in str(lines)
 
@@ -638,7 +636,7 @@ def test_a_run_that_goes_on_from_another_knows_what_that_one_had_read(tmp_path: 
     assert "by hand" == (tmp_path / "a").read_text()
 
 
-@pytest.mark.spec("reliability:FS14", "requirements:E19")
+@pytest.mark.spec("reliability:FS18", "requirements:E19")
 @pytest.mark.parametrize(
     ("wanted", "action", "line"),
     [

@@ -22,7 +22,7 @@ def agent(*tools: Any) -> AgentDefinition[Any]:
     return AgentDefinition("worker", model="test/model", tools=tools)
 
 
-@pytest.mark.spec("generator-contract:T22", "generator-contract:T3", "requirements:F21")
+@pytest.mark.spec("generator-contract:T3", "requirements:F21")
 async def test_followups_are_an_event_and_do_not_make_the_model_go_on() -> None:
     (suggest,) = followup_tools()
     model = ScriptedModel([tool_call("suggest_followups", {"followups": SUGGESTED})])
@@ -82,7 +82,7 @@ def test_without_checks_the_tool_does_not_exist(tmp_path: Path) -> None:
         FileChangeHook("x", [])
 
 
-@pytest.mark.spec("generator-contract:T36", "generator-contract:D31")
+@pytest.mark.spec("generator-contract:T0", "reliability:TL14")
 async def test_a_tool_of_ones_own_is_checked_by_its_schema_and_its_exception_is_an_error_result() -> None:
     seen: list[Any] = []
 
@@ -111,7 +111,7 @@ async def test_a_tool_of_ones_own_is_checked_by_its_schema_and_its_exception_is_
     assert "went on" == result.unwrap()
 
 
-@pytest.mark.spec("generator-contract:T38")
+@pytest.mark.spec("reliability:I12")
 async def test_calls_after_a_cancellation_are_not_executed_and_have_a_result_that_says_so() -> None:
     ran: list[str] = []
     handles: list[Any] = []

@@ -20,7 +20,7 @@ from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools.bundled import FileMemory, MemoryStore, Note, memory_tools
 from stepengine.tools.bundled.memory import FILE_BYTES, MAX_NOTES
-from stepengine.tools.bundled.remembering import project_scope
+from stepengine.tools.bundled.note_tools import project_scope
 
 KEY = "sk-ant-api03-" + "A1b2C3d4" * 10
 PROJECT = "project:" + "0" * 16

@@ -33,6 +33,7 @@ from stepengine.errors import DataError, ToolError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, run_with, tool_call
+from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.bundled import (
     Fetched,
     FileChangeHook,
@@ -54,7 +55,6 @@ from stepengine.tools.bundled import (
 from stepengine.tools.bundled.names import BUNDLED
 from stepengine.tools.bundled.search.hits import MatchReport, parse_flags
 from stepengine.tools.bundled.shapes import StartedJob
-from stepengine.tools.spawning import BUILT_IN
 from stepengine.workspace.walk import WalkBudget
 
 HIT = SearchHit("Title", "https://example.com", "Some words.")
@@ -108,7 +108,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (made / "one" / "only.txt").write_text("x\n")
     (made / "old.txt").write_text("x\n")
     (made / ".agents/skills/release/SKILL.md").write_text("---\nname: release\ndescription: D\n---\nDo it.\n")
-    monkeypatch.setattr("stepengine.tools.bundled.files.reading.WalkBudget", partial(WalkBudget, 2))
+    monkeypatch.setattr("stepengine.tools.bundled.files.read_tools.WalkBudget", partial(WalkBudget, 2))
     return made
 
 
@@ -303,7 +303,7 @@ OBJECTS = {
     "Replacement": ("str_replace", "replacements"),
     "FollowupAsked": ("suggest_followups", "followups"),
     "Todo": ("write_todos", "todos"),
-    "QuestionAsked": ("ask_user", "questions"),
+    "UserQuestion": ("ask_user", "questions"),
     "ChildAsked": ("spawn_agents", "agents"),
 }
 
@@ -323,7 +323,7 @@ def test_an_object_that_a_tool_takes_has_the_members_of_its_schema(shape: str, r
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_every_bundled_tool_says_what_it_is_for_what_fails_and_what_its_limits_are(name: str) -> None:
-    told = [BUNDLED[name].says(title) for title in ("", "Errors", "Limits")]
+    told = [BUNDLED[name].documentation(title) for title in ("", "Errors", "Limits")]
 
     assert all(text.endswith(".") for text in told), told
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from stepengine.data.estimate import estimate_tokens
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
-from stepengine.tools.bundled.search.overview import ranked
-from stepengine.tools.bundled.search.symbols import top_level_names, words_of
+from stepengine.tools.bundled.search.overview import rank_files
+from stepengine.tools.bundled.search.symbols import split_words, top_level_names
 
 PROJECT = {
     "README.md": "# shop",
@@ -53,7 +53,7 @@ async def find(root: Path, prompt: str, **input: Any) -> dict[str, Any]:
     return result.data  # type: ignore[return-value]
 
 
-@pytest.mark.spec("requirements:F14", "generator-contract:T14")
+@pytest.mark.spec("generator-contract:T14")
 async def test_a_subtree_that_fits_is_shown_whole_with_the_names_of_source_files(root: Path) -> None:
     (shown,) = await tree(root)
 
@@ -85,7 +85,7 @@ uv.lock
     } == shown
 
 
-@pytest.mark.spec("requirements:F14", "generator-contract:T14")
+@pytest.mark.spec("generator-contract:T14")
 async def test_too_large_a_tree_loses_unimportant_files_then_names_then_depth_and_says_so(root: Path) -> None:
     whole = (await tree(root))[0]["token_count"]
     found = [(await tree(root, max_tokens=n))[0] for n in range(1, whole + 1)]
@@ -103,7 +103,7 @@ async def test_too_large_a_tree_loses_unimportant_files_then_names_then_depth_an
     assert "all but the first" in found[10]["message"]
 
 
-@pytest.mark.spec("generator-contract:T14", "generator-contract:D26", "requirements:F22")
+@pytest.mark.spec("generator-contract:T14", "reliability:FS02")
 async def test_files_give_their_names_and_other_paths_an_error_of_their_own(root: Path) -> None:
     file, folder, missing, outside, secret = await tree(root, paths=["src/shop.py", "src/web/", "no", "../x", ".env"])
 
@@ -137,7 +137,7 @@ async def test_no_tree_is_larger_than_its_budget(
         assert shown["printed_tree"].count(".py") == len(files)
 
 
-@pytest.mark.spec("requirements:F12", "generator-contract:T12")
+@pytest.mark.spec("generator-contract:T12")
 @pytest.mark.parametrize(
     ("prompt", "first"),
     [
@@ -159,7 +159,7 @@ async def test_the_file_that_a_description_means_comes_first(root: Path, prompt:
     assert len(found["files"]) <= 12
 
 
-@pytest.mark.spec("requirements:F12", "generator-contract:T12", "reliability:FP4")
+@pytest.mark.spec("generator-contract:T12", "reliability:FP4")
 async def test_secret_ignored_and_linked_files_are_not_found_and_no_match_is_said(root: Path) -> None:
     for prompt in ("env key", "out hidden build", "link"):
         found = await find(root, prompt)
@@ -178,19 +178,19 @@ async def test_secret_ignored_and_linked_files_are_not_found_and_no_match_is_sai
     st.text(max_size=30),
 )
 def test_ranking_is_total_and_finds_whatever_is_spelled_out(files: dict[Any, list[str]], prompt: str) -> None:
-    hits = ranked(prompt, files)
+    hits = rank_files(prompt, files)
     assert len({h.place for h in hits}) == len(hits) <= len(files)
     assert sorted(-h.score for h in hits) == [-h.score for h in hits]
-    assert hits == ranked(prompt, dict(reversed(files.items())))
+    assert hits == rank_files(prompt, dict(reversed(files.items())))
     for place in files:
-        assert place in [h.place for h in ranked("/".join(place), files)]
+        assert place in [h.place for h in rank_files("/".join(place), files)]
 
 
 def test_words_are_split_where_people_see_them() -> None:
-    assert ("http", "server", "2", "name", "class") == words_of("HTTPServer2_names-class")
+    assert ("http", "server", "2", "name", "class") == split_words("HTTPServer2_names-class")
 
 
-@pytest.mark.spec("requirements:F14")
+@pytest.mark.spec("generator-contract:T14")
 @pytest.mark.parametrize(
     ("name", "text", "names"),
     [
@@ -222,7 +222,7 @@ def test_no_line_makes_the_search_for_names_slow() -> None:
     assert time.process_time() - before < 2
 
 
-@pytest.mark.spec("generator-contract:T38")
+@pytest.mark.spec("reliability:I12")
 async def test_a_cancelled_call_stops_walking(root: Path) -> None:
     import threading
 

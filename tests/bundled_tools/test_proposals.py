@@ -108,7 +108,7 @@ async def test_what_cannot_be_written_cannot_be_proposed(folder: Path, path: str
     assert all(call.is_error and why in call.result.text for call in result.tool_calls), result.tool_calls
 
 
-@pytest.mark.spec("generator-contract:T8", "requirements:F6")
+@pytest.mark.spec("generator-contract:T8", "generator-contract:T7")
 async def test_a_replacement_that_fails_proposes_nothing(folder: Path) -> None:
     replies = (
         replace("a.py", "three", "3"),

@@ -39,7 +39,13 @@ from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import recall_history_tool
-from stepengine.tools.bundled.recalling import ANSWER_CHARS, MAX_ANSWER_CHARS, QUERY_CHARS, left_out, message_text
+from stepengine.tools.bundled.history_tool import (
+    ANSWER_CHARS,
+    MAX_ANSWER_CHARS,
+    QUERY_CHARS,
+    message_text,
+    removed_messages,
+)
 
 OURS = {"SUMMARY", "CONVERSATION_SUMMARY", "CONTINUE_PROMPT"}
 PLACE = re.compile(r"\[\d+ more messages; go on with place=(\d+)\]\Z")
@@ -128,7 +134,7 @@ class World:
                     break
                 if self.policy is None and steps % 2 == 0:
                     yield from compact(seen.state, summarize(summarizer=lambda old: f"Summary of {len(old)}."))
-            return (yield from reading(self.page)) if left_out(seen.state) else []
+            return (yield from reading(self.page)) if removed_messages(seen.state) else []
 
         hooks = Hooks() if self.policy is None else Hooks(pre_step=[self.policy])
         agent = AgentDefinition(
@@ -159,7 +165,7 @@ def test_whatever_was_left_out_is_read_again_whole(world: World) -> None:
     assert result.status == "completed", result.error
 
     assert set(seen.gone) <= set(result.output)
-    assert [message_text(m) for m in left_out(seen.state)] == result.output
+    assert [message_text(m) for m in removed_messages(seen.state)] == result.output
 
 
 @pytest.mark.spec("requirements:DM21")
@@ -182,7 +188,7 @@ def test_a_run_that_was_killed_or_is_replayed_or_forked_reads_the_same(world: Wo
     assert result.output == world.engine(said=said)[0].resume_sync(cut).output
     forked = world.engine(said=kept)[0].fork_sync(journal, at=at)
     assert result.output == forked.output
-    assert left_out(result.state) == left_out(from_json(to_json(result.state)))
+    assert removed_messages(result.state) == removed_messages(from_json(to_json(result.state)))
 
 
 @pytest.mark.spec("requirements:DM21")

@@ -73,7 +73,7 @@ def test_a_second_tool_of_the_same_name_needs_replace() -> None:
     assert registry.get("double") is impostor
 
 
-@pytest.mark.spec("requirements:E22", "requirements:E28", "requirements:E3")
+@pytest.mark.spec("generator-contract:G32", "requirements:M5")
 async def test_tools_are_executed_without_an_engine_and_never_raise() -> None:
     registry = ToolRegistry([double, *control_tools()])
 
@@ -101,13 +101,11 @@ def bundled(root: Path) -> list[ToolLike]:
 @pytest.mark.spec(
     "requirements:F1",
     "requirements:F2",
-    "requirements:X37",
-    "requirements:F10",
-    "requirements:F17",
-    "requirements:F19",
-    "generator-contract:T33",
+    "generator-contract:S8",
+    "generator-contract:T28",
+    "generator-contract:T34",
     "generator-contract:T35",
-    "requirements:X44",
+    "requirements:E25",
 )
 def test_the_bundled_sets_hold_these_tools(tmp_path: Path) -> None:
     def names(tools: list[Any]) -> list[str]:
@@ -127,12 +125,12 @@ def test_the_bundled_sets_hold_these_tools(tmp_path: Path) -> None:
     assert {"web_search", "read_docs", "read_url"} == set(names(web))
 
 
-@pytest.mark.spec("requirements:F18")
+@pytest.mark.spec("requirements:E25", "generator-contract:T25")
 def test_handler_only_tools_are_never_offered() -> None:
     assert not {"set_messages", "add_message"} & {t.spec.name for t in control_tools()}
 
 
-@pytest.mark.spec("requirements:F21", "requirements:E16", "requirements:E17")
+@pytest.mark.spec("requirements:F21", "requirements:E17")
 def test_every_bundled_tool_declares_category_and_annotations(tmp_path: Path) -> None:
     specs = {t.spec.name: t.spec for t in bundled(tmp_path)}
     reads = ("read_files", "list_directory", "read_subtree", "glob", "code_search", "find_files")
@@ -189,7 +187,7 @@ def test_every_bundled_tool_is_described_richly(tmp_path: Path) -> None:
     assert {"run_terminal_command", "kill_job", "read_url", "read_output", "lookup_agent_info"} < set(lacking)
 
 
-@pytest.mark.spec("requirements:E24")
+@pytest.mark.spec("requirements:F1")
 async def test_a_tool_works_with_the_object_that_it_was_constructed_with(tmp_path: Path) -> None:
     """
     Two sets of tools with two roots serve two agents of one engine; a definition has no place to name one.

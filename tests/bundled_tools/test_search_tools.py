@@ -72,7 +72,7 @@ def found(stdout: str) -> dict[str, list[str]]:
     return files
 
 
-@pytest.mark.spec("requirements:F11", "generator-contract:T13", "ecosystem:EC32", "ecosystem:EC33")
+@pytest.mark.spec("reliability:FS27", "generator-contract:T13", "ecosystem:EC32", "ecosystem:EC33")
 @pytest.mark.parametrize("prefer_python", ENGINES)
 @pytest.mark.parametrize(
     ("flags", "cwd", "expected"),
@@ -116,7 +116,7 @@ def assert_data_says_what_the_text_says(data: Any) -> None:
     assert len(data["matches"]) == data["count"] == int(data["message"].split()[1])
 
 
-@pytest.mark.spec("requirements:F11", "reliability:FS23")
+@pytest.mark.spec("reliability:FS27", "reliability:FS23")
 @pytest.mark.parametrize("prefer_python", ENGINES)
 async def test_a_search_says_when_it_was_cut(tmp_path: Path, prefer_python: bool) -> None:
     for n in range(40):
@@ -143,7 +143,7 @@ ATTACKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("reliability:FS27", "generator-contract:D25")
+@pytest.mark.spec("reliability:FS27")
 @pytest.mark.parametrize("flags", ATTACKS)
 async def test_a_flag_that_is_not_in_the_list_is_refused_and_nothing_is_started(
     root: Path, flags: str, monkeypatch: pytest.MonkeyPatch
@@ -264,7 +264,7 @@ def test_ordinary_patterns_are_fine(pattern: str) -> None:
     assert safe_columns(pattern) >= 300
 
 
-@pytest.mark.spec("reliability:FS13")
+@pytest.mark.spec("reliability:R17")
 @pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")
 async def test_what_ripgrep_reports_is_shown_only_when_our_own_walk_finds_it(root: Path, tmp_path: Path) -> None:
     """
@@ -309,7 +309,7 @@ def test_a_ripgrep_below_the_root_is_not_used(tmp_path: Path, monkeypatch: pytes
     assert find_ripgrep(("elsewhere",)) == os.path.realpath(tmp_path / "rg")
 
 
-@pytest.mark.spec("requirements:F13", "generator-contract:T11", "ecosystem:EC33")
+@pytest.mark.spec("generator-contract:T11", "ecosystem:EC33")
 async def test_files_are_found_newest_first_with_their_exact_number(root: Path) -> None:
     for age, name in enumerate(["sub/b.py", "a.py"]):
         os.utime(root / name, (1_000 - age, 1_000 - age))
@@ -326,7 +326,7 @@ async def test_files_are_found_newest_first_with_their_exact_number(root: Path) 
     assert {"sub/b.py", "sub/c.txt"} == set(below.data["files"])  # type: ignore[index,call-overload]
 
 
-@pytest.mark.spec("generator-contract:D29", "generator-contract:T11")
+@pytest.mark.spec("generator-contract:T11")
 @pytest.mark.deep
 async def test_the_number_of_files_is_exact_beyond_ten_thousand(tmp_path: Path) -> None:
     for folder in ("a", "b", "c"):

@@ -14,7 +14,7 @@ from stepengine import ToolContext
 from stepengine.permissions.commands import READ_ONLY
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import shell_tools
-from stepengine.tools.bundled.shell import running
+from stepengine.tools.bundled.shell import commands
 from stepengine.workspace import environment
 
 LOOKS = ("git status", "git diff", "git log -p", "git show", "git blame -- a.txt")
@@ -219,7 +219,7 @@ async def test_a_configuration_that_cannot_be_read_is_a_reason_not_to_look(
     if problem == "broken":
         config.write_text("[filter\n")
     elif problem == "endless":
-        monkeypatch.setattr(running, "READ_SECONDS", 0.3)
+        monkeypatch.setattr(commands, "READ_SECONDS", 0.3)
         os.mkfifo(foreign.root / "more")
         foreign.git("config", "include.path", "../more")
     else:
@@ -235,9 +235,10 @@ async def test_a_configuration_that_cannot_be_read_is_a_reason_not_to_look(
 
 def test_every_git_command_that_the_policy_takes_for_looking_is_known_here() -> None:
     forms = [form.prefix for form in READ_ONLY if form.prefix[0] == "git"]
-    assert all(environment.looking(prefix) for prefix in forms)
+    assert all(environment.parse_git_query(prefix) for prefix in forms)
     assert all(
-        environment.looking(words) is None for words in [("git",), ("git", "commit"), ("git", "-C", "status"), ("ls",)]
+        environment.parse_git_query(words) is None
+        for words in [("git",), ("git", "commit"), ("git", "-C", "status"), ("ls",)]
     )
 
 

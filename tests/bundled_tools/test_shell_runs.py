@@ -46,7 +46,7 @@ def basher(*tools: Any, **options: Any) -> AgentDefinition[Any]:
     return AgentDefinition(id="basher", tools=list(tools), **options)
 
 
-@pytest.mark.spec("requirements:F8", "generator-contract:T15", "requirements:E10")
+@pytest.mark.spec("reliability:SH02", "generator-contract:T15", "requirements:E10")
 async def test_a_model_runs_programs_and_reads_what_they_print(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("print('tests', 'passed')")
     model = ScriptedModel(
@@ -76,7 +76,7 @@ def slow(ctx: Any) -> Any:
 
 
 @LINUX
-@pytest.mark.spec("reliability:SH04", "reliability:SH17")
+@pytest.mark.spec("reliability:SH04")
 @pytest.mark.parametrize("way", ["interrupt", "shutdown", "closed", "cancelled", "limit"])
 async def test_however_a_run_ends_its_command_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, elsewhere: Any
@@ -116,7 +116,7 @@ def child_with_job(ctx: Any) -> Any:
 
 
 @LINUX
-@pytest.mark.spec("requirements:F9", "requirements:X30", "reliability:SH14")
+@pytest.mark.spec("reliability:SH14")
 async def test_a_job_ends_with_its_own_run_and_the_result_lists_it(tmp_path: Path, elsewhere: Any) -> None:
     tools = shell_tools(tmp_path)
     children: list[Any] = []
@@ -156,7 +156,7 @@ CRASH = """
 
 
 @LINUX
-@pytest.mark.spec("reliability:SH15", "reliability:SH04")
+@pytest.mark.spec("reliability:R3", "reliability:SH04")
 async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
     file = tmp_path / "run.jsonl"
     root = tmp_path / "root"
@@ -185,7 +185,7 @@ async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
     assert "echo once >> ran" in str(caught[0])
 
 
-@pytest.mark.spec("reliability:SH14", "reliability:SH15")
+@pytest.mark.spec("reliability:SH14", "reliability:R3")
 async def test_a_replay_runs_nothing(tmp_path: Path) -> None:
     def handler(ctx: Any) -> Any:
         result = yield ToolCall(RUN, {"command": "echo ran >> ran; echo said"})

@@ -62,7 +62,7 @@ def test_a_place_that_keeps_no_snapshot_and_a_folder_that_is_there_are_refused(p
             with pytest.raises(error, match=words):
                 Workspace(project).snapshot(to)
     with pytest.raises(DefinitionError, match="has no snapshots"):
-        Workspace.over(["env"], project).snapshot(tmp_path / "x")
+        Workspace.from_command(["env"], project).snapshot(tmp_path / "x")
     with pytest.raises(DefinitionError, match="has no snapshots"):
         Workspace.ssh("host", "/x").snapshot(tmp_path / "x")
     assert not (tmp_path / "x").exists()

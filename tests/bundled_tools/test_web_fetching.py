@@ -17,7 +17,7 @@ import pytest
 
 from stepengine.errors import BlockedAddress, ToolError
 from stepengine.tools.bundled import SafeFetcher
-from stepengine.tools.bundled.web.fetching import system_addresses, trusted
+from stepengine.tools.bundled.web.fetcher import make_ssl_context, resolve_host
 from tests.bundled_tools.web_server import Names, Site, answer, redirect, site, zipped
 
 LOOPBACK = {"allow_networks": ["127.0.0.0/8"]}
@@ -33,7 +33,7 @@ def fetcher_for(there: Site, **options: Any) -> SafeFetcher:
     return SafeFetcher(**{"allow": "public", "ports": [there.port], "resolve": Names(), **LOOPBACK, **options})
 
 
-@pytest.mark.spec("reliability:NW09", "reliability:NW14", "reliability:WP2")
+@pytest.mark.spec("reliability:NW06", "reliability:NW14")
 async def test_nothing_is_sent_that_tells_more_than_the_request(
     there: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -41,7 +41,7 @@ async def test_nothing_is_sent_that_tells_more_than_the_request(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
-    trusted.__wrapped__()  # reading the variable would fail
+    make_ssl_context.__wrapped__()  # reading the variable would fail
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9/")
     there.answers = {"/": redirect("/b", set_cookie="a=1; Path=/"), "/b": answer("ok", set_cookie="c=2")}
@@ -56,7 +56,7 @@ async def test_nothing_is_sent_that_tells_more_than_the_request(
     assert "Accept: text/*, application/json\r\n" in there.heads[0]
 
 
-@pytest.mark.spec("reliability:NW04", "reliability:WP3", "reliability:R18")
+@pytest.mark.spec("reliability:WP3")
 async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every_address(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +74,7 @@ async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every
     fetcher = fetcher_for(there, resolve=None)
 
     assert b"one" == (await fetcher.fetch(there.url())).body
-    assert ["127.0.0.1"] == await system_addresses("site.test", there.port)
+    assert ["127.0.0.1"] == await resolve_host("site.test", there.port)
     with pytest.raises(BlockedAddress, match=r"10\.0\.0\.1"):
         await fetcher.fetch(f"http://inside.test:{there.port}/")
     assert {("site.test", there.port, socket.SOCK_STREAM), ("inside.test", there.port, socket.SOCK_STREAM)} <= set(
@@ -82,7 +82,7 @@ async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every
     )
 
 
-@pytest.mark.spec("reliability:NW04", "reliability:WP3", "reliability:R18", "reliability:K13")
+@pytest.mark.spec("reliability:WP3")
 async def test_a_name_is_resolved_once_per_hop_and_the_connection_goes_to_what_was_judged(there: Site) -> None:
     names = Names(["127.0.0.1"], ["10.0.0.1"])
     there.answers = {"/": answer("one")}
@@ -95,7 +95,7 @@ async def test_a_name_is_resolved_once_per_hop_and_the_connection_goes_to_what_w
     assert 1 == there.connections
 
 
-@pytest.mark.spec("reliability:NW04", "reliability:R18", "reliability:K13")
+@pytest.mark.spec("reliability:WP3")
 async def test_a_host_that_rebinds_between_two_hops_is_judged_again(there: Site) -> None:
     there.answers = {"/": redirect("/again"), "/again": answer("never")}
     with pytest.raises(BlockedAddress, match="link-local"):
@@ -109,9 +109,7 @@ async def test_the_next_judged_address_is_tried_when_one_takes_no_connection(the
     assert b"ok" == found.body
 
 
-@pytest.mark.spec(
-    "reliability:NW05", "reliability:WP3", "reliability:NW01", "reliability:NW06", "reliability:R18", "reliability:K13"
-)
+@pytest.mark.spec("reliability:WP3", "reliability:NW01", "reliability:NW06")
 @pytest.mark.parametrize(
     "location",
     [
@@ -128,7 +126,7 @@ async def test_each_redirect_is_judged_like_a_new_address(there: Site, location:
     assert 1 == there.connections
 
 
-@pytest.mark.spec("reliability:NW05", "generator-contract:T18")
+@pytest.mark.spec("reliability:WP3", "generator-contract:T17")
 async def test_five_redirects_are_followed_and_a_sixth_is_not(there: Site) -> None:
     there.answers = {f"/{n}": redirect(f"/{n - 1}") for n in range(1, 12)} | {"/0": answer("end")}
     fetcher = fetcher_for(there)
@@ -141,7 +139,7 @@ async def test_five_redirects_are_followed_and_a_sixth_is_not(there: Site) -> No
     assert 6 + 6 + 6 == there.connections
 
 
-@pytest.mark.spec("reliability:NW05")
+@pytest.mark.spec("reliability:WP3")
 async def test_pages_that_refresh_are_pages_and_no_redirects(there: Site) -> None:
     html = "<meta http-equiv=refresh content='0;url=http://10.0.0.1/'>"
     there.answers = {"/": answer(html, "text/html", refresh="0; url=/other"), "/bare": answer("x", status="302 Found")}
@@ -150,7 +148,7 @@ async def test_pages_that_refresh_are_pages_and_no_redirects(there: Site) -> Non
     assert ["/", "/bare"] == there.paths
 
 
-@pytest.mark.spec("reliability:NW15")
+@pytest.mark.spec("reliability:NW06")
 async def test_head_gives_no_body(there: Site) -> None:
     there.answers = {"/": answer("x" * 10)}
     found = await fetcher_for(there).fetch(there.url(), method="HEAD")
@@ -168,7 +166,7 @@ async def endless(path: str, writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
-@pytest.mark.spec("reliability:NW10", "reliability:WP4")
+@pytest.mark.spec("reliability:WP4")
 async def test_no_more_than_two_million_bytes_are_read(there: Site) -> None:
     there.answers = {"/endless": endless, "/exact": answer(b"x" * 2_000_000), "/more": answer(b"x" * 2_000_001)}
     there.answers["/zip"] = zipped(bytes(range(256)) * 10_000)
@@ -178,7 +176,7 @@ async def test_no_more_than_two_million_bytes_are_read(there: Site) -> None:
     assert [(2_000_000, True), (2_000_000, False), (2_000_000, True)] == [(len(f.body), f.truncated) for f in found]
 
 
-@pytest.mark.spec("reliability:NW10", "reliability:WP4")
+@pytest.mark.spec("reliability:WP4")
 @pytest.mark.parametrize(
     ("made", "why"),
     [
@@ -204,7 +202,7 @@ async def test_answers_that_would_hurt_are_errors(there: Site, made: bytes | Cal
         await fetcher_for(there).fetch(there.url())
 
 
-@pytest.mark.spec("reliability:NW10", "reliability:WP4")
+@pytest.mark.spec("reliability:WP4")
 async def test_what_is_sent_after_the_end_of_compressed_data_is_not_read_for_ever(there: Site) -> None:
     async def trailing(path: str, writer: asyncio.StreamWriter) -> None:
         writer.write(
@@ -217,7 +215,7 @@ async def test_what_is_sent_after_the_end_of_compressed_data_is_not_read_for_eve
     assert (b"x", True) == (found.body, found.truncated)
 
 
-@pytest.mark.spec("reliability:NW10")
+@pytest.mark.spec("reliability:WP4")
 async def test_ordinary_compression_is_undone(there: Site) -> None:
     text = b"words and words, " * 5_000
     there.answers = {"/a": zipped(text), "/b": answer(zlib.compress(text), content_encoding="deflate")}
@@ -236,7 +234,7 @@ async def silent(path: str, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
-@pytest.mark.spec("reliability:NW11", "reliability:WP4")
+@pytest.mark.spec("reliability:WP4")
 async def test_a_server_that_drips_or_stays_silent_ends_with_the_time_of_the_fetch(there: Site) -> None:
     there.answers = {"/drip": drip, "/silent": silent, "/loop": redirect("/silent")}
     fetcher = fetcher_for(there, seconds=0.3)
@@ -246,18 +244,18 @@ async def test_a_server_that_drips_or_stays_silent_ends_with_the_time_of_the_fet
                 await fetcher.fetch(there.url(path))
 
 
-@pytest.mark.spec("reliability:NW11")
+@pytest.mark.spec("reliability:WP4")
 async def test_silence_is_waited_for_ten_seconds_at_most(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepengine.tools.bundled.web import fetching
+    from stepengine.tools.bundled.web import fetcher
 
-    monkeypatch.setattr(fetching, "WEB_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(fetcher, "WEB_IDLE_SECONDS", 0.2)
     there.answers = {"/silent": silent}
     async with asyncio.timeout(40):
         with pytest.raises(ToolError, match=r"no data for 0\.2 s"):
             await fetcher_for(there).fetch(there.url("/silent"))
 
 
-@pytest.mark.spec("reliability:NW11")
+@pytest.mark.spec("reliability:WP4")
 async def test_a_resolver_that_hangs_does_not_hold_the_fetch(there: Site) -> None:
     async def hangs(host: str, port: int) -> list[str]:
         await asyncio.sleep(60)
@@ -268,7 +266,7 @@ async def test_a_resolver_that_hangs_does_not_hold_the_fetch(there: Site) -> Non
             await fetcher_for(there, resolve=hangs, seconds=0.2).fetch(there.url())
 
 
-@pytest.mark.spec("reliability:NW16")
+@pytest.mark.spec("reliability:WP4")
 async def test_four_fetches_at_a_time_go_to_one_host(there: Site) -> None:
     four = asyncio.Event()
 
@@ -287,11 +285,11 @@ async def test_four_fetches_at_a_time_go_to_one_host(there: Site) -> None:
 
 async def test_a_cancelled_fetch_closes_its_connection(there: Site) -> None:
     there.answers = {"/silent": silent}
-    fetching = asyncio.create_task(fetcher_for(there).fetch(there.url("/silent")))
+    fetcher = asyncio.create_task(fetcher_for(there).fetch(there.url("/silent")))
     await asyncio.wait_for(there.asked.wait(), 40)
-    fetching.cancel()
+    fetcher.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await fetching
+        await fetcher
 
 
 @pytest.mark.spec("reliability:NW12")
@@ -334,7 +332,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.spec("reliability:NW04", "reliability:NW05", "reliability:NW14", "reliability:WP3")
+@pytest.mark.spec("reliability:WP3", "reliability:NW14")
 async def test_tls_keeps_the_name_and_is_never_given_up(certificate: Path) -> None:
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(certificate)

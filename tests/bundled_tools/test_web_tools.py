@@ -28,7 +28,7 @@ from stepengine.tools.bundled import (
     SearxngSearch,
     web_tools,
 )
-from stepengine.tools.bundled.web.pages import page_of
+from stepengine.tools.bundled.web.pages import read_page
 from tests.bundled_tools.web_server import Names, Site, answer, redirect, site
 
 
@@ -59,7 +59,7 @@ PAGE = """<!doctype html><html><head><title> A  &amp; B </title><meta name="Desc
     pass</code></pre><ul><li>one<li>two</ul></main><footer>HIDDEN</footer></body></html>"""
 
 
-@pytest.mark.spec("requirements:F16", "generator-contract:T18", "reliability:NW13")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "reliability:NW12")
 async def test_a_page_comes_as_markdown_without_what_readers_do_not_see(there: Site) -> None:
     there.answers = {"/a/page": answer(PAGE, "text/html; charset=utf-8"), "/old": redirect("/a/page")}
 
@@ -75,7 +75,7 @@ async def test_a_page_comes_as_markdown_without_what_readers_do_not_see(there: S
     } == await read(there, "/old")
 
 
-@pytest.mark.spec("generator-contract:T18", "reliability:WP4")
+@pytest.mark.spec("generator-contract:T17", "reliability:WP4")
 async def test_text_is_cut_at_what_was_asked_for_and_says_so(there: Site) -> None:
     there.answers = {
         "/": answer("x" * 30_000),
@@ -135,7 +135,7 @@ async def test_what_is_no_text_gives_its_type_only(there: Site, body: bytes, kin
 )
 async def test_comments_in_front_of_a_text_are_gone_over_once(page: bytes) -> None:
     before = time.process_time()
-    found = await page_of(Fetched("http://x.test/", 200, "text/plain", page + b"plain <html>"))
+    found = await read_page(Fetched("http://x.test/", 200, "text/plain", page + b"plain <html>"))
 
     assert found.text.endswith("plain <html>")
     assert time.process_time() - before < 1.0
@@ -144,7 +144,7 @@ async def test_comments_in_front_of_a_text_are_gone_over_once(page: bytes) -> No
 @pytest.mark.spec("reliability:NW12")
 @pytest.mark.parametrize("start", [b"", b" \n", b"<!-- a --><!--b-->\n<!---->"])
 async def test_html_is_seen_behind_comments(start: bytes) -> None:
-    page = await page_of(Fetched("http://x.test/", 200, "text/plain", start + b"<!DOCTYPE  html><p>x</p>"))
+    page = await read_page(Fetched("http://x.test/", 200, "text/plain", start + b"<!DOCTYPE  html><p>x</p>"))
 
     assert page.text == "x"
 
@@ -159,7 +159,7 @@ async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
     Of Python's codecs `punycode` alone takes 5 s for this; others do more than decode.
     """
     before = time.process_time()
-    page = await page_of(Fetched("http://x.test/", 200, f"text/plain; charset={charset}", b"a\\u0041" * 57_000))
+    page = await read_page(Fetched("http://x.test/", 200, f"text/plain; charset={charset}", b"a\\u0041" * 57_000))
 
     assert page.text.startswith("a\\u0041a")
     assert time.process_time() - before < 1.0
@@ -173,34 +173,34 @@ async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
 async def test_charsets_of_the_web_are_decoded(charset: str) -> None:
     text = {"koi8-r": "день", "windows-1251": "день", "ISO-8859-15": "é€", "euc-kr": "한국"}.get(charset, "日")
     text = "中" if charset in {"gb2312", "big5"} else text
-    page = await page_of(Fetched("http://x.test/", 200, f'text/plain; charset="{charset}"', text.encode(charset)))
+    page = await read_page(Fetched("http://x.test/", 200, f'text/plain; charset="{charset}"', text.encode(charset)))
 
     assert text == page.text
 
 
-@pytest.mark.spec("reliability:NW12", "reliability:NW10")
+@pytest.mark.spec("reliability:NW12", "reliability:WP4")
 @pytest.mark.deep
 async def test_a_page_that_nests_a_million_tags_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.web import pages
 
     monkeypatch.setattr(pages, "WEB_PARSE_SECONDS", 1.0)
     with pytest.raises(ToolError, match="could not be turned into text within 1 s"):
-        await page_of(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000))
+        await read_page(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000))
     monkeypatch.undo()
-    deep = await page_of(Fetched("http://x.test/", 200, "text/html", b"<p>top</p>" + b"<div>" * 3_000 + b"x"))
+    deep = await read_page(Fetched("http://x.test/", 200, "text/html", b"<p>top</p>" + b"<div>" * 3_000 + b"x"))
     assert deep.text.startswith("top")
 
 
-@pytest.mark.spec("reliability:NW12", "reliability:NW10")
+@pytest.mark.spec("reliability:NW12", "reliability:WP4")
 async def test_links_that_are_made_absolute_do_not_make_a_page_many_times_as_long() -> None:
     where = f"http://x.test/{'a' * 4_000}/"
-    page = await page_of(Fetched(where, 200, "text/html", b"<a href=x>l</a>" * 1_000))
+    page = await read_page(Fetched(where, 200, "text/html", b"<a href=x>l</a>" * 1_000))
     assert 2_000_000 == len(page.text)
 
 
 @pytest.mark.spec("reliability:NW12")
 async def test_a_conversion_that_nobody_waits_for_is_killed() -> None:
-    converting = asyncio.create_task(page_of(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000)))
+    converting = asyncio.create_task(read_page(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000)))
     await asyncio.sleep(0.1)
     converting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -213,7 +213,7 @@ async def test_a_conversion_that_nobody_waits_for_is_killed() -> None:
 )
 async def test_any_bytes_that_call_themselves_text_are_text_or_none(body: bytes, kind: str) -> None:
     if not body.lstrip().startswith(b"<"):
-        page = await page_of(Fetched("http://x.test/", 200, kind, body))
+        page = await read_page(Fetched("http://x.test/", 200, kind, body))
         assert "\x1b" not in page.text
         page.text.encode("utf-8", "strict")
 
@@ -235,7 +235,7 @@ async def test_without_the_extra_html_is_an_error_that_names_it_and_text_is_read
     assert ["plain", "{}"] == [(await read(there, path))["text"] for path in ("/text", "/json")]
 
 
-@pytest.mark.spec("reliability:NW14", "reliability:NW15", "reliability:WP6", "requirements:F21")
+@pytest.mark.spec("reliability:NW14", "reliability:NW06", "reliability:WP6", "requirements:F21")
 def test_what_a_model_can_say_is_the_address_and_a_size_and_the_tools_are_not_read_only() -> None:
     tools = web_tools(
         SearxngSearch("http://x"),
@@ -253,7 +253,7 @@ def test_what_a_model_can_say_is_the_address_and_a_size_and_the_tools_are_not_re
         assert all(f"\n{word}:" in s.description for s in specs.values())
 
 
-@pytest.mark.spec("reliability:NW16", "reliability:WP4")
+@pytest.mark.spec("reliability:WP4")
 async def test_a_tree_of_runs_fetches_two_hundred_pages() -> None:
     class Nothing:
         async def fetch(self, url: str) -> Fetched:
@@ -273,7 +273,7 @@ async def test_a_tree_of_runs_fetches_two_hundred_pages() -> None:
         assert refused == ("fetched 200 pages" in result.text)
 
 
-@pytest.mark.spec("reliability:NW16")
+@pytest.mark.spec("reliability:WP4")
 async def test_pages_of_documentation_count_towards_the_two_hundred() -> None:
     class Links:
         async def fetch(self, url: str) -> Fetched:
@@ -306,7 +306,7 @@ def ask(tools: Any, query: str, **input: Any) -> Any:
     return ToolRegistry(tools).execute("web_search", {"query": query, **input})
 
 
-@pytest.mark.spec("requirements:F15", "generator-contract:T17")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
 async def test_searxng_is_asked_for_json_and_deep_reads_a_second_page(there: Site) -> None:
     async def search(path: str, writer: asyncio.StreamWriter) -> None:
         page = int(parse_qs(urlsplit(path).query)["pageno"][0])
@@ -329,7 +329,7 @@ async def test_searxng_is_asked_for_json_and_deep_reads_a_second_page(there: Sit
     assert 3 == len(there.paths)
 
 
-@pytest.mark.spec("requirements:F15", "generator-contract:T17", "reliability:NW17")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "reliability:NW17")
 async def test_brave_gets_its_key_in_a_header(there: Site) -> None:
     there.answers = {
         "/res/v1/web/search": answer(
@@ -367,7 +367,7 @@ async def test_no_error_of_a_search_shows_the_key(there: Site, made: bytes) -> N
     assert 1 == there.connections
 
 
-@pytest.mark.spec("reliability:NW11", "reliability:NW09")
+@pytest.mark.spec("reliability:WP4", "reliability:NW06")
 async def test_a_search_that_does_not_answer_ends(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(path: str, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)
@@ -402,7 +402,7 @@ INDEX = """# Lib
 """
 
 
-@pytest.mark.spec("requirements:F16", "generator-contract:T19")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
 async def test_documentation_is_read_from_the_pages_that_llms_txt_names(there: Site) -> None:
     there.answers = {
         "/docs/llms.txt": answer(INDEX.replace("https://site.test:{port}", there.url("")), "text/markdown"),
@@ -428,7 +428,7 @@ async def test_documentation_is_read_from_the_pages_that_llms_txt_names(there: S
     assert len(text) <= 300 * 4  # type: ignore[arg-type]
 
 
-@pytest.mark.spec("requirements:F16", "generator-contract:T19")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
 async def test_without_llms_txt_the_links_of_the_first_page_are_the_contents(there: Site) -> None:
     there.answers = {
         "/": answer("<main><a href='/guide#part'>Guide to caching</a> <a href='mailto:x'>mail</a></main>", "text/html"),
@@ -438,7 +438,7 @@ async def test_without_llms_txt_the_links_of_the_first_page_are_the_contents(the
     assert f"# Guide to caching\nSource: {there.url('/guide')}\n\n# Guide\n\nCache it." in found
 
 
-@pytest.mark.spec("generator-contract:T19")
+@pytest.mark.spec("generator-contract:T17")
 async def test_documentation_that_cannot_be_had_is_an_error_result(there: Site) -> None:
     there.answers = {"/docs/llms.txt": answer("- [One](/one)", "text/plain")}
     docs = DocsSites(
@@ -461,7 +461,7 @@ async def test_documentation_that_cannot_be_had_is_an_error_result(there: Site) 
         DocsSites(fetcher_for(there), {})
 
 
-@pytest.mark.spec("requirements:F16", "generator-contract:T19")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17")
 async def test_any_backend_that_fits_the_protocol_works_and_its_text_is_cut() -> None:
     class Mine:
         async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
@@ -473,7 +473,7 @@ async def test_any_backend_that_fits_the_protocol_works_and_its_text_is_cut() ->
     assert (await registry.execute("read_docs", {"library_title": "a", "topic": "none"})).is_error
 
 
-@pytest.mark.spec("requirements:F16")
+@pytest.mark.spec("generator-contract:T35")
 async def test_documentation_can_be_found_by_a_search(there: Site) -> None:
     class Search:
         def __init__(self, *paths: str) -> None:

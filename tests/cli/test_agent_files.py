@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.commands.worker import offered_by
+from stepengine.cli.commands.worker import load_module_contents
 from stepengine.errors import DefinitionError
+from tests import forked_processes
 
 TEAM = """
 from stepengine import AgentCall, AgentDefinition
@@ -78,8 +78,8 @@ def test_a_file_of_several_agents_is_taken_by_every_command_that_takes_agents(te
     typed("eval", "evals.py", "--yes", "--out", "o", "-q", "--gate", "pass >= 1")
     typed("eval", "evals.py", "--yes", "--out", "p", "-q", "--gate", "pass >= 1", "--agent", "b=team/crew.py#kid")
 
-    assert ["boss", "kid"] == [agent.id for agent in offered_by("team/crew.py").agents]
-    assert ["kid"] == [agent.id for agent in offered_by("team/crew.py#kid").agents]
+    assert ["boss", "kid"] == [agent.id for agent in load_module_contents("team/crew.py").agents]
+    assert ["kid"] == [agent.id for agent in load_module_contents("team/crew.py#kid").agents]
 
 
 @pytest.mark.spec("requirements:X74")
@@ -118,7 +118,7 @@ def test_a_worker_of_a_folder_tells_of_a_broken_file_and_takes_the_others(
     (team / "agents/broken.py").write_text("import nothing_like_this\n")
     (team / "agents/well.py").write_text("from stepengine import AgentDefinition\nagent = AgentDefinition('well')\n")
 
-    assert ["well"] == [agent.id for agent in offered_by("agents").agents]
+    assert ["well"] == [agent.id for agent in load_module_contents("agents").agents]
     assert "agents/broken.py: loading it failed with ModuleNotFoundError" in capsys.readouterr().err
 
 
@@ -162,17 +162,17 @@ def test_the_tools_of_a_file_are_there_for_every_command(team: Path) -> None:
     assert said == typed("run", "counter.py#counter", "-q", "--journal", "run.jsonl").stdout
     assert said == typed("replay", "run.jsonl", "--agent", "counter.py", "-q").stdout
     assert said == typed("fork", "run.jsonl", "--at", "0", "--into", "fork.jsonl", "--agent", "counter.py", "-q").stdout
-    assert ["read_files"] == [tool.spec.name for tool in offered_by("counter.py").tools]
+    assert ["read_files"] == [tool.spec.name for tool in load_module_contents("counter.py").tools]
 
 
 @pytest.mark.spec("requirements:X74")
 def test_the_tools_of_the_files_of_a_folder_are_there_and_two_of_one_name_are_refused(team: Path) -> None:
     (team / "agents").mkdir()
     (team / "agents/counter.py").write_text(TOOLS)
-    found = [tool.spec.name for tool in offered_by("agents").tools]
+    found = [tool.spec.name for tool in load_module_contents("agents").tools]
     (team / "agents/second.py").write_text(TOOLS.replace('"counter"', '"second"').replace('"other"', '"another"'))
     with pytest.raises(DefinitionError, match="both have a tool 'read_files' in their 'tools'"):
-        offered_by("agents")
+        load_module_contents("agents")
 
     assert ["read_files"] == found
 
@@ -189,6 +189,7 @@ def test_every_agent_of_a_file_is_listed(team: Path) -> None:
     assert re.search(r"^boss\n\S+ kid$", typed("agents", "list", "--tree").stdout, re.MULTILINE)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.spec("generator-contract:G57")
 def test_a_line_without_effect_is_shown_once_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "worker.py"
@@ -197,7 +198,7 @@ def test_a_line_without_effect_is_shown_once_with_its_place(tmp_path: Path) -> N
         "agent = AgentDefinition('worker', handle_steps=handle_steps)\n"
     )
 
-    ran = subprocess.run(
+    ran = forked_processes.run(
         [sys.executable, "-m", "stepengine", "run", str(file), "Go."], capture_output=True, text=True, check=False
     )
 

@@ -24,8 +24,9 @@ from typer.testing import CliRunner, Result
 from stepengine import load_agent
 from stepengine.cli import bench, main
 from stepengine.cli.app import app
-from stepengine.cli.listing import GROUPS, LISTED, UNDER
+from stepengine.cli.command_table import GROUPS, LISTED, UNDER
 from stepengine.testing import ScriptedModel, failure, text, tool_call
+from tests import forked_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = """
@@ -57,7 +58,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def use(*replies: Any) -> ScriptedModel:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda *_: model)
+        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
         return model
 
     return use
@@ -472,7 +473,7 @@ USAGE = {
     "unknown agent": (["run", "nobody"], "nobody"),
     "no such file": (["run", "./nobody.py"], "nobody.py"),
     "params are no JSON": (["run", "code_searcher", "--params", "{"], "--params is not JSON"),
-    "params are no object": (["run", "code_searcher", "--params", "[1]"], "no object"),
+    "params are no object": (["run", "code_searcher", "--params", "[1]"], "not an object"),
     "params of a durable run are too deep": (
         ["deploy", "submit", "x", "--params", "[" * 100_000],
         "--params is not JSON",
@@ -490,7 +491,7 @@ USAGE = {
 }
 
 
-@pytest.mark.spec("ecosystem:EC141", "ecosystem:EC142")
+@pytest.mark.spec("ecosystem:EC141", "ecosystem:EC140")
 @pytest.mark.parametrize(("arguments", "said"), USAGE.values(), ids=USAGE.keys())
 @pytest.mark.parametrize("as_json", [False, True])
 def test_wrong_usage_is_one_message_without_a_traceback(arguments: list[str], said: str, as_json: bool) -> None:
@@ -523,7 +524,7 @@ def test_without_a_model_the_message_names_the_variables_and_the_alternatives() 
         assert way in said
 
 
-@pytest.mark.spec("ecosystem:EC126", "interfaces:IF103")
+@pytest.mark.spec("ecosystem:EC130", "interfaces:IF103")
 def test_the_default_model_comes_from_the_environment_and_the_option_wins(
     scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -697,7 +698,7 @@ def test_what_the_system_refuses_is_one_line_and_an_exit_code_of_the_table(
     assert (1 if said else 0) == len(done.stderr.splitlines())
 
 
-@pytest.mark.spec("ecosystem:EC142")
+@pytest.mark.spec("ecosystem:EC140")
 def test_an_id_that_is_nearly_right_is_answered_with_the_right_one() -> None:
     Path("agents").mkdir()
     agent_file(RETURNS.format(value="1").replace('"mine"', '"release-notes"'), "agents/release_notes")
@@ -773,6 +774,7 @@ def test_a_run_asks_at_a_terminal_that_shows_the_question_and_is_refused_anywher
     assert (status == "ok") == Path("a.txt").exists() == ("| +a" in said["stderr"].getvalue())
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.spec("performance:Q13")
 @pytest.mark.parametrize(
     ("typed", "says"),
@@ -783,7 +785,7 @@ def test_a_run_asks_at_a_terminal_that_shows_the_question_and_is_refused_anywher
     ],
 )
 def test_what_is_not_a_text_or_a_default_is_read_by_typer(typed: list[str], says: str) -> None:
-    done = subprocess.run(
+    done = forked_processes.run(
         [sys.executable, "-m", "stepengine", "run", "mine.py", *typed], capture_output=True, check=False, cwd=ROOT
     )
 
@@ -798,7 +800,7 @@ def test_options_have_the_values_that_were_typed_or_stand_there(monkeypatch: pyt
         seen.append((options, sign))
         return 0
 
-    monkeypatch.setattr("stepengine.cli.commands.run._run", caught)
+    monkeypatch.setattr("stepengine.cli.commands.run._run_agent", caught)
     for typed in ("mine.py", "mine.py go --model a=b --model c --max-steps 3 --cwd /tmp --write --sign key"):
         CliRunner().invoke(app, ["run", *typed.split()])
 

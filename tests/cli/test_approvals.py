@@ -18,8 +18,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
+from tests import forked_processes
 from tests.offline import NO_NETWORK, ROOT
 
+pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30
 NAMESAKE = """
 from stepengine import AgentDefinition, ToolCall, tool
@@ -93,7 +95,7 @@ def served(folder: Path, *words: str) -> Iterator[httpx2.Client]:
     path = os.pathsep.join([str(folder.parent), str(ROOT)])
     line = [sys.executable, "-m", "stepengine", *words, "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(line, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
+    process = forked_processes.Process(line, cwd=folder, env=environment, text=True, stderr=subprocess.PIPE)
     try:
         said = ""
         assert process.stderr is not None

@@ -36,7 +36,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def use(*replies: Any) -> Any:
         model = replies[0] if type(replies[0]) is Streams else ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda *_: model)
+        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
         return model
 
     return use
@@ -86,7 +86,7 @@ def test_text_is_shown_as_it_comes_and_taken_back_when_the_reply_breaks_off(scri
 
     assert 0 == result.exit_code
     assert "It\nIt is fi\\x1b[2Jve.\n" == result.stdout
-    assert "the reply broke off" in result.stderr
+    assert "the reply was interrupted" in result.stderr
     assert "attempt 1 failed, the next one follows in " in result.stderr
 
 
@@ -161,3 +161,10 @@ def test_a_wrong_key_is_said_without_the_key(monkeypatch: pytest.MonkeyPatch) ->
     assert "OPENAI_API_KEY" in result.stderr
     assert "No key was sent: one of the environment goes only to its own host" in unnamed.stderr
     assert "sk-secret" not in result.output
+
+
+def test_a_reply_that_arrives_in_one_piece_is_printed_once(scripted: Any) -> None:
+    scripted(Streams([ReplyDone(ModelReply("It is fi\x1b[2Jve."))]))
+    result = ask(MODEL, "2 + 3?")
+
+    assert (0, "It is fi\\x1b[2Jve.\n") == (result.exit_code, result.stdout)

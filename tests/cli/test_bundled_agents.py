@@ -47,7 +47,7 @@ def command(*arguments: str, replies: Any = None, code: int = 0) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         if replies is not None:
             model = ScriptedModel(replies)
-            patch.setattr(bench, "models_of", lambda *_: model)
+            patch.setattr(bench, "choose_models", lambda *_: model)
             arguments = (*arguments, "--model", "test/m")
         result = CliRunner().invoke(app, list(arguments))
         if replies is not None:
@@ -56,7 +56,7 @@ def command(*arguments: str, replies: Any = None, code: int = 0) -> Result:
     return result
 
 
-@pytest.mark.spec("requirements:Q1", "requirements:F1")
+@pytest.mark.spec("generator-contract:B1", "requirements:F1")
 @pytest.mark.parametrize(
     ("agent", "flags", "said"),
     [
@@ -74,7 +74,7 @@ def test_a_flag_that_is_missing_is_named_in_one_sentence(agent: str, flags: list
     assert f"stepengine: agent {said}" in command("run", agent, "Go.", *flags, code=2).stderr
 
 
-@pytest.mark.spec("requirements:Q1", "requirements:Q2", "requirements:Q9")
+@pytest.mark.spec("generator-contract:B1", "generator-contract:B2", "generator-contract:B9")
 @pytest.mark.parametrize("agent", ["base2", "base2-lite", "base2-fast", "base2-max", "coder"])
 def test_with_both_flags_they_start(agent: str) -> None:
     assert "Hello.\n" == command("run", agent, "Hi.", "--write", "--shell", "-q", replies=["Hello."]).stdout
@@ -89,7 +89,7 @@ def test_agents_that_change_nothing_need_no_flag(agent: str) -> None:
     assert "Hello." in command("run", agent, "Hi.", "-q", replies=[*replies, *more]).stdout
 
 
-@pytest.mark.spec("requirements:Q1", "generator-contract:B1")
+@pytest.mark.spec("generator-contract:B1")
 def test_base2_edits_checks_and_replays(folder: Path) -> None:
     replacements = [{"old_string": "sum(order)", "new_string": "0"}]
     replies = [
@@ -140,7 +140,7 @@ def test_the_command_that_an_agent_teaches_is_accepted(arguments: list[str]) -> 
     needs_model = arguments[1] not in WITHOUT_MODEL
     with pytest.MonkeyPatch.context() as patch:
         model = ScriptedModel()
-        patch.setattr(bench, "models_of", lambda *_: model)
+        patch.setattr(bench, "choose_models", lambda *_: model)
         result = CliRunner().invoke(app, [*arguments, "--model", "test/m", "-q"])
 
     children_fail = arguments[1] in ("code-reviewer-multi-prompt", "editor-multi-prompt")

@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from stepengine.testing import Cassette
-from stepengine.testing.processes.child_commands import uncovered_reason
+from stepengine.errors import DataError, DefinitionError
+from stepengine.testing import Cassette, record_program, replay_program
+from stepengine.testing.processes.child_commands import find_uncovered_reason
+from tests import forked_processes
 from tests.model_server import ModelServer, model_server
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -115,7 +119,7 @@ def server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def cassette(server: ModelServer, tmp_path: Path) -> Run:
+def cassette(server: ModelServer, tmp_path: Path, forks: None) -> Run:
     """
     Run `stepengine cassette` with the server's address; with keys while recording alone.
     """
@@ -127,7 +131,7 @@ def cassette(server: ModelServer, tmp_path: Path) -> Run:
         if operation == "replay":
             environment = {name: value for name, value in environment.items() if not re.search("KEY|TOKEN", name)}
         command = [sys.executable, "-m", "stepengine.cli", "cassette", operation, "c.yaml", *options, "--", *words]
-        return subprocess.run(
+        return forked_processes.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50
         )
 
@@ -177,7 +181,7 @@ SWALLOWED = {
 }
 
 
-@pytest.mark.spec("replay:Y30", "replay:U14")
+@pytest.mark.spec("replay:Y30", "replay:Y10")
 @pytest.mark.parametrize(
     "where", ["bare except", *[pytest.param(w, marks=pytest.mark.deep) for w in SWALLOWED if w != "bare except"]]
 )
@@ -212,7 +216,8 @@ def test_concurrent_processes_share_one_file(cassette, server, tmp_path):
     """
     Each of six processes makes a request of its own and one that all of them make; a seventh of the latter is a miss.
     """
-    program(tmp_path, f"{ASK}\nprint(ask(sys.argv[1]), ask('same'))", "child.py")
+    # One write a line: under PYTHONUNBUFFERED print writes each of its parts, and those of several processes mix.
+    program(tmp_path, f"{ASK}\nsys.stdout.write(f'{{ask(sys.argv[1])}} {{ask(\"same\")}}\\n')", "child.py")
     words = program(
         tmp_path,
         """
@@ -297,7 +302,7 @@ print(ask("hi"))
     ],
 )  # fmt: skip
 def test_options_that_ignore_the_path_are_recognised(command, reason):
-    found = uncovered_reason(command, None, "/x")
+    found = find_uncovered_reason(command, None, "/x")
     assert reason == (found and found.partition(" ")[0])
 
 
@@ -458,3 +463,43 @@ print(ask("always"))
     assert 0 == cassette("record", *words).returncode
     equal = cassette("replay", *words, options=["--doctor"])
     assert (0, True) == (equal.returncode, "1 requests are equal in both runs" in equal.stderr), equal.stderr
+
+
+@pytest.mark.spec("replay:Y30", "replay:Y33")
+@pytest.mark.deep
+def test_a_python_program_records_and_replays_another_one_also_in_a_thread(server, tmp_path, monkeypatch):
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    file, words = tmp_path / "c.yaml", program(tmp_path, f"{ASK}\nprint(ask(sys.argv[1]))\nsys.exit(3)")
+    words[1] = str(tmp_path / words[1])
+    with ThreadPoolExecutor() as threads:
+        recorded = threads.submit(record_program, file, [*words, "hi"]).result()
+        again = threads.submit(record_program, file, [*words, "bye"]).result()
+    replayed, edited = replay_program(file, [*words, "hi"]), replay_program(file, [*words, "bye"])
+    compared = replay_program(file, [*words, "bye"], twice=True)
+
+    assert [True, False] == [recorded.saved, again.saved]
+    assert [3, 3, 3] == [one.exit_code for one in (recorded, again, replayed)]
+    assert 1 == len(Cassette.load(file))
+    assert ([], (), [], ["body_differs"]) == (
+        replayed.cassette.misses, replayed.cassette.unused, replayed.blocked, [m.reason for m in edited.cassette.misses],
+    )  # fmt: skip
+    assert ([1, 1], []) == (compared.requests, compared.differences)
+    assert [shlex.join([*words, "bye"])] == compared.processes
+
+
+@pytest.mark.spec("replay:Y30")
+def test_what_cannot_be_recorded_or_replayed_is_an_error_before_the_program_starts(tmp_path):
+    file, words = tmp_path / "c.yaml", program(tmp_path, "open('started', 'w')")
+
+    with pytest.raises(DefinitionError, match="unknown word 'dates'; it takes time, random, uuid"):
+        record_program(file, words, freeze=["time", "dates"])
+    with pytest.raises(DefinitionError, match="-I ignores PYTHONPATH"):
+        record_program(file, [words[0], "-I", words[1]])
+    with pytest.raises(DefinitionError, match="there is no program 'no-such-program'"):
+        replay_program(file, ["no-such-program"])
+    with pytest.raises(
+        DataError, match=r"there is no cassette '.*c.yaml'. To record it:\n  stepengine cassette record"
+    ):
+        replay_program(file, words)
+    assert [words[1]] == [path.name for path in tmp_path.iterdir()]

@@ -83,7 +83,7 @@ def test_what_does_not_hold_is_told_with_its_seed_and_is_the_same_world_in_a_tes
     ("words", "part"),
     [
         (("--faults", "rain"), "there are failure, timeout"),
-        (("--results", "[1]"), "is JSON, but no object"),
+        (("--results", "[1]"), "is JSON, but not an object"),
         (("--results", "@none.json"), "--results 'none.json' cannot be read"),
         (("--params", "{"), "--params is not JSON"),
         (("-n", "0"), "greater than"),

@@ -25,30 +25,33 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.commands.chat import COMMANDS, UNDONE, Chat, _fit_status
-from stepengine.cli.recording import RecordedRun, entries, history_file, runs_folder
-from stepengine.cli.screen.console import Screen, Terminal, TypedLines, console_on, follow, show_markdown
+from stepengine.cli.chat_conversation import ChatConversation
+from stepengine.cli.chat_screen import Chat, _shorten_status_line
+from stepengine.cli.commands.chat_commands import COMMANDS, UNDONE
+from stepengine.cli.screen.console import Screen, Terminal, TypedLines, make_console, print_markdown, show_run
 from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
     PASTED,
-    Above,
-    Prompt,
+    AbovePromptStream,
     PromptHistory,
-    _paths,
-    attached,
-    shell_output,
+    PromptReader,
+    _complete_path,
+    expand_attachments,
+    run_shell_command,
 )
+from stepengine.cli.state_folder import chat_history_file, list_recorded_runs
 from stepengine.data import events as ev
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
+from stepengine.journal.recorded_runs import RecordedRun, runs_folder
 from stepengine.runtime.handle import RunHandle
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 from .terminal import CODES, READY, Person, people
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
-REAL_MODELS = bench.models_of
+REAL_MODELS = bench.choose_models
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def chat(*replies: Any, typed: str, options: tuple[str, ...] = ()) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda *_: model)
+        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m", *options], input=typed), model
 
     return chat
@@ -81,7 +84,7 @@ def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_r
     (folder / "large").write_text("x" * 70_000)
     (folder / "bytes").write_bytes(b"\xff\xfe")
     said = "Look at @a.txt, @@home me@a.txt @../outside.txt @link @.env @large @bytes @none @a.txt"
-    found = attached(said, folder)
+    found = expand_attachments(said, folder)
     refused = [note.partition(" does not go along: ")[0] for note in found.notes[1:]]
 
     assert f'{said.replace("@@", "@")}\n\n<file path="a.txt">\ncolor\n\n</file>' == found.text
@@ -93,7 +96,7 @@ def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_r
 def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
     for name in "uvwxyz":
         (folder / name).write_text(name * 60_000)
-    found = attached("@u @v @w @x @y @z", folder)
+    found = expand_attachments("@u @v @w @x @y @z", folder)
 
     assert [True] * 4 + [False] * 2 == [note.startswith("+ ") for note in found.notes]
     assert "it has more than" in found.notes[-1]
@@ -105,16 +108,16 @@ def test_of_a_folder_the_names_in_it_go_along_without_those_that_may_hold_secret
     for name in ("b.txt", ".env", "below/deep.txt"):
         (folder / "sub" / name).write_text("content")
     (folder / "out").symlink_to(folder.parent)
-    found = attached("Look at @sub/, @out and @..", folder)
+    found = expand_attachments("Look at @sub/, @out and @..", folder)
 
     assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == found.text
-    assert 1 == len(attached(f"@{'x' * 300}", folder).notes) == len(attached("@a\0b", folder).notes)
+    assert 1 == len(expand_attachments(f"@{'x' * 300}", folder).notes) == len(expand_attachments("@a\0b", folder).notes)
     assert ["+ sub/ (12 bytes)", True] == [found.notes[0], found.notes[1].startswith("out does not go along: ")]
 
 
 @pytest.mark.spec("interfaces:IF75")
 async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(folder: Path) -> None:
-    said = await shell_output("cat a.txt; echo wrong >&2; exit 3", folder)
+    said = await run_shell_command("cat a.txt; echo wrong >&2; exit 3", folder)
 
     assert "color\nwrong\n(exit code 3)" == said
 
@@ -125,14 +128,14 @@ async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(fold
 async def test_a_command_of_the_person_that_cannot_be_started_ends_no_chat(folder: Path) -> None:
     said: list[str] = []
     chat = object.__new__(Chat)
-    chat._options = cast("Any", SimpleNamespace(cwd=folder))
-    chat._terminal = cast(
+    chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder)))
+    chat.terminal = cast(
         "Any",
         SimpleNamespace(
             was_pasted=False, lines=SimpleNamespace(is_terminal=True), say=lambda text, *_: said.append(text)
         ),
     )
-    await chat._shell("!echo a\0b")
+    await chat._run_shell_input("!echo a\0b")
 
     assert ["it was not run: embedded null byte"] == said
 
@@ -144,9 +147,9 @@ def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
         text("One."), text("Two."), typed="\n".join([wrong[0], "first", *wrong[1:], "second", "/fork 1", ""])
     )
 
-    assert 1 == result.stdout.count("goes on from after a turn, and there is none yet")
-    assert 3 == result.stdout.count("goes on from after a turn, 0 to 0")
-    assert 1 == result.stdout.count("goes on from after turn 1")
+    assert 1 == result.stdout.count("continues from after a turn, and there is none yet")
+    assert 3 == result.stdout.count("continues from after a turn, 0 to 0")
+    assert 1 == result.stdout.count("continues from after turn 1")
     assert 0 == result.exit_code
 
 
@@ -156,7 +159,7 @@ def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> No
     listed = re.findall(r"^  /(\w+) ", result.stdout, re.MULTILINE)
 
     assert list(COMMANDS) == listed
-    assert {"quit"} == {name for name in COMMANDS if not hasattr(Chat, f"_do_{name}")}
+    assert ["quit"] == [name for name, command in COMMANDS.items() if command.run is None]
 
 
 @pytest.mark.spec("interfaces:IF78")
@@ -169,7 +172,7 @@ def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sen
     assert Path("a.txt").exists()
 
 
-@pytest.mark.spec("interfaces:IF81", "interfaces:IF83")
+@pytest.mark.spec("interfaces:IF78", "interfaces:IF83")
 def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     result, model = chats(
         text("One. " * 2_000), text("Two."), text("It was about numbers."), text("Three."),
@@ -181,7 +184,7 @@ def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
         "^## .*", Path("talk.md").read_text(), re.MULTILINE
     )
     assert 1 == result.stdout.count("wrote talk.md") == result.stdout.count("File exists")
-    assert "goes on from after turn 1" in result.stdout
+    assert "continues from after turn 1" in result.stdout
     assert ("second" not in asked, any("numbers only" in said for said in asked)) == (True, True)
     assert (["third"], 1) == (last[-1:], sum("It was about numbers." in said for said in last))
     assert not any("first" in said for said in last)
@@ -230,7 +233,7 @@ def test_the_status_line_fits_and_gives_up_the_provider_first_and_then_the_folde
     model: str, folder: str, width: int
 ) -> None:
     after = ["87 % of context left", "$0.0123"]
-    line = _fit_status(model, "plan", Path("/", folder), after, width)
+    line = _shorten_status_line(model, "plan", Path("/", folder), after, width)
     whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
 
     assert len(line) < width
@@ -243,7 +246,7 @@ def test_of_what_waits_after_a_stop_words_go_back_into_the_line_and_a_command_on
         for to_line in (True, False):
             prompt = prompt_in(folder)
             prompt._unsent = [*waiting]
-            prompt.take_back(to_line=to_line)
+            prompt.clear_queue(to_line=to_line)
 
             assert ((), line if to_line else "") == (prompt.waiting, prompt._draft)
 
@@ -253,7 +256,7 @@ def test_markdown_is_drawn_without_needless_empty_lines_and_code_keeps_its_own()
     code = "def a():\n    pass\n\n\ndef b():\n    pass"
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=40, color_system="truecolor")
-    show_markdown(console, f"\n\nOne \x1b[2J\n\n- a\n- b\n\n```python\n{code}\n```\n\n\nTwo\n\n")
+    print_markdown(console, f"\n\nOne \x1b[2J\n\n- a\n- b\n\n```python\n{code}\n```\n\n\nTwo\n\n")
     lines = [CODES.sub("", line).rstrip() for line in file.getvalue().splitlines()]
     drawn = [f" {line}".rstrip() for line in code.splitlines()]
 
@@ -265,8 +268,9 @@ def test_markdown_is_drawn_without_needless_empty_lines_and_code_keeps_its_own()
 def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: bool) -> None:
     file = io.StringIO()
     chat = object.__new__(Chat)
-    chat._console = Console(file=file, width=40)
-    chat._terminal = cast("Any", Terminal(chat._console, TypedLines(io.StringIO())))
+    chat.conversation = object.__new__(ChatConversation)
+    chat.console = Console(file=file, width=40)
+    chat.terminal = cast("Any", Terminal(chat.console, TypedLines(io.StringIO())))
     chat._shown = {"markdown": markdown}
     said = (UserMessage("Say **it**.", tags=("USER_PROMPT",)), AssistantMessage("It is **bold**.\n\n- a"))
     state = AgentState(run_id="r", message_history=said)
@@ -278,21 +282,21 @@ def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: boo
     assert ["> Say **it**.", *reply] == shown
 
 
-def prompt_in(folder: Path, typed: str = "") -> Prompt:
-    above = Above(io.StringIO())
-    lines, history = TypedLines(io.StringIO(typed)), PromptHistory(history_file())
-    console = console_on(cast("Any", above))
-    return Prompt(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
+def prompt_in(folder: Path, typed: str = "") -> PromptReader:
+    above = AbovePromptStream(io.StringIO())
+    lines, history = TypedLines(io.StringIO(typed)), PromptHistory(chat_history_file())
+    console = make_console(cast("Any", above))
+    return PromptReader(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
 
 
 @pytest.mark.spec("interfaces:IF70")
 def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folder: Path) -> None:
     prompt = prompt_in(folder)
     texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
-    words = [prompt._folded(text) for text in texts]
+    words = [prompt._fold_paste(text) for text in texts]
 
-    assert " ".join(texts) == prompt._unfold_pastes(" ".join(words))
-    assert "[paste 3: 1 lines]" == prompt._unfold_pastes("[paste 3: 1 lines]")
+    assert " ".join(texts) == prompt._expand_pastes(" ".join(words))
+    assert "[paste 3: 1 lines]" == prompt._expand_pastes("[paste 3: 1 lines]")
 
 
 @pytest.mark.spec("interfaces:IF70")
@@ -300,8 +304,11 @@ def test_a_paste_of_few_lines_stands_as_it_is_and_one_that_is_too_large_is_left_
     prompt = prompt_in(folder)
     short, wide = "line\n" * 9 + "end", "x" * 2_000
 
-    assert [short, wide, ""] == [prompt._folded(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
-    assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [prompt._folded(f"{short}\n"), prompt._folded(f"{wide}x")]
+    assert [short, wide, ""] == [prompt._fold_paste(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
+    assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [
+        prompt._fold_paste(f"{short}\n"),
+        prompt._fold_paste(f"{wide}x"),
+    ]
 
 
 def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_looked_up(folder: Path) -> None:
@@ -309,13 +316,15 @@ def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_look
         (folder / f"a{number:04}").touch()
     (folder / "zoo").mkdir()
 
-    assert ["zoo/"] == _paths(folder, "zo")
-    assert [] == _paths(folder, "x" * 300 + "/") == _paths(folder, "a\0/") == _paths(folder, "../")
+    assert ["zoo/"] == _complete_path(folder, "zo")
+    assert (
+        [] == _complete_path(folder, "x" * 300 + "/") == _complete_path(folder, "a\0/") == _complete_path(folder, "../")
+    )
 
 
 @pytest.mark.spec("interfaces:IF67")
 def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def prompt() -> Prompt:
+    def prompt() -> PromptReader:
         return prompt_in(folder, "said\n")
 
     with_it = prompt()
@@ -326,17 +335,17 @@ def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeyp
     assert "said" == asyncio.run(without.next())
 
 
-@pytest.mark.spec("requirements:P9", "requirements:X55", "interfaces:IF77")
+@pytest.mark.spec("interfaces:IF67", "requirements:X55", "interfaces:IF77")
 def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats: Any) -> None:
     none, _ = chats(typed="", options=("--resume",))
     chats(text("One."), text("Two."), typed="first\nsecond\n")
     result, model = chats(text("Three."), typed="third\n", options=("--resume",))
 
-    assert (2, True) == (none.exit_code, "there is no chat of this folder" in none.stderr)
+    assert (2, True) == (none.exit_code, "no chat to continue in this folder" in none.stderr)
     said = [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
     assert ["first", "One.", "second", "Two.", "third"] == said
     assert ["> first", "  One.", "> second", "  Two."] == result.stdout.splitlines()[:4]
-    assert ["third", "second", "first"] == [entry.text("title") for entry in entries()]
+    assert ["third", "second", "first"] == [entry.text("title") for entry in list_recorded_runs()]
 
 
 def test_a_chat_without_a_model_says_so_before_anything_is_typed_and_how_one_is_set(
@@ -360,7 +369,7 @@ def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
     assert ["scripted/m", "scripted/other"] == [call.model for call in model.calls]
 
 
-@pytest.mark.spec("interfaces:IF81", "interfaces:IF84", "interfaces:IF85")
+@pytest.mark.spec("interfaces:IF78")
 def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
     todos = [{"task": "look", "completed": True}, {"task": "write \x1b[2Jit", "completed": True}]
     result, _ = chats(
@@ -372,7 +381,7 @@ def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
     assert 2 == said.count("there are no todos")
     assert "  [x] look\n  [x] write \\x1b[2Jit\n" in said
     assert re.search(r"  agent coder   15 tokens in, 5 out .*\n  model scripted/m   15 tokens in, 5 out ", said)
-    assert "bypass is no mode that this chat can take" in said
+    assert "bypass is not a mode of this chat" in said
     assert ["default", "plan"] == re.findall(r"^now: (\w+);", said, re.MULTILINE)
     assert "  allow  " in said
     assert "nothing was written in this chat" in said
@@ -385,7 +394,7 @@ def test_in_the_mode_plan_nothing_is_written_and_in_bypass_nobody_gets_by_asking
     assert "plan" in next(m.text for m in model.calls[-1].messages if m.role == "tool")
 
 
-@pytest.mark.spec("interfaces:IF80", "interfaces:IF83")
+@pytest.mark.spec("interfaces:IF78", "interfaces:IF83")
 def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: Any, folder: Path) -> None:
     (folder / "other.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition(id='other', description='Says little.')\n"
@@ -405,18 +414,18 @@ def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: A
 def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
     chats(text("One."), typed="first\n")
     chats(text("Other."), typed="another\n")
-    older = entries()[-1].stem
+    older = list_recorded_runs()[-1].stem
     _, model = chats(text("Two."), typed="second\n", options=("--resume", older))
 
     assert ["first", "One.", "second"] == [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
 
 
-@pytest.mark.spec("interfaces:IF85")
+@pytest.mark.spec("interfaces:IF78")
 def test_the_notes_of_the_project_and_of_the_person_are_shown(
     chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from stepengine.tools.bundled import FileMemory
-    from stepengine.tools.bundled.remembering import project_scope
+    from stepengine.tools.bundled.note_tools import project_scope
 
     monkeypatch.setenv("XDG_DATA_HOME", str(folder.parent / "data"))
     none, _ = chats(typed="/memory\n")
@@ -430,7 +439,7 @@ def test_the_notes_of_the_project_and_of_the_person_are_shown(
     assert [("project", r"Tests need \x1b[2Jdocker."), ("user", "Small commits.")] == shown
 
 
-@pytest.mark.spec("interfaces:IF85")
+@pytest.mark.spec("interfaces:IF78")
 def test_the_instructions_of_a_skill_are_sent_with_what_is_said_and_send_no_files_along(
     chats: Any, folder: Path
 ) -> None:
@@ -447,15 +456,15 @@ def test_the_instructions_of_a_skill_are_sent_with_what_is_said_and_send_no_file
     assert "Read @b.txt and greet." in asked
     assert asked.endswith('in @a.txt\n\n<file path="a.txt">\ncolor\n\n</file>')
     assert 1 == asked.count("<file ")
-    assert "/skill greet in @a.txt" == entries()[0].text("title")
+    assert "/skill greet in @a.txt" == list_recorded_runs()[0].text("title")
 
 
-@pytest.mark.spec("interfaces:IF85")
+@pytest.mark.spec("interfaces:IF78")
 def test_where_the_last_turn_is_recorded_is_said(chats: Any) -> None:
     result, _ = chats(text("One."), typed="/debug\nfirst\n/debug\n")
 
     assert "no turn of this chat is recorded" in result.stdout
-    assert f"look into it with: stepengine debug {entries()[0].journal}" in result.stdout.replace("\n", " ")
+    assert f"look into it with: stepengine debug {list_recorded_runs()[0].journal}" in result.stdout.replace("\n", " ")
 
 
 @pytest.mark.spec("interfaces:IF82")
@@ -496,7 +505,7 @@ def test_a_model_without_a_provider_is_refused_and_the_one_of_now_is_shown_with_
     monkeypatch.undo()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            bench, "models_of", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
+            bench, "choose_models", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
         )
         refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
 
@@ -506,7 +515,7 @@ def test_a_model_without_a_provider_is_refused_and_the_one_of_now_is_shown_with_
     assert "from the next turn on" not in refused.stdout
 
 
-@pytest.mark.spec("interfaces:IF80")
+@pytest.mark.spec("interfaces:IF78")
 def test_who_may_spawn_whom_is_a_tree(chats: Any) -> None:
     Path("boss.py").write_text(
         "from stepengine import AgentDefinition\nkid = AgentDefinition('kid')\n"
@@ -538,13 +547,14 @@ async def test_the_agent_is_told_of_a_command_of_the_person_unless_they_do_not_w
         was_pasted=False, lines=SimpleNamespace(is_terminal=True), say=lambda text, *_: said.append(text)
     )
     chat = object.__new__(Chat)
-    chat._options, chat._terminal, chat._notes = cast("Any", SimpleNamespace(cwd=folder)), cast("Any", terminal), []
-    await chat._shell("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
-    await chat._shell("!!echo quiet")
+    chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder), notes=[]))
+    chat.terminal = cast("Any", terminal)
+    await chat._run_shell_input("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
+    await chat._run_shell_input("!!echo quiet")
     terminal.was_pasted = True
-    await chat._shell("!touch pasted")
+    await chat._run_shell_input("!touch pasted")
 
-    (note,) = chat._notes
+    (note,) = chat.conversation.notes
     assert note.startswith("(I ran `cat a.txt; ")
     assert ("color\nxxx" in note, 8_192, "quiet" in note) == (True, len(note.partition("printed:)\n")[2]), False)
     assert ["quiet", PASTED] == said[1:]
@@ -556,7 +566,7 @@ def shown_blocks(*pieces: str) -> list[str]:
     What stands in the scrollback after each piece of a reply.
     """
     file = io.StringIO()
-    screen = Screen(console_on(file), markdown=True)
+    screen = Screen(make_console(file), markdown=True)
     lines = []
     for piece in pieces:
         screen.on_event(ev.TextDelta(text=piece))
@@ -604,9 +614,9 @@ def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_on
     async def late(handle: Any, *given: Any, **more: Any) -> Any:
         while more["settled"] and not (handle.questions or handle.done):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0)
-        return await follow(handle, *given, **more)
+        return await show_run(handle, *given, **more)
 
-    monkeypatch.setattr("stepengine.cli.commands.chat.follow", late)
+    monkeypatch.setattr("stepengine.cli.chat_screen.show_run", late)
     (folder / "asks.py").write_text(
         "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n    colour = yield from Ask('Which?', ['red', 'blue'])\n"
         "    why = yield from Ask('Why?')\n    return f'{colour}, {why}'\n\n"
@@ -642,8 +652,21 @@ def test_resume_lists_the_conversations_of_the_folder_and_continues_the_chosen_o
     assert ("1 turn", "new") == tuple(lines[2].split("  ")[-2:])
     assert "> fourth" in again.stdout
     assert 2 == again.stdout.count("/resume lists them")
-    ids = [entry.text("session_id") for entry in entries()]
+    ids = [entry.text("session_id") for entry in list_recorded_runs()]
     assert [5, 1, 1] == sorted([ids.count(one) for one in set(ids)], reverse=True)
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_two_digits_are_a_number_of_the_list_and_not_the_beginning_of_a_run(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secrets.token_hex", lambda length=32: "99" * length)
+    chats(text("One."), typed="first\n")
+    short, _ = chats(typed="/resume 99\n")
+    long, _ = chats(typed="/resume 9999\n")
+
+    assert ("no conversation or run '99'" in short.stdout, "> first" in short.stdout) == (True, False)
+    assert "> first" in long.stdout
 
 
 @pytest.mark.spec("interfaces:IF77")
@@ -658,10 +681,10 @@ def test_resume_asks_what_a_run_waits_for(chats: Any, folder: Path) -> None:
 
     assert "? Which?" in result.stdout
     assert "blue" in result.stdout.splitlines()
-    assert {"completed"} == {entry.status for entry in entries()}
+    assert {"completed"} == {entry.status for entry in list_recorded_runs()}
 
 
-@pytest.mark.spec("interfaces:IF77", "interfaces:IF84")
+@pytest.mark.spec("interfaces:IF77", "interfaces:IF78")
 @pytest.mark.parametrize("typed", ["/resume 1\nmore\n", "more\n"], ids=["of the chat", "at its start"])
 def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Path, typed: str) -> None:
     chats(WRITES, text("Written."), typed="/mode accept_edits\nwrite\n")
@@ -704,7 +727,7 @@ model = ScriptedModel([
     text("Written."),
     slow,
 ])
-bench.models_of = lambda *_: model
+bench.choose_models = lambda *_: model
 main()
 """
 
@@ -728,13 +751,7 @@ def somebody(folder: Path) -> Iterator[Any]:
 
 @pytest.mark.deep
 @pytest.mark.spec(
-    "requirements:P9",
-    "reliability:UI03",
-    "interfaces:IF67",
-    "interfaces:IF69",
-    "interfaces:IF71",
-    "interfaces:IF72",
-    "interfaces:IF82",
+    "interfaces:IF67", "reliability:UI03", "reliability:UI07", "interfaces:IF71", "interfaces:IF72", "interfaces:IF82"
 )
 def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(somebody: Any, folder: Path) -> None:
     there = somebody()
@@ -811,7 +828,7 @@ def last(request):
     return text("Heard.")
 
 model = Gated([REPLIES])
-bench.models_of = lambda *_: model
+bench.choose_models = lambda *_: model
 main()
 """
 """Each reply comes when there is a file ``gateN``, and slowly: what is open can be seen."""
@@ -880,7 +897,7 @@ def test_a_turn_that_is_interrupted_costs_one_line_and_the_chat_goes_on(
     somebody: Any, folder: Path, arguments: list[str], key: str
 ) -> None:
     enter, ready = ("\n", "> ") if arguments else ("\r", READY)
-    there = somebody(*arguments, program=gated("text('Never ' + 'word ' * 200), last"))
+    there = somebody(*arguments, program=gated("text('Never ' + 'word ' * 2_000), last"))
     there.sees(ready)
     there.types(f"first{enter}")
     (folder / "gate1").touch()
@@ -949,7 +966,7 @@ def test_commands_answer_during_a_turn_and_ctrl_c_asks_about_what_waits(
     there.types("second\r")
     there.sees("(sent;")
     there.types("\x03")
-    there.sees("not said yet: second", "say it now?")
+    there.sees("not sent yet: second", "send it now?")
     there.types(answer)
     there.sees(READY if answer == "n\r" else sees)
     there.types("third\r" if answer != "y\r" else "")
@@ -964,7 +981,7 @@ def test_commands_answer_during_a_turn_and_ctrl_c_asks_about_what_waits(
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P9", "interfaces:IF72", "interfaces:IF77")
+@pytest.mark.spec("interfaces:IF67", "interfaces:IF72", "interfaces:IF77")
 def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_left(
     somebody: Any, folder: Path
 ) -> None:
@@ -984,7 +1001,7 @@ def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_
     there.sees("write_file ok", "calling model")
     assert "colour" == (folder / "b.txt").read_text()
     there.types("\x03\x03")
-    there.sees("left in the middle of a turn", "go on with: stepengine resume ")
+    there.sees("left in the middle of a turn", "resume it with: stepengine resume ")
 
     assert signal.SIGINT + 128 == there.leaves()
 
@@ -1002,7 +1019,7 @@ def test_a_chat_that_is_told_to_end_leaves_and_gives_the_terminal_back(somebody:
 
     assert 128 + signal.SIGTERM == there.leaves()
     assert termios.ECHO | termios.ICANON == termios.tcgetattr(there.keyboard)[3] & (termios.ECHO | termios.ICANON)
-    assert ([] if is_idle else ["interrupted"]) == [entry.status for entry in entries()]
+    assert ([] if is_idle else ["interrupted"]) == [entry.status for entry in list_recorded_runs()]
 
 
 @pytest.mark.spec("interfaces:IF70", "interfaces:IF75")
@@ -1067,13 +1084,13 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
 @pytest.mark.spec("interfaces:IF71")
 def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
-    history = PromptHistory(history_file())
+    history = PromptHistory(chat_history_file())
     history.remember(f"My key is {secret}, use it")
     history.remember("next")
 
-    assert ["next"] == history.said()[1:]
-    assert secret not in history.said()[0]
-    assert history.said()[0].startswith("My key is ")
+    assert ["next"] == history.load()[1:]
+    assert secret not in history.load()[0]
+    assert history.load()[0].startswith("My key is ")
 
 
 @pytest.mark.spec("requirements:X47")

@@ -18,7 +18,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import MontySandbox, running
+from stepengine.sandbox import MontySandbox, program_tool
 
 # What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
 first = MontySandbox(1)
@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def workers() -> Iterator[None]:
     """Workers live as long as their process; a test leaves none behind."""
     yield
-    for sandbox in running._SHARED:
+    for sandbox in program_tool._SHARED:
         sandbox.close()
 
 
@@ -77,7 +77,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
         *arguments: str, replies: list[Any] | None = None, typed: str | None = None
     ) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies or [])
-        monkeypatch.setattr(bench, "models_of", lambda *_: model)
+        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
         named = ["--model", "test/m"] if arguments[0] in ("run", "chat") else []
         return CliRunner().invoke(app, [*arguments, *named], input=typed), model
 
@@ -138,7 +138,7 @@ def test_a_question_of_a_program_is_answered_on_the_command_line(
     [
         (
             "caller.py",
-            "agent 'caller' has a handler, which calls its tools by itself; give it code_mode(...) among",
+            "agent 'caller' has a handler that calls its tools; add code_mode(...) to its tools",
         ),
         ("bare.py", "agent 'bare' has no tools that programs may call"),
         ("writer.py", "agent 'writer' changes files with str_replace; allow that with --write"),
@@ -159,7 +159,7 @@ def test_what_cannot_be_is_one_sentence_before_a_model_is_asked(
 def test_a_missing_extra_is_said_before_a_model_is_asked(
     folder: Path, command: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_SHARED", [])
+    monkeypatch.setattr(program_tool, "_SHARED", [])
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     ran, model = command(name, "reader.py", "Go.", "--code-mode", typed="")
 

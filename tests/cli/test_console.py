@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -31,22 +32,23 @@ from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, Limits, RunS
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
 from stepengine.cli.app import app
 from stepengine.cli.commands.chat import chat
-from stepengine.cli.recording import entries
 from stepengine.cli.screen.console import (
     KEYS,
     LIVE_LINES,
+    MAX_BLOCK,
     MAX_SHOWN,
     TYPED,
     WHICH,
     Screen,
     Terminal,
     TypedLines,
-    _choice,
-    _prompt,
-    _split_blocks,
-    console_on,
-    show_markdown,
+    _parse_choice,
+    _permission_prompt,
+    _split_markdown_blocks,
+    make_console,
+    print_markdown,
 )
+from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.data import events as ev
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult
@@ -102,7 +104,7 @@ ASKED = "write_file b.txt +1 -0: y yes, n no, a always, e all edits > "
 ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["British", "American"]}]})
 
 
-@pytest.mark.spec("requirements:N16", "requirements:M15", "requirements:M16", "requirements:X47", "interfaces:IF73")
+@pytest.mark.spec("requirements:N16", "requirements:M15", "requirements:X47", "interfaces:IF73")
 async def test_a_person_allows_one_call_refuses_another_and_says_something_else_between(folder: Path) -> None:
     """
     Reading is not asked about. A line that is not an answer becomes the next user message and decides nothing.
@@ -132,7 +134,7 @@ def last_phase(events: list[Any]) -> RunPhase:
     return next((e.phase for e in reversed(events) if isinstance(e, PhaseChanged)), RunPhase.IDLE)
 
 
-@pytest.mark.spec("requirements:N16", "requirements:K8", "requirements:K9")
+@pytest.mark.spec("requirements:N16", "requirements:X54")
 @pytest.mark.parametrize(
     ("typed", "answer"),
     [("2\n", "American"), ("British\n", "British"), ("\n1\n", "British"), ("Scots\n", "Scots")],
@@ -195,7 +197,7 @@ async def test_an_always_says_what_it_covers_before_it_does_and_any_input_is_ask
         "  1. exactly this call",
         "  2. git log -1 with anything behind it",
         "  3. git log with anything behind it",
-        "  4. ANY call of sh, whatever its input",
+        "  4. ANY call of sh, with any input",
     ]
     assert ("type a number from 1 to 4, or Enter for none" in out) == typed.startswith(("a\n9", "a\nthe"))
     assert ([] if typed.startswith("a git") else covered) == re.findall(r"^  \d\..*", out, re.MULTILINE)
@@ -259,7 +261,7 @@ def test_the_prompt_of_a_permission_says_tool_file_and_size_on_one_line_with_roo
     diff = "--- a\n+++ b\n@@ @@\n" + "+--x\n" * added + "--- y\n-x\n"
     preview = {"action": "Do", "details": {"unified_diff": diff}}
     question = Question("q", "May it?", tool_name=name, details={"path": path}, preview=preview)
-    prompt = _prompt(question, width)
+    prompt = _permission_prompt(question, width)
     size = f" +{added} -2: "
 
     assert len(prompt) + TYPED <= width
@@ -540,7 +542,7 @@ async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_
         os.write(keyboard, b"y\nhalf of an ans")
         lines = TypedLines(stream)
         await asyncio.to_thread(lines_there, stream)
-        there = asyncio.ensure_future(Terminal(console_on(io.StringIO()), lines).asked(asked, said.append, other))
+        there = asyncio.ensure_future(Terminal(make_console(io.StringIO()), lines).asked(asked, said.append, other))
         await asyncio.sleep(0.05)
         before = list(said)
         os.write(keyboard, b"n no\n")
@@ -579,7 +581,7 @@ async def test_what_is_typed_while_a_run_works_is_sent_to_it(folder: Path) -> No
     assert "(sent; the run reads it before its next model call)" in out.getvalue()
 
 
-@pytest.mark.spec("requirements:K7")
+@pytest.mark.spec("requirements:K3")
 async def test_an_interactor_at_a_terminal_answers_without_suspending() -> None:
     def handle_steps(ctx: Any) -> Any:
         first = yield from Ask("Which?", options=["red", "green"])
@@ -608,7 +610,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
 
     given: list[Any] = []
     out = io.StringIO()
-    there = Terminal(console_on(out), TypedLines(io.StringIO("blue\n1, 2\n")))
+    there = Terminal(make_console(out), TypedLines(io.StringIO("blue\n1, 2\n")))
     question = Question("q1", "Which?", ("red", "green"), multi_select=True)
     done = await there.asked(question, answer, given.append)
 
@@ -619,11 +621,11 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
 def test_a_number_of_thousands_of_digits_is_a_text() -> None:
     long = "9" * 5_000
 
-    assert long == _choice(Question("q1", "Which?", ("red", "green")), long)
+    assert long == _parse_choice(Question("q1", "Which?", ("red", "green")), long)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:K7")
+@pytest.mark.spec("requirements:K3")
 @pytest.mark.parametrize(("typed", "said", "code"), [(b"2\n", "the answer is no", 0), (b"\x04", "q0", 3)])
 def test_a_run_on_a_terminal_asks(tmp_path: Path, typed: bytes, said: str, code: int) -> None:
     """
@@ -666,13 +668,13 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def chat(*replies: Any, typed: str) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "models_of", lambda *_: model)
+        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input=typed), model
 
     return chat
 
 
-@pytest.mark.spec("requirements:P9", "requirements:X55", "interfaces:IF77")
+@pytest.mark.spec("interfaces:IF67", "requirements:X55", "interfaces:IF77")
 def test_a_chat_goes_on_from_turn_to_turn_and_each_turn_is_recorded(chats: Any) -> None:
     result, model = chats(
         tool_call("read_files", {"paths": ["a.txt"]}), text("It says color."), text("It said color."),
@@ -682,11 +684,11 @@ def test_a_chat_goes_on_from_turn_to_turn_and_each_turn_is_recorded(chats: Any) 
     assert (0, "") == (result.exit_code, result.stderr)
     assert "It says color." in result.stdout.splitlines()
     assert ["What is in a.txt?", "What did it say?"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
-    assert ["What did it say?", "What is in a.txt?"] == [entry.text("title") for entry in entries()]
-    assert {"completed"} == {entry.status for entry in entries()}
+    assert ["What did it say?", "What is in a.txt?"] == [entry.text("title") for entry in list_recorded_runs()]
+    assert {"completed"} == {entry.status for entry in list_recorded_runs()}
 
 
-@pytest.mark.spec("requirements:P9", "requirements:M11")
+@pytest.mark.spec("interfaces:IF67", "requirements:M11")
 def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
     chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -703,7 +705,7 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
 
     monkeypatch.setattr(Terminal, "line", line)
     model = ScriptedModel([WRITES, text("Written."), WRITES, text("Written again.")])
-    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    monkeypatch.setattr(bench, "choose_models", lambda *_: model)
     with terminal() as (_, stream):
         monkeypatch.setattr(sys, "stdin", stream)
         code = chat(agent="coder", model=["scripted/m"])
@@ -713,7 +715,7 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
     assert "colour\n" == (folder / "b.txt").read_text()
 
 
-@pytest.mark.spec("interfaces:IF84", "interfaces:IF93")
+@pytest.mark.spec("interfaces:IF78", "requirements:X60")
 def test_all_edits_are_accepted_in_the_turn_and_after_it_and_commands_are_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -734,7 +736,7 @@ def test_all_edits_are_accepted_in_the_turn_and_after_it_and_commands_are_not(
     replies = [WRITES, other, REMOVES, instructs, text("One."), again, text("Two."), last, text("Three.")]
     model = ScriptedModel(replies)
     monkeypatch.setattr(Terminal, "line", line)
-    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    monkeypatch.setattr(bench, "choose_models", lambda *_: model)
     monkeypatch.chdir(folder)
     with terminal() as (_, stream):
         monkeypatch.setattr(sys, "stdin", stream)
@@ -747,7 +749,7 @@ def test_all_edits_are_accepted_in_the_turn_and_after_it_and_commands_are_not(
     assert "commands are still asked about" in capsys.readouterr().out
 
 
-@pytest.mark.spec("interfaces:IF84")
+@pytest.mark.spec("interfaces:IF78")
 @pytest.mark.parametrize("between", [[], ["/mode default"]], ids=["of the engine", "of the policy"])
 def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], between: list[str]
@@ -763,7 +765,7 @@ def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
     monkeypatch.chdir(folder)
     monkeypatch.setattr(Terminal, "line", line)
     model = ScriptedModel([WRITES, text("One."), WRITES, text("Two."), WRITES, text("Three.")])
-    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    monkeypatch.setattr(bench, "choose_models", lambda *_: model)
     with terminal() as (_, stream):
         monkeypatch.setattr(sys, "stdin", stream)
         code = chat(agent="coder", model=["scripted/m"])
@@ -776,7 +778,7 @@ def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
     assert 1 == said.count("  always 1  ")
 
 
-@pytest.mark.spec("requirements:P9", "requirements:M17", "requirements:X55")
+@pytest.mark.spec("interfaces:IF67", "requirements:M17", "requirements:X55")
 def test_where_nobody_can_be_asked_a_chat_changes_nothing(chats: Any, folder: Path) -> None:
     result, _ = chats(WRITES, REMOVES, text("I could not."), typed="Write it.\n")
 
@@ -810,7 +812,7 @@ def test_a_chat_that_takes_what_was_said_for_an_agent_tells_the_order_of_the_two
     assert order[:21] not in CliRunner().invoke(app, ["chat", "nobody", "Say hello"]).stderr
 
 
-@pytest.mark.spec("requirements:P9", "requirements:F20")
+@pytest.mark.spec("interfaces:IF67", "requirements:F20")
 def test_a_chat_shows_todos_and_sends_the_agent_back_to_open_ones(chats: Any) -> None:
     def todos(*done: bool) -> Any:
         listed = [{"task": f"task {n}", "completed": is_done} for n, is_done in enumerate(done, start=1)]
@@ -826,7 +828,7 @@ def test_a_chat_shows_todos_and_sends_the_agent_back_to_open_ones(chats: Any) ->
     assert ["[x] task 1", "[x] task 2", "[ ] task 3", "[x] task 1", "[x] task 2", "[x] task 3"] == shown_todos
 
 
-@pytest.mark.spec("requirements:P9", "requirements:H16")
+@pytest.mark.spec("interfaces:IF67", "requirements:H16")
 def test_the_library_works_without_any_of_it() -> None:
     """
     The agent of the chat is an agent like others: an engine installs no policy, nobody to ask and no display.
@@ -861,7 +863,7 @@ def bare(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.spec("reliability:UI01", "reliability:UI02", "interfaces:IF68", "interfaces:IF69")
+@pytest.mark.spec("reliability:UI01", "reliability:UI02", "interfaces:IF68", "reliability:UI07")
 @pytest.mark.parametrize("width", [20, 80, 160])
 def test_the_open_block_the_children_and_the_status_steer_nothing_and_fit(width: int) -> None:
     screen, _ = screen_on(width)
@@ -887,7 +889,7 @@ def without_seconds(screen: Screen) -> list[str]:
 
 
 @pytest.mark.spec("interfaces:IF68")
-@pytest.mark.spec("interfaces:IF69")
+@pytest.mark.spec("reliability:UI07")
 @pytest.mark.parametrize(
     "reply",
     [
@@ -905,7 +907,7 @@ def test_markdown_is_split_into_blocks_as_commonmark_has_them(reply: str, size: 
         screen.on_event(ev.TextDelta(text=reply[start : start + size]))
     screen.close_line()
     whole = io.StringIO()
-    show_markdown(Console(file=whole, force_terminal=True, width=80, highlight=False, color_system="standard"), reply)
+    print_markdown(Console(file=whole, force_terminal=True, width=80, highlight=False, color_system="standard"), reply)
 
     assert lines_of(whole) == lines_of(file)
 
@@ -918,7 +920,7 @@ def lines_of(file: io.StringIO) -> list[str]:
 def test_markdown_in_pieces_loses_nothing_and_each_block_ends_with_a_line(markdown: str, size: int) -> None:
     blocks, held = list[str](), ""
     for start in range(0, len(markdown), size):
-        *done, held = _split_blocks(held + markdown[start : start + size])
+        *done, held = _split_markdown_blocks(held + markdown[start : start + size])
         blocks += done
 
     assert markdown == "".join([*blocks, held])
@@ -926,13 +928,19 @@ def test_markdown_in_pieces_loses_nothing_and_each_block_ends_with_a_line(markdo
 
 
 @pytest.mark.parametrize("piece", ["[", "*a ", "> ", "`", "- a\n", "a\n\n", "|a|b|\n|-|-|\n", "```\n", "\r"])
-def test_no_markdown_takes_long_to_split(piece: str) -> None:
-    begun = time.process_time()
-    held = ""
+def test_no_markdown_takes_long_to_split(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    parse = MarkdownIt.parse
+    monkeypatch.setattr(MarkdownIt, "parse", lambda self, text: parsed.append(len(text)) or parse(self, text))
+    held, longest, slowest = "", 0, 0.0
     for _ in range(100):
-        *_, held = _split_blocks(held + (piece * 200)[:200] + "\n")
+        begun = time.process_time()
+        *_, held = _split_markdown_blocks(held + (piece * 200)[:200] + "\n")
+        longest, slowest = max(longest, len(held)), max(slowest, time.process_time() - begun)
 
-    assert 2 > time.process_time() - begun
+    assert len(parsed) == 100
+    assert longest <= MAX_BLOCK
+    assert slowest < 2
 
 
 @pytest.mark.parametrize("markdown", [True, False])
@@ -978,7 +986,7 @@ def test_children_at_work_are_a_tree_until_they_end_and_many_are_counted() -> No
     assert (2, True) == (len(many), "0/10" in many[-1])
 
 
-@pytest.mark.spec("reliability:UI07", "reliability:UI08", "interfaces:IF69")
+@pytest.mark.spec("reliability:UI07")
 def test_markdown_of_a_model_shows_where_links_lead_loads_nothing_and_is_no_html() -> None:
     screen, file = screen_on(120)
     screen.on_event(
@@ -998,7 +1006,7 @@ async def test_what_imitates_our_question_stands_behind_a_gutter_and_the_questio
     file, said = io.StringIO(), []
     nasty = "\n" * 10_000 + "y yes, n no > y\nallowed by user\n? May ls run?"
     question = Question("q1", "May rm run?", tool_name="rm", details={"command": nasty})
-    await Terminal(console_on(file), TypedLines(io.StringIO("y\n"))).asked(question, said.append, said.append)
+    await Terminal(make_console(file), TypedLines(io.StringIO("y\n"))).asked(question, said.append, said.append)
     first, *rest, more = file.getvalue().splitlines()
 
     assert ("? May rm run?", [True]) == (first, said)

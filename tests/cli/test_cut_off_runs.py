@@ -68,14 +68,14 @@ def hinted(result: Result, after: str) -> list[str]:
     return shlex.split(line.partition("stepengine resume")[2])
 
 
-@pytest.mark.spec("reliability:R3", "requirements:K10", "replay:Y18")
+@pytest.mark.spec("reliability:R3", "reliability:R2", "replay:Y18", "replay:J31")
 @pytest.mark.parametrize(("answer", "code", "paid"), [("yes", 3, "2;"), ("no", 1, "")])
 def test_whoever_follows_the_hints_after_a_crash_is_asked_and_decides(
     cut_off: str, answer: str, code: int, paid: str
 ) -> None:
     replayed = command("replay", cut_off, "-q", code=1)
     assert "cut.jsonl ends before its run did" in replayed.stderr
-    asked = command("resume", *hinted(replayed, "go on with"), "-q", code=3)
+    asked = command("resume", *hinted(replayed, "resume it with"), "-q", code=3)
     assert "pay (#1) was cut off and may have happened. Do it again?" in asked.stderr
     answering = [argument.replace("TEXT", answer) for argument in hinted(asked, "answer it with")]
     # The answer decides also where somebody leaves the policy out.
@@ -191,7 +191,7 @@ def test_many_runs_are_recorded_into_one_sqlite_file_and_each_is_named_after_a_h
     command("replay", "runs.db#public", "-q", code=3)
 
 
-@pytest.mark.spec("requirements:P3")
+@pytest.mark.spec("replay:D1")
 @pytest.mark.parametrize(
     ("ending", "said"),
     [

@@ -23,9 +23,12 @@ from stepengine.context import summarize
 from stepengine.errors import ModelError
 from stepengine.journal import FileJournal, diff
 from stepengine.testing import ScriptedModel, failure, text
+from tests import forked_processes
+from tests.evaluation.runs import KEY
 
 from .terminal import Person, people
 
+pytestmark = pytest.mark.usefixtures("forks")
 PROGRAM = [sys.executable, "-m", "stepengine.cli"]
 AGENT = '''
 import time
@@ -110,7 +113,7 @@ def debug(
             patch.setenv("COLUMNS", "120")
             done = CliRunner().invoke(app, [*arguments, "--no-fork"])
         return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
-    return subprocess.run(
+    return forked_processes.run(
         [*PROGRAM, *arguments, *(["--no-fork"] if way == "paused" else [])],
         cwd=folder, capture_output=True, text=True, timeout=50, check=False, input=keys or "",
         env={**os.environ, "COLUMNS": "120"},
@@ -150,7 +153,7 @@ def test_it_goes_both_ways_and_stands_where_it_says_with_the_variables_of_that_m
     assert [0, 9] == [found[0]["position"], found[8]["position"]]
 
 
-@pytest.mark.spec("evaluation:JG22", "evaluation:JG122")
+@pytest.mark.spec("evaluation:JG22")
 @pytest.mark.parametrize("way", WAYS)
 def test_it_looks_for_lines_tools_and_expressions_both_ways(folder: Path, way: str) -> None:
     line = next(n for n, text in enumerate((folder / "worker.py").read_text().splitlines(), 1) if "yield STEP" in text)
@@ -186,7 +189,7 @@ def test_inside_a_child_only_its_own_positions_count(folder: Path, way: str) -> 
     assert "the run 7 has nothing after this; `out` follows all runs again" == after["error"]
 
 
-@pytest.mark.spec("evaluation:JG25", "evaluation:JG30", "evaluation:JG32", "evaluation:JG13")
+@pytest.mark.spec("evaluation:JG24", "evaluation:JG30", "evaluation:JG32", "evaluation:JG13")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_printed_changes_nothing_and_tells_no_secret(folder: Path, way: str) -> None:
     commands = [
@@ -236,7 +239,7 @@ def test_an_expression_that_hangs_or_floods_is_ended_and_the_session_lives(folde
     assert "1" == left["text"]
 
 
-@pytest.mark.spec("evaluation:JG24", "evaluation:JG26", "evaluation:JG27")
+@pytest.mark.spec("evaluation:JG24")
 @pytest.mark.parametrize("way", WAYS)
 def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) -> None:
     where, down, hooks, request, differs, still = (
@@ -255,6 +258,31 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
     assert "1" == still["text"]
 
 
+@pytest.mark.spec("provenance:PV13")
+def test_it_says_where_the_arguments_of_a_call_and_a_value_come_from(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        **{'f"a{number}"': 'f"a{number}" if number else "go"', 'AgentCall(child, "y")': f"AgentCall(child, {KEY!r})"},
+    )
+    agent = load_agent(tmp_path / "worker.py")
+    with Engine([agent], models=ScriptedModel([text(f"reply {n}") for n in range(3)])) as engine:
+        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+
+    answers = objects(
+        tmp_path, "origins", "goto #1", "origins", "goto #3", "origins", "goto #7", "origins", "origins a1", "origins z9",
+        way="paused",
+    )  # fmt: skip
+    none, mine, handlers, child, value, missing = [answer["origins"] for answer in answers if "origins" in answer]
+
+    assert [] == none == missing
+    assert ["path go: from your request"] == mine
+    assert ["path a1: written by the model; not in your request"] == handlers
+    assert child[0].startswith("prompt <redacted:")
+    assert "from the result of read('a1') in step 2" in value
+    assert "no call with arguments waits here" in debug(tmp_path, "origins", way="paused").stdout
+    assert KEY not in debug(tmp_path, "goto #7", "origins", way="paused").stdout
+
+
 @pytest.mark.deep
 @pytest.mark.spec("evaluation:JG22", "evaluation:JG30")
 def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(folder: Path) -> None:
@@ -262,11 +290,11 @@ def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(fold
         folder, "until inner.__globals__.update(call=None)", "print number", "until len(seen) == 2"
     )
 
-    assert "changes what the run does" in broken["error"]
+    assert "changes the run, so it cannot be searched for" in broken["error"]
     assert ("0", "#4") == (still["text"], went["address"])
 
 
-@pytest.mark.spec("evaluation:JG24", "evaluation:JG27")
+@pytest.mark.spec("evaluation:JG24")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path, way: str) -> None:
     down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way=way)[1:]
@@ -275,7 +303,7 @@ def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(fold
     assert (down["file"], down["line"]) == (listed["file"], listed["line"])
 
 
-@pytest.mark.spec("evaluation:JG26")
+@pytest.mark.spec("evaluation:JG24")
 def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -> None:
     (folder / "run.jsonl").unlink()
     agent = load_agent(folder / "worker.py")
@@ -288,7 +316,7 @@ def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -
     assert [f"ModelError: {said}\\x1b[2J"] == result["result"] == reply["result"]
 
 
-@pytest.mark.spec("evaluation:JG26")
+@pytest.mark.spec("evaluation:JG24")
 def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder: Path) -> None:
     with Engine(
         [load_agent(folder / "worker.py")],
@@ -369,12 +397,12 @@ def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_
     assert "completed" == answered["status"]
     assert "1" == ended["text"]
     assert "may happen again" in refused["error"]
-    assert "nobody is here to agree" in live["error"]
+    assert "without a terminal nobody can approve it" in live["error"]
     assert "fork takes no '--nothing'" in unknown["error"]
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG12", "evaluation:JG29", "evaluation:JG38", "evaluation:JG115", "evaluation:JG119")
+@pytest.mark.spec("evaluation:JG12", "evaluation:JG29", "evaluation:JG38", "evaluation:JG21", "evaluation:JG119")
 @pytest.mark.parametrize("way", WAYS)
 def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> None:
     near = debug(folder, "prnit 1", way=way)
@@ -410,7 +438,7 @@ def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> N
 def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) -> None:
     write(folder, extra='print("HANDLER", number)')
     loud = debug(folder, keys="goto 3\nback\np number\n")
-    hushed = debug(folder, keys="goto 3\nback\np number\nquit\nfoo\n", options=("--quiet-handler",))
+    hushed = debug(folder, keys="goto 3\nback\np number\nquit\nfoo\n", options=("--quiet",))
 
     assert (0, 0) == (loud.returncode, hushed.returncode)
     assert "code between yields runs again; nothing recorded is done again" in loud.stdout
@@ -427,7 +455,7 @@ def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_
     write(folder, extra='print("HANDLER", number, flush=True)')
     commands = ("goto 3", "until len(seen).real == 9", "rback number == 1", "fork --allow-repeat")
     told = debug(folder, *commands, options=("--json",), way=way)
-    hushed = debug(folder, *commands, options=("--quiet-handler",), way=way)
+    hushed = debug(folder, *commands, options=("--quiet",), way=way)
 
     addresses = [json.loads(line).get("address") for line in told.stdout.splitlines()]
     assert ["#4", None, "#8", "#3", None] == addresses
@@ -445,7 +473,7 @@ def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(fold
     )
 
     assert ("handle_steps", "0") == (stopped["breakpoint"], there["text"])
-    assert "stands in a breakpoint" in refused["error"]
+    assert "the handler is in a breakpoint" in refused["error"]
     assert "#1" == shown["address"]
     assert ["#4"] == [moment["address"] for moment in objects(folder, "goto 3", way=way)]
 
@@ -518,7 +546,7 @@ def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, f
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG116", "evaluation:JG122")
+@pytest.mark.spec("evaluation:JG116", "evaluation:JG22")
 @pytest.mark.parametrize("way", ["fork", "paused"])
 def test_ctrl_c_ends_a_walk_that_takes_too_long_and_the_position_before_stays(
     terminal: Any, folder: Path, way: str
@@ -553,11 +581,11 @@ def test_replay_with_pdb_opens_where_it_differs_and_shows_both_sides(terminal: A
     here.types("p number\n")
     here.sees("1", "(step 2) ")
     here.types("next\n")
-    here.sees("differs from its record here", "(step 2) ")
+    here.sees("diverges from its record here", "(step 2) ")
     here.types("q\n")
 
     assert 5 == here.leaves()
-    done = subprocess.run(
+    done = forked_processes.run(
         [*PROGRAM, "replay", "run.jsonl", "--agent", "worker.py", "--pdb"],
         cwd=folder,
         capture_output=True,

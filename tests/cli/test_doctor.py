@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
 from stepengine.models import Models
+from stepengine.testing import check_installation
 
 KEY = "sk-ant-api03-0123456789"
 
@@ -209,6 +211,16 @@ def test_tools_of_authors_that_do_not_say_which_files_they_touch_are_named_once(
     told = [one for one in found() if "rules about files" in one["text"]]
 
     file = somewhere / "agents/shop.py"
-    assert [
-        ("note", f"rules about files follow no links for pay of {file}: nothing says which files a call is about")
-    ] == [(one["state"], one["text"]) for one in told]
+    assert [("note", f"rules about files follow no links for pay of {file}: their calls do not declare files")] == [
+        (one["state"], one["text"]) for one in told
+    ]
+
+
+def test_a_python_program_gets_the_findings_of_the_command(somewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", f"'{KEY}'")
+    (somewhere / "stepengine.toml").write_text("[display]\nlog = 'never'\n")
+    made = list(check_installation())
+
+    assert found() == [attrs.asdict(one) for one in made]
+    assert {"keys", "settings"} <= {one.area for one in made if one.state == "wrong"}
+    assert KEY not in str(made)

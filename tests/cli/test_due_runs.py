@@ -20,10 +20,11 @@ from typer.testing import CliRunner, Result
 
 from stepengine import Engine, load_agent
 from stepengine.cli.app import app
-from stepengine.cli.recording import entries, runs_folder
+from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.journal import SqliteJournal
 from stepengine.journal.mailbox import Letter
-from stepengine.journal.sleeping import index_of
+from stepengine.journal.recorded_runs import runs_folder
+from stepengine.journal.sleepers import open_wake_index
 
 AGENTS = {
     "naps": """
@@ -74,7 +75,7 @@ def suspended(agent: str, prompt: str = "") -> str:
     Run until it waits, and return the name of the run.
     """
     command("run", agent, prompt, "-q", code=3)
-    return entries()[0].stem
+    return list_recorded_runs()[0].stem
 
 
 def place() -> Path:
@@ -87,14 +88,14 @@ def make_due(run: str, where: Path) -> None:
     """
     Let a run be due, as if its time had come.
     """
-    with index_of(where) as index:
+    with open_wake_index(where) as index:
         index.put_off(run, datetime.now(UTC) - timedelta(days=1))
 
 
 @pytest.mark.spec("waiting:WT20")
 def test_what_a_run_waits_for_is_told_wherever_it_is_shown_with_the_command_that_goes_on() -> None:
     first = command("run", "waits", "-q", code=3)
-    stem = entries()[0].stem
+    stem = list_recorded_runs()[0].stem
     listed = command("runs").stdout
     (told,) = json.loads(command("runs", "--json").stdout)
     again = command("resume", stem, "-q", code=3)
@@ -138,7 +139,7 @@ def test_a_message_is_posted_once_and_the_run_is_due_for_whoever_wakes() -> None
     assert woken.startswith(f"{stem} (waits): completed")
     assert 1 == woken.count("\n")
     assert "'n': 1" in shown or '"n": 1' in shown
-    assert {"completed", "suspended"} == {entry.status for entry in entries()}
+    assert {"completed", "suspended"} == {entry.status for entry in list_recorded_runs()}
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -177,8 +178,8 @@ def test_the_command_that_sends_a_message_can_be_typed_whatever_the_journal_is_c
 def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
     stem = suspended("asks")
     suspended("asks")
-    with index_of(place()) as index:
-        assert {f"{e.stem}.jsonl" for e in entries()} == {one.run for one in index.all()}
+    with open_wake_index(place()) as index:
+        assert {f"{e.stem}.jsonl" for e in list_recorded_runs()} == {one.run for one in index.all()}
         assert "" == command("resume", "--due").stdout
         from stepengine.journal import FileJournal
 
@@ -192,7 +193,7 @@ def test_a_question_alone_wakes_nobody_until_it_was_answered() -> None:
 def test_what_is_due_is_told_in_lines_or_json_and_a_failure_leaves_with_its_code() -> None:
     for agent in ("naps", "breaks", "waits"):
         suspended(agent)
-    stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in entries()}
+    stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
     for run in stems.values():
         make_due(run, place())
     result = command("resume", "--due", "--json")
@@ -266,7 +267,7 @@ def test_a_waker_of_a_place_starts_the_schedules_of_its_agents(work: Path) -> No
         "agent = AgentDefinition('hourly', handle_steps=handle_steps)\n"
         "schedule = Schedule(agent, cron='* * * * *', timezone='UTC', id='hourly')\n"
     )
-    from stepengine.engine.loading import load_schedules
+    from stepengine.engine.loader import load_schedules
     from stepengine.engine.schedule_book import ScheduleBook
 
     (schedule,) = load_schedules(work / "agents/hourly.py")

@@ -17,7 +17,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.commands.init import TEMPLATE
+from stepengine.engine import make_project, trust
+from stepengine.engine.projects import TEMPLATE
+from stepengine.errors import DefinitionError
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = "tests/journals/test_todos/test_a_run.jsonl"
@@ -196,3 +198,15 @@ def test_a_folder_that_is_a_file_is_one_line_and_no_traceback(tmp_path: Path) ->
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "cannot be written" in result.stderr
+
+
+def test_a_python_program_writes_the_files_that_the_command_writes_and_trusts_none(tmp_path: Path) -> None:
+    one, two = tmp_path / "a" / "same", tmp_path / "b" / "same"
+    written = make_project(one)
+    made(two)
+
+    assert files_of(two) == files_of(one)
+    assert sorted(written) == written == list(files_of(one))
+    assert [two / "agents"] == trust.list_trusted_folders()
+    with pytest.raises(DefinitionError, match="nothing is written over"):
+        make_project(one, package=True)

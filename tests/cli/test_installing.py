@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from stepengine.cli.commands.init import INSTALL, TEMPLATE
-from stepengine.cli.installing import own_source
+from stepengine.cli.commands.init import INSTALL
+from stepengine.engine.projects import TEMPLATE
+from stepengine.workspace.installation import find_install_source
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,8 +57,8 @@ def test_it_comes_again_from_where_it_came_from(
     text = None if told is None else json.dumps(told)
     monkeypatch.setattr(metadata, "distribution", lambda _: Installed(text))
 
-    assert ["python", "-m", "pip", "install", *install] == shlex.split(own_source().install_line("web"))
-    assert ["--no-deps", "-w", "vendor", wheel] == shlex.split(own_source().wheel_line("vendor"))[4:]
+    assert ["python", "-m", "pip", "install", *install] == shlex.split(find_install_source().pip_install_command("web"))
+    assert ["--no-deps", "-w", "vendor", wheel] == shlex.split(find_install_source().pip_wheel_command("vendor"))[4:]
 
 
 def test_where_it_is_not_installed_it_comes_from_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +67,7 @@ def test_where_it_is_not_installed_it_comes_from_the_working_folder(monkeypatch:
 
     monkeypatch.setattr(metadata, "distribution", missing)
 
-    assert "python -m pip install -e '.[test]'" == own_source().install_line("test")
+    assert "python -m pip install -e '.[test]'" == find_install_source().pip_install_command("test")
 
 
 def test_a_project_and_its_ci_install_from_the_wheel_that_the_project_keeps() -> None:

@@ -18,11 +18,12 @@ from stepengine import AgentDefinition, Engine, Hooks, load_agent, tool
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
-from stepengine.cli.perform import resume_hint
+from stepengine.cli.perform import format_resume_command
 from stepengine.context import summarize
-from stepengine.errors import JournalCorrupt, ModelError
+from stepengine.debugging import describe_compactions, describe_run, render_compactions, render_text
+from stepengine.errors import InputError, JournalCorrupt, ModelError
 from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.journal.records import to_line
+from stepengine.journal.records import encode_line
 from stepengine.journal.show import render, run_tree
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -45,7 +46,7 @@ def handle_steps(ctx):
 
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
-REAL_MODELS = bench.models_of
+REAL_MODELS = bench.choose_models
 EXTEND = ("resume", "--on-divergence", "extend")
 COMMANDS = ("resume", "replay", "show", "fork", "compare diff", "journal check", "test", "journal repair", "undo")
 
@@ -71,7 +72,7 @@ def scripted() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
 
         def use(*replies: Any) -> None:
-            patch.setattr(bench, "models_of", lambda *_: ScriptedModel(replies))
+            patch.setattr(bench, "choose_models", lambda *_: ScriptedModel(replies))
 
         yield use
 
@@ -111,7 +112,7 @@ def edited(old: str, new: str) -> str:
     return "edited.py"
 
 
-@pytest.mark.spec("ecosystem:EC141", "requirements:K3", "requirements:K10")
+@pytest.mark.spec("ecosystem:EC141", "requirements:K3", "reliability:R2")
 def test_a_suspended_run_says_how_to_answer_and_resume_goes_on_without_repeating_anything(scripted: Any) -> None:
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
     said = command("run", "desk", "go", "--model", "test/m", "--journal", "run.jsonl", code=3).stderr
@@ -129,7 +130,7 @@ def test_a_suspended_run_says_how_to_answer_and_resume_goes_on_without_repeating
     ("arguments", "said"),
     [
         (["--answer", "q9=yes"], "'q9' is not a question of this run; open are: 'q4'"),
-        (["--answer", "yes"], "--answer 'yes' is no ID=TEXT"),
+        (["--answer", "yes"], "--answer 'yes' is not ID=TEXT"),
         (["--in-doubt", "pray"], "it is one of fail, retry, ask"),
         (["--agent", "nowhere.py"], "there is no agent file 'nowhere.py'"),
         (["--cwd", "nowhere"], "--cwd 'nowhere' is not a folder"),
@@ -141,18 +142,18 @@ def test_wrong_usage_of_resume_is_one_message_and_changes_nothing(asked: str, ar
     assert Path(asked).read_bytes() == before
 
 
-@pytest.mark.spec("requirements:P2", "requirements:P1")
+@pytest.mark.spec("reliability:I3")
 def test_replay_needs_no_model_and_performs_nothing(ended: str) -> None:
     before, done = Path(ended).read_bytes(), Path("done.txt").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "models_of", REAL_MODELS)
+        patch.setattr(bench, "choose_models", REAL_MODELS)
         assert command("replay", ended).stdout == "ONE yes\n"
         told = json.loads(command("replay", ended, "--json", "-q").stdout)
     assert (told["status"], told["output"], len(told["tool_calls"])) == ("completed", "ONE yes", 2)
     assert (Path(ended).read_bytes(), Path("done.txt").read_text()) == (before, done)
 
 
-@pytest.mark.spec("requirements:P3", "ecosystem:EC141")
+@pytest.mark.spec("replay:D1", "ecosystem:EC141")
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -178,7 +179,7 @@ def test_another_model_is_said_to_be_an_option(asked: str) -> None:
     assert "the recorded model is taken without --model" in message
 
 
-@pytest.mark.spec("requirements:O7", "requirements:X35", "replay:F26")
+@pytest.mark.spec("requirements:O7", "generator-contract:T34")
 def test_show_tells_what_was_sent_and_what_came_back_step_by_step(ended: str) -> None:
     shown = command("show", ended).stdout
     assert shown.endswith(render(run_tree(FileJournal(ended))))
@@ -210,6 +211,17 @@ def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> N
     ]
     assert told["questions"] == [{"id": "q4", "text": "Ship it?", "options": ["yes", "no"]}]
     assert told["effects"][-1]["outcome"] is None
+
+
+def test_python_describes_a_run_as_show_prints_it(ended: str) -> None:
+    for step, words in (("", []), ("2", ["--step", "2"]), ("#4", ["--step", "#4"])):
+        assert json.loads(command("show", ended, *words, "--json").stdout) == describe_run(ended, step=step)
+        assert command("show", ended, *words).stdout == f"{render_text(Path(ended), step=step)}\n"
+    assert json.loads(command("show", ended, "--left-out", "--json").stdout) == describe_compactions(ended)
+    assert command("show", ended, "--left-out").stdout == f"{render_compactions(ended)}\n"
+    for call in (describe_run, render_text):
+        with pytest.raises(InputError, match="no step '7'; it has the steps 0 to 2"):
+            call(ended, step="7")
 
 
 @pytest.mark.spec("requirements:DM21a")
@@ -331,7 +343,7 @@ def test_fork_edits_replies_as_text_even_if_they_look_like_json_and_as_whole_val
     assert "ONE no" in command("replay", "c.jsonl", "-q").stdout
 
 
-@pytest.mark.spec("reliability:JR36")
+@pytest.mark.spec("replay:D10")
 def test_fork_refuses_to_repeat_what_changed_the_world_until_that_is_allowed(ended: str, scripted: Any) -> None:
     scripted(text("short"))
     message = command("fork", ended, "--at", "1", "-q", code=1).stderr
@@ -380,7 +392,7 @@ def test_test_replays_whole_folders_and_counts(ended: str) -> None:
     assert "there is no *.jsonl" in command("test", "empty", code=2).stderr
 
 
-@pytest.mark.spec("requirements:K10")
+@pytest.mark.spec("reliability:R2")
 def test_the_agent_is_found_by_its_id_or_given_and_a_journal_cannot_name_a_file_to_run(ended: str) -> None:
     Path("agents/desk.py").rename("elsewhere.py")
     assert "Say where it is with --agent PATH" in command("replay", ended, "-q", code=2).stderr
@@ -390,11 +402,11 @@ def test_the_agent_is_found_by_its_id_or_given_and_a_journal_cannot_name_a_file_
     for line in FileJournal(ended).content().replace(b'"desk"', b'"evil.py"').splitlines():
         members = json.loads(line)
         del members["crc"]
-        made, crc = to_line(members, crc)
+        made, crc = encode_line(members, crc)
         content += made
     Path("evil.jsonl").write_bytes(content)
     message = command("replay", "evil.jsonl", "-q", code=2).stderr
-    assert "is a run of 'evil.py'; say where that agent is with --agent PATH" in message
+    assert "is a run of 'evil.py'; name its agent with --agent PATH" in message
 
 
 def test_a_run_in_an_sqlite_file_is_named_after_a_hash(ended: str) -> None:
@@ -442,13 +454,13 @@ def test_the_hint_to_resume_names_every_option_that_is_needed_and_works_as_it_st
 def test_options_that_a_later_command_needs_again_are_told_and_others_are_not(elsewhere: Path) -> None:
     Path("sub").mkdir()
     options = Options(agent="agents/desk.py", journal="a run.jsonl", model="t/m", quiet=True)
-    assert resume_hint(options, "desk") == "stepengine resume 'a run.jsonl'"
-    assert resume_hint(options) == "stepengine resume 'a run.jsonl' --agent agents/desk.py"
+    assert format_resume_command(options, "desk") == "stepengine resume 'a run.jsonl'"
+    assert format_resume_command(options) == "stepengine resume 'a run.jsonl' --agent agents/desk.py"
     options = Options(agent="desk", journal="r", base_url="http://x/v1", cwd=Path("sub"), write=True)
-    assert resume_hint(options, "desk") == "stepengine resume r --base-url http://x/v1 --cwd sub --write"
+    assert format_resume_command(options, "desk") == "stepengine resume r --base-url http://x/v1 --cwd sub --write"
 
 
-@pytest.mark.spec("requirements:K10", "replay:J12")
+@pytest.mark.spec("reliability:R2", "replay:J12")
 def test_a_model_that_was_given_once_is_in_the_journal_also_before_its_first_call(scripted: Any) -> None:
     source = AGENT.replace("    yield STEP_ALL\n", "    yield from Ask('First?')\n    yield STEP_ALL\n")
     Path("agents/desk.py").write_text(source.replace('"desk",', '"desk", model="test/own",'))
@@ -463,7 +475,7 @@ def test_a_model_that_was_given_once_is_in_the_journal_also_before_its_first_cal
     assert "1 of 1 as recorded" in command("test", "run.jsonl").stdout
 
 
-@pytest.mark.spec("replay:D10", "requirements:P3", "replay:Y18")
+@pytest.mark.spec("replay:D10", "replay:D1", "replay:Y18")
 def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(ended: str, scripted: Any) -> None:
     agent = edited("Ship it?", "Sink it?")
     message = command("replay", ended, "--agent", agent, "-q", code=5).stderr
@@ -475,7 +487,7 @@ def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(e
     assert forked.stdout == "ONE yes\n"
     before = Path(ended).read_bytes()
     said = command(*shlex.split(extend)[1:], "--answer", "Sink it?=no")
-    assert (said.stdout, "kept 4 of 5 effects, recorded 1 anew" in said.stderr) == ("ONE no\n", True)
+    assert (said.stdout, "kept 4 of 5 effects, recorded 1 new ones" in said.stderr) == ("ONE no\n", True)
     assert Path(ended).read_bytes() != before
     assert command("replay", ended, "--agent", agent, "-q").stdout == "ONE no\n"
     assert Path("done.txt").read_text() == "onetwo"
@@ -501,7 +513,7 @@ def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_th
     programs: str, scripted: Any
 ) -> None:
     scripted()
-    assert "1 go on as they are" in command("replay", "--waiting", programs).stdout
+    assert "1 can be resumed as they are" in command("replay", "--waiting", programs).stdout
     said = command("resume", programs, "--answer", "q4=yes", "-q")
     assert ("ONE yes\n", "") == (said.stdout, said.stderr)
 
@@ -524,7 +536,7 @@ def test_a_hook_of_the_agent_is_not_taken_for_the_one_of_the_command_line(script
     assert ("ONE yes\n", "") == (said.stdout, said.stderr)
 
 
-@pytest.mark.spec("replay:D10", "reliability:JR36")
+@pytest.mark.spec("replay:D10")
 def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(ended: str, scripted: Any) -> None:
     agent, before = edited("You help.", "You hinder."), Path(ended).read_bytes()
     scripted(tool_call("shout", {"text": "two"}), text("fine"))
@@ -533,7 +545,7 @@ def test_extending_asks_before_tools_run_again_and_keeps_the_old_file_beside(end
     assert "--allow-repeat" in said
     assert (Path("done.txt").read_text(), Path(ended).read_bytes()) == ("onetwo", before)
     said = command(*EXTEND, ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
-    assert "kept 1 of 5 effects, recorded 4 anew; as it was: run.before-1.jsonl" in said
+    assert "kept 1 of 5 effects, recorded 4 new ones; as it was: run.before-1.jsonl" in said
     assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
     assert "needs --on-divergence extend" in command("resume", ended, "--allow-repeat", code=2).stderr
 
@@ -632,7 +644,7 @@ def test_a_damaged_file_is_repaired_with_the_command_that_the_refusal_names(ende
         r"stepengine journal repair bad.jsonl --until (\d+)", command("show", "bad.jsonl", code=1).stderr
     )
     said = command("journal", "repair", "bad.jsonl", "--until", number).stderr
-    assert "go on with: stepengine resume bad.repaired.jsonl" in said
+    assert "resume it with: stepengine resume bad.repaired.jsonl" in said
     assert Path("bad.repaired.jsonl").read_bytes() == b"".join(lines[: int(number)])
     assert "exists already" in command("journal", "repair", "bad.jsonl", "--until", number, code=2).stderr
     assert "--until 9" in command("journal", "repair", "bad.jsonl", "--until", "99", "--into", "x.jsonl", code=1).stderr
@@ -642,7 +654,7 @@ def test_a_damaged_file_is_repaired_with_the_command_that_the_refusal_names(ende
         ["--seal", "--into", "x.jsonl"],
         ["--until", number, "--dry-run"],
     ):
-        assert "or --seal, with" in command("journal", "repair", "bad.jsonl", *options, code=2).stderr
+        assert "or --seal (optionally" in command("journal", "repair", "bad.jsonl", *options, code=2).stderr
 
 
 @pytest.mark.spec("replay:D13")
@@ -655,7 +667,7 @@ def test_a_difference_to_a_run_without_an_end_says_so_in_words(asked: str, scrip
     assert "None" not in said
 
 
-@pytest.mark.spec("requirements:X58", "requirements:K10")
+@pytest.mark.spec("requirements:X58", "reliability:R2")
 def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_a_look_before_says_so(
     asked: str, scripted: Any
 ) -> None:
@@ -667,7 +679,10 @@ def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_a_look_before_sa
     said = command("replay", "--waiting", asked, "--agent", agent, code=5).stdout
     assert f"keep      {asked}  desk\n  ? q4: Ship it?\n" in said
     assert "/system_prompt" in said
-    assert "1 waiting: 0 go on as they are, 1 with --on-divergence keep, 0 would diverge, 0 could not be tried" in said
+    assert (
+        "1 waiting: 0 can be resumed as they are, 1 with --on-divergence keep, 0 would diverge, 0 could not be tried"
+        in said
+    )
     (told,) = json.loads(
         command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", "--json").stdout
     )
@@ -686,7 +701,7 @@ def test_an_answer_is_taken_after_an_edit_when_that_is_said_and_a_look_before_sa
 def test_a_look_at_waiting_runs_tells_what_nothing_takes_what_cannot_be_tried_and_what_has_ended(
     asked: str, scripted: Any
 ) -> None:
-    assert "1 waiting: 1 go on as they are" in command("replay", "--waiting", asked).stdout
+    assert "1 waiting: 1 can be resumed as they are" in command("replay", "--waiting", asked).stdout
     agent = edited("    yield STEP_ALL\n", "")
     said = command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
     assert "diverges  run.jsonl  desk" in said
@@ -727,7 +742,7 @@ def test_a_look_at_waiting_runs_without_a_name_tries_the_runs_of_this_folder_tha
         scripted(tool_call("shout", {"text": "two"}), text("fine"))
         command("run", "desk", "go", "--model", "test/m", "-q", code=3)
     scripted()
-    assert "2 waiting: 2 go on" in command("replay", "--waiting").stdout
+    assert "2 waiting: 2 can be resumed" in command("replay", "--waiting").stdout
     command("resume", "--last", "--answer", "q4=yes", "-q")
-    assert "1 waiting: 1 go on" in command("replay", "--waiting").stdout
-    assert "1 waiting: 1 go on" in command("replay", "--waiting", "--last").stdout
+    assert "1 waiting: 1 can be resumed" in command("replay", "--waiting").stdout
+    assert "1 waiting: 1 can be resumed" in command("replay", "--waiting", "--last").stdout

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.screen.console import TerminalInteractor
-from stepengine.data.ceilings import ceiling_of, question_about
-from stepengine.data.questions import answered
+from stepengine.data.ceilings import ceiling_from_answer, make_limit_question
+from stepengine.data.questions import to_answer
 from stepengine.errors import LimitExceeded
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -43,7 +43,7 @@ def looker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("agents").mkdir()
     Path("agents/looker.py").write_text(AGENT)
     model = ScriptedModel([*[tool_call("look", {"page": page}) for page in range(4)], text("Seen.")])
-    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    monkeypatch.setattr(bench, "choose_models", lambda *_: model)
 
 
 def command(*arguments: str, code: int, **options: Any) -> Result:
@@ -90,9 +90,9 @@ def test_a_setting_lets_limits_ask_and_a_project_cannot_set_it(monkeypatch):
 @pytest.mark.parametrize("typed", ["2", "yes", "0.5"])
 async def test_a_number_that_is_typed_is_the_amount_and_no_number_of_an_option(typed):
     shown = io.StringIO()
-    question = question_about(LimitExceeded("all is spent", kind="cost", limit=0.5, more=0.25))
+    question = make_limit_question(LimitExceeded("all is spent", kind="cost", limit=0.5, more=0.25))
     answer = await TerminalInteractor(input=io.StringIO(f"lots\n{typed}\n"), output=shown).ask(question)
-    allowed = ceiling_of(question, answered(answer, question))
+    allowed = ceiling_from_answer(question, to_answer(answer, question))
 
     assert "0.75 in all" in shown.getvalue()
     assert "a number above 0" in shown.getvalue()

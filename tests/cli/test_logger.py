@@ -27,7 +27,7 @@ def handle_steps(ctx: Any) -> Any:
 AGENT = AgentDefinition("worker", handle_steps=handle_steps)
 
 
-@pytest.mark.spec("requirements:O3", "requirements:O1")
+@pytest.mark.spec("requirements:O1")
 @pytest.mark.parametrize(
     ("level", "expected"),
     [
@@ -46,7 +46,7 @@ def test_lines_below_the_level_are_left_out(level: str, expected: list[str]) -> 
     assert [f'{name}: hello data={{"n": 1}} step=2' for name in expected] == out.getvalue().splitlines()
 
 
-@pytest.mark.spec("requirements:O3", "requirements:O4")
+@pytest.mark.spec("requirements:O1", "requirements:O4")
 async def test_a_handler_logs_on_a_console_logger(capsys: pytest.CaptureFixture[str]) -> None:
     async with Engine([AGENT], logger=ConsoleLogger()) as engine:
         result = await engine.run(AGENT, "Go.")
@@ -62,7 +62,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.mark.spec("requirements:O2", "requirements:O3")
+@pytest.mark.spec("requirements:O2", "requirements:O1")
 async def test_a_console_logger_is_told_of_steps_calls_results_and_the_end() -> None:
     adder = AgentDefinition("adder", model="scripted/m", tools=[add])
     out = io.StringIO()

@@ -102,11 +102,11 @@ def test_what_was_sent_is_printed() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ([], "there is nothing to send; give TEXT, --answer ID=TEXT, or --topic"),
+        ([], "nothing to send; pass TEXT, --answer ID=TEXT, or --topic"),
         (["Be short.", "--answer", "q0=Friday"], "an answer goes without a message"),
         (["--topic", "go", "--always", "q0"], "an answer goes without a message"),
         (["--answer", "q0=no", "--always", "q0"], "--answer and --always both answer 'q0'"),
-        (["--answer", "q0"], "is no ID=TEXT"),
+        (["--answer", "q0"], "is not ID=TEXT"),
         (["Be short.", "--path", "1"], "--path names the child that receives on a topic"),
         (["--topic", "go", "{"], "the message is not JSON"),
     ],

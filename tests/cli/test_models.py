@@ -13,8 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.commands.models import list_providers
-from stepengine.models import PRESETS, ModelReply, Models, Provider
+from stepengine.models import PRESETS, ModelReply, Models, Provider, list_providers
 
 KEY = "sk-secret-0123456789"
 

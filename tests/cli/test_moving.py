@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepengine.cli.commands import moving
+from stepengine.cli.commands import durable_runs
 from stepengine.cli.exits import Exit
 from stepengine.errors import JournalError, ReplayDivergence
 
@@ -46,7 +46,7 @@ class Releases:
         return [run]
 
 
-@pytest.mark.spec("durable:UT13", "durable:U42")
+@pytest.mark.spec("durable:U36", "durable:U42")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kinds=st.lists(st.sampled_from([*LOOKED_AT]), max_size=5), check=st.booleans())
 def test_a_run_that_diverges_is_told_and_left_alone_whenever_it_does_and_the_others_move(
@@ -71,8 +71,8 @@ def test_a_run_that_diverges_is_told_and_left_alone_whenever_it_does_and_the_oth
         return stop.value.value
 
     monkeypatch.setattr("stepengine.durable.Upkeep", Found)
-    monkeypatch.setattr(moving, "_with_agents", with_agents)
-    code = moving.move("1", "2", check=check, as_json=True)
+    monkeypatch.setattr(durable_runs, "_run_with_agents", with_agents)
+    code = durable_runs.move("1", "2", check=check, as_json=True)
     told = json.loads(capsys.readouterr().out)
 
     expected = [

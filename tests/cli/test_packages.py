@@ -11,11 +11,15 @@ import sys
 import zipfile
 from pathlib import Path
 
+import attrs
 import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.commands.init import make_project, names_of
+from stepengine.engine import approve_package, make_project
+from stepengine.engine.projects import make_project_names
+from stepengine.errors import DefinitionError
+from stepengine.testing import check_package
 from stepengine.workspace.environment import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,6 +243,20 @@ def test_a_zip_file_behind_something_else_is_no_wheel(tmp_path: Path) -> None:
     assert "does not start like a zip file" in " ".join(found.output.split())
 
 
+@pytest.mark.spec("packages:PK13")
+def test_a_python_program_checks_a_package_as_the_command_does(tmp_path: Path) -> None:
+    files = {"acme_agents/a.py": AGENT, "acme_agents/stepengine-agents.json": declared(hosts=[])}
+    wheel = wheel_of(tmp_path, **files)
+    found = check_package(wheel)
+
+    assert json.loads(typed("agents", "check", wheel, "--json").output) == attrs.asdict(found)
+    assert (1, []) == (len(found.problems), found.good)
+    with pytest.raises(DefinitionError, match=r"there is no pyproject\.toml in"):
+        check_package(tmp_path)
+    with pytest.raises(DefinitionError, match="is a wheel"):
+        check_package(wheel, write=True)
+
+
 RUNS = "import os, pathlib\npathlib.Path({mark!r}).write_text('ran')\n"
 
 
@@ -417,13 +435,28 @@ def test_agents_lists_what_a_package_wants_and_whether_that_was_agreed_to(instal
 
 
 @pytest.mark.spec("packages:PK6")
+def test_agents_warns_of_two_packages_that_have_the_same_agent_and_of_no_other(installed: Path) -> None:
+    alone = typed("agents", "list")
+    again = {"acme_more-2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: acme-more\nVersion: 2.0\n"}
+    again["acme_more-2.0.dist-info/entry_points.txt"] = "[stepengine.agents]\nacme = acme_more\n"
+    again |= {"acme_more/__init__.py": "", "acme_more/stepengine-agents.json": declared()}
+    for name, content in again.items():
+        (installed / name).parent.mkdir(exist_ok=True)
+        (installed / name).write_text(content)
+    twice = typed("agents", "list")
+
+    assert "neither is taken" not in alone.stderr
+    assert "'acme/reviewer' is an agent of acme-agents 1.0 and acme-more 2.0, and neither is taken" in twice.stderr
+
+
+@pytest.mark.spec("packages:PK6")
 def test_where_nobody_can_be_asked_a_sentence_says_how_and_nothing_is_imported(installed: Path) -> None:
     said = typed("run", "acme/reviewer", "Go")
 
     assert 2 == said.exit_code
     assert "tools, network: fetch" in said.output
     assert "stepengine agents agree acme-agents" in said.output
-    assert "may do whatever you may" in said.output
+    assert "a program with all of your rights" in said.output
     assert "imported" not in said.output
 
 
@@ -434,6 +467,19 @@ def test_a_command_that_a_tool_runs_cannot_agree(installed: Path, monkeypatch: p
     said = typed("agents", "agree", "acme-agents")
     assert 2 == said.exit_code
     assert "is for people" in said.output
+
+
+def test_a_program_approves_a_package_but_none_that_a_tool_runs(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as inside:
+        inside.setenv(MARKER, "1")
+        with pytest.raises(DefinitionError, match="approve_package is for people; here a tool of an agent runs it"):
+            approve_package("acme-agents")
+    assert "not agreed: " in " ".join(typed("agents", "list").output.split())
+
+    assert "acme-agents" == approve_package("Acme_Agents").package
+    assert "publisher acme; agreed\n" in typed("agents", "list").output
 
 
 def test_agreeing_to_what_is_not_installed_says_what_is(installed: Path) -> None:
@@ -463,7 +509,7 @@ def test_an_agent_without_recorded_runs_says_so(installed: Path) -> None:
 def test_a_package_is_called_like_its_folder_and_its_module_takes_nobodys_name(
     tmp_path: Path, folder: str, name: str, module: str
 ) -> None:
-    assert (name, module) == names_of(tmp_path / folder)
+    assert (name, module) == make_project_names(tmp_path / folder)
     said = typed("init", tmp_path / folder, "--package")
 
     assert 0 == said.exit_code

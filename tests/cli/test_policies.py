@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from stepengine import AgentCall, AgentDefinition, Engine, Perform, ToolCall, tool
 from stepengine.cli.app import app
-from stepengine.journal import FileJournal
+from stepengine.journal import FileJournal, judge_calls
 from stepengine.permissions import Call, Policy, Rule
 
 CASSETTE = Path(__file__).parents[2] / "cassettes" / "agents" / "basher.jsonl"
@@ -91,7 +91,10 @@ def test_what_a_policy_would_have_denied_or_asked_is_told_and_nothing_is_run(tmp
     told = typed("config", "policy", file, "--against", recorded, CASSETTE)
     lines = told.stdout.splitlines()
 
+    calls = judge_calls(str(recorded), Policy.load(file), {})
+
     assert (1, before) == (told.exit_code, recorded.read_bytes())
+    assert [("lead", "ask"), ("kid", "deny")] == [(call.agent, call.decision) for call in calls]
     assert [f"ask    {recorded} #0 lead", f"deny   {recorded} 2#0 kid", f"ask    {CASSETTE} #0 basher"] == lines[::3]
     assert ['put {"x":1}', 'put {"x":2}'] == [line.strip() for line in lines[1:6:3]]
     assert "the rule 'deny tool put in agent:kid' denies it" in lines[5]

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from stepengine.cli import recording
 from stepengine.cli.app import app
-from stepengine.cli.recording import entries, runs_folder
-from stepengine.engine.trust import trust
-from stepengine.journal import FileJournal
+from stepengine.cli.state_folder import list_recorded_runs
+from stepengine.engine.trust import trust_folder
+from stepengine.errors import JournalError
+from stepengine.journal import FileJournal, list_runs, recorded_runs
 from stepengine.journal.mailbox import Letter
+from stepengine.journal.recorded_runs import runs_folder
 from stepengine.workspace.environment import MARKER
 
 ASKS = """
@@ -74,7 +75,7 @@ def done(prompt: str = "go", *options: str) -> str:
     Run to an end and return the name of the run.
     """
     command("run", "done", prompt, "-q", *options)
-    return entries()[0].stem
+    return list_recorded_runs()[0].stem
 
 
 def asked(prompt: str = "go", *options: str) -> str:
@@ -82,14 +83,14 @@ def asked(prompt: str = "go", *options: str) -> str:
     Run into a question and return the name of the run.
     """
     command("run", "asks", prompt, "-q", "--write", *options, code=3)
-    return next(entry.stem for entry in entries() if prompt == entry.text("title"))
+    return next(entry.stem for entry in list_recorded_runs() if prompt == entry.text("title"))
 
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF95")
 def test_every_run_is_recorded_for_its_owner_alone_with_what_it_was_started_with() -> None:
     command("run", "asks", "Ship sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789", "-q", "--write",
             "--base-url", "http://me:canary@localhost:1/v1", code=3)  # fmt: skip
-    (entry,) = entries()
+    (entry,) = list_recorded_runs()
     stem = entry.stem
     file = runs() / f"{stem}.json"
     info = json.loads(file.read_text())
@@ -133,7 +134,7 @@ def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_t
     assert "`stepengine run AGENT` records one" in command("show", "--last", code=2).stderr
     assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q").stdout
     monkeypatch.chdir(tmp_path / "work")
-    assert "completed" == entries()[0].status
+    assert "completed" == list_recorded_runs()[0].status
     other = asked("two")
     done("three")
 
@@ -142,8 +143,8 @@ def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_t
     assert "two: no\n" == command("replay", other, "-q").stdout
     assert "three" in command("show", "--last").stdout
     assert '"three"' in command("compare", "diff", "--last", code=1).stdout
-    assert "no difference\n" == command("compare", "diff", entries()[0].stem, "--last").stdout
-    assert "name two runs; give one" in command("show", "run.jsonl", "--last", code=2).stderr
+    assert "no difference\n" == command("compare", "diff", list_recorded_runs()[0].stem, "--last").stdout
+    assert "name two runs; pass one" in command("show", "run.jsonl", "--last", code=2).stderr
     assert "is the beginning of several runs" in command("show", stem[:4], code=2).stderr
     assert "name a run" in command("replay", code=2).stderr
 
@@ -153,13 +154,30 @@ def test_an_agent_that_has_changed_is_told_and_a_lost_companion_is_made_from_the
     stem = asked("one")
     Path("agents/asks.py").write_text(ASKS + "\n")
     assert "agents/asks.py has changed since" in command("resume", stem, code=3).stderr
-    before = entries()[0].info
+    before = list_recorded_runs()[0].info
     (runs() / f"{stem}.json").write_text("{")
-    (rebuilt,) = entries()
+    (rebuilt,) = list_recorded_runs()
 
     for name in ("run_id", "status", "title", "questions", "usage", "cost"):
         assert before[name] == rebuilt.info[name]
     assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q", "--write").stdout
+
+
+def test_python_lists_the_runs_that_the_command_prints(work: Path) -> None:
+    waiting, ended = asked("one"), done("two")
+
+    for words, found in (
+        ([], list_runs(working_folder=work)),
+        (["--all"], list_runs()),
+        (["--waiting"], list_runs(working_folder=work, waiting=True)),
+    ):
+        assert json.loads(command("runs", *words, "--json").stdout) == [run.to_json() for run in found]
+    assert {waiting, ended} == {run.stem for run in list_runs()}
+    assert [waiting] == [run.stem for run in list_runs(waiting=True)]
+    assert [] == list_runs(working_folder=work / "agents")
+    runs().chmod(0o770)
+    with pytest.raises(JournalError, match="others may write in"):
+        list_runs()
 
 
 @pytest.mark.spec("interfaces:IF95")
@@ -172,7 +190,7 @@ def test_members_that_a_newer_version_wrote_are_kept() -> None:
     assert ("completed", [1]) == tuple(json.loads(file.read_text())[name] for name in ("status", "later"))
 
 
-@pytest.mark.spec("requirements:X55", "interfaces:IF94")
+@pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF98")
 @pytest.mark.parametrize("way", ["--no-journal", "setting"])
 def test_recording_is_switched_off_by_an_option_and_by_a_setting(way: str) -> None:
     options = [way] if way != "setting" else []
@@ -213,9 +231,9 @@ def test_a_journal_of_ones_own_is_listed_too_and_stays_where_it_is(work: Path) -
     stem = asked("one", "--journal", "mine.jsonl")
 
     assert [f"{stem}.json"] == [path.name for path in runs().iterdir() if path.name != ".lock"]
-    assert str(work / "mine.jsonl") == entries()[0].journal
+    assert str(work / "mine.jsonl") == list_recorded_runs()[0].journal
     assert "one: yes\n" == command("resume", "mine.jsonl", "--answer", "q0=yes", "-q", "--write").stdout
-    assert "completed" == entries()[0].status
+    assert "completed" == list_recorded_runs()[0].status
     assert "one: yes\n" == command("replay", stem, "-q").stdout
 
 
@@ -243,16 +261,16 @@ def test_a_fork_of_a_recorded_run_is_one_more() -> None:
     said = command("fork", stem, "--at", "0", "--edit", "no", "--allow-repeat")
 
     assert "one: no\n" == said.stdout
-    assert {"stem": stem, "at": "0"} == entries()[0].info["forked_from"]
-    assert f"recorded as {entries()[0].stem}" in said.stderr
-    fork, parent = [entry.text("run_id") for entry in entries()]
+    assert {"stem": stem, "at": "0"} == list_recorded_runs()[0].info["forked_from"]
+    assert f"recorded as {list_recorded_runs()[0].stem}" in said.stderr
+    fork, parent = [entry.text("run_id") for entry in list_recorded_runs()]
     assert fork != parent
     # The id of a fork begins with the id of its parent, which still names the parent.
     assert "one: yes\n" == command("replay", parent, "-q").stdout
     assert "one: no\n" == command("replay", fork, "-q").stdout
 
 
-@pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF101")
+@pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF98")
 def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
     user = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
     user.parent.mkdir(parents=True)
@@ -264,14 +282,14 @@ def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         user.write_text("journal.keep_runs = 2")
         last = done("last")
-        assert {waiting, ended[0], ended[3], last} == {entry.stem for entry in entries()}
+        assert {waiting, ended[0], ended[3], last} == {entry.stem for entry in list_recorded_runs()}
     user.write_text("journal.keep_bytes = 1")
     (runs() / f"{last}.before-1.jsonl").write_text("as it was before it was extended")
     for stem in (last, waiting):
         FileJournal(runs() / f"{stem}.jsonl").mailbox().post(Letter(kind="input", value="to whoever holds it"))
     newest = done("newest")
 
-    assert {waiting, newest} == {entry.stem for entry in entries()}
+    assert {waiting, newest} == {entry.stem for entry in list_recorded_runs()}
     left = {f"{stem}{suffix}" for stem in (waiting, newest) for suffix in (".json", ".jsonl")}
     assert {".lock", f"{waiting}.jsonl.mail", *left} == {path.name for path in runs().iterdir()}
 
@@ -279,12 +297,13 @@ def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
 def test_a_run_reads_no_other_recorded_run_as_long_as_all_of_them_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     first = done("first")
     read: list[str] = []
-    known = recording._read
-    monkeypatch.setattr(recording, "_read", lambda folder, stem: read.append(stem) or known(folder, stem))
+    known = recorded_runs.read_companion
+    monkeypatch.setattr(recorded_runs, "read_companion", lambda folder, stem: read.append(stem) or known(folder, stem))
     command("run", "done", "second", "-q")
 
     assert first not in read
-    assert first in {entry.stem for entry in entries()}
+    assert first in {entry.stem for entry in list_recorded_runs()}
+    assert first in read
 
 
 def test_the_tools_of_a_run_do_not_show_recorded_runs(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,14 +330,14 @@ def test_a_run_that_was_killed_is_interrupted_and_the_last_one_to_go_on_with() -
         "    return 'alive'\n\ndef handle_steps(ctx):\n    return (yield from Perform.idempotent(die))\n\n"
         "agent = AgentDefinition('kills', handle_steps=handle_steps)\n"
     )
-    trust(Path("agents"))
+    trust_folder(Path("agents"))
     killed = subprocess.run([sys.executable, "-m", "stepengine.cli", "run", "kills", "-q"], check=False)
     done("later")
 
     assert -signal.SIGKILL == killed.returncode
-    assert ["completed", "interrupted"] == [entry.status for entry in entries()]
+    assert ["completed", "interrupted"] == [entry.status for entry in list_recorded_runs()]
     assert "alive\n" == command("resume", "--last", "-q").stdout
-    assert ["completed", "completed"] == [entry.status for entry in entries()]
+    assert ["completed", "completed"] == [entry.status for entry in list_recorded_runs()]
 
 
 # --- undo ---------------------------------------------------------------------------------------------------------------
@@ -356,7 +375,7 @@ def test_undo_brings_back_what_the_last_run_wrote_and_lists_it(project: Path) ->
     assert f"{listed}removed   new/\n" == command("undo", "--last").stdout
     assert ["a.txt"] == sorted(path.name for path in project.rglob("*"))
     assert "as it was" == (project / "a.txt").read_text()
-    assert "2 as before already\n" == command("undo", entries()[0].stem).stdout
+    assert "2 as before already\n" == command("undo", list_recorded_runs()[0].stem).stdout
 
 
 def test_undo_refuses_what_was_changed_since_and_leaves_it_when_asked_to(project: Path) -> None:
@@ -414,7 +433,7 @@ def test_a_fork_with_restored_files_runs_in_the_folder_as_it_was_then(project: P
 
     assert "nothing was undone" in refused.stderr
     assert "by hand" == (project / "a.txt").read_text()
-    assert 2 == len(entries())
+    assert 2 == len(list_recorded_runs())
 
 
 READER = """

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from stepengine.cli.app import app
-from stepengine.cli.screen.render import as_text, cut, dumps, one_line, wrapped
+from stepengine.cli.screen.render import format_value, one_line, to_ascii_json, truncate_text, wrap_lines
 
 LINES = st.text(alphabet="ab \u6f22\U0001f600-", max_size=200)
 
@@ -32,8 +32,8 @@ class Screen(io.StringIO):
 def test_a_line_is_one_line_of_bounded_length() -> None:
     assert "a b c" == one_line(" a\n b\r\n\tc ")
     assert 40 == len(one_line("x" * 10_000, 40))
-    assert "abc" == cut("abc", 3)
-    assert "..." == cut("abcd", 3)
+    assert "abc" == truncate_text("abc", 3)
+    assert "..." == truncate_text("abcd", 3)
 
 
 @pytest.mark.spec("reliability:UI01", "ecosystem:EC141")
@@ -43,7 +43,7 @@ def test_a_line_is_one_line_of_bounded_length() -> None:
     )
 )
 def test_json_on_stdout_is_ascii_without_controls_and_reads_back(value: object) -> None:
-    written = dumps(value)
+    written = to_ascii_json(value)
 
     assert value == json.loads(written)
     assert all(c == "\n" or (c.isascii() and c.isprintable()) for c in written)
@@ -55,7 +55,7 @@ def test_a_line_breaks_at_words_fits_and_keeps_its_indentation(line: str, width:
     """
     Nothing of it is lost, and a word is cut only where it is longer than a whole line.
     """
-    lines = wrapped(line, width, hang).split("\n")
+    lines = wrap_lines(line, width, hang).split("\n")
     lead = len(line) - len(line.lstrip(" "))
     margin = min(lead + hang, width // 2)
 
@@ -95,7 +95,7 @@ deep:
 
 @pytest.mark.spec("reliability:UI01")
 def test_a_person_reads_a_value_as_lines_without_quotes_and_braces() -> None:
-    assert TEXT == as_text(VALUE)
+    assert TEXT == format_value(VALUE)
 
 
 AGENT = f"""

@@ -10,8 +10,8 @@ from decimal import Decimal
 import pytest
 from pydantic import BaseModel
 
-from stepengine.cli.exits import Exit, exit_code
-from stepengine.cli.screen.render import dumps, json_of, money, tokens
+from stepengine.cli.exits import Exit, choose_exit_code
+from stepengine.cli.screen.render import format_cost, format_tokens, result_to_json, to_ascii_json
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.usage import Spending, Usage
@@ -40,12 +40,12 @@ from stepengine.errors import HandlerError, LimitExceeded, MissingKey, ModelErro
 def test_every_ending_has_its_exit_code(status: str, error: BaseException | None, expected: int) -> None:
     result = RunResult(status=RunStatus(status), state=AgentState(), error=error)
 
-    assert expected == exit_code(result)
+    assert expected == choose_exit_code(result)
 
 
 def test_every_status_has_an_exit_code() -> None:
     for status in RunStatus:
-        assert isinstance(exit_code(RunResult(status=status, state=AgentState())), Exit)
+        assert isinstance(choose_exit_code(RunResult(status=status, state=AgentState())), Exit)
 
 
 class Report(BaseModel):
@@ -66,7 +66,7 @@ def test_the_json_form_holds_everything_but_the_state() -> None:
         warnings=("w",),
     )
 
-    found = json.loads(dumps(json_of(result)))
+    found = json.loads(to_ascii_json(result_to_json(result)))
 
     assert {"count": 1, "tags": ["x"]} == found["output"]
     assert ("failed", "0.25", 7) == (found["status"], found["cost"], found["usage"]["total_tokens"])
@@ -76,11 +76,13 @@ def test_the_json_form_holds_everything_but_the_state() -> None:
 
 
 def test_an_unknown_cost_is_not_zero() -> None:
-    assert "cost unknown" == money(None)
-    assert "$0.0123" == money(Decimal("0.01234"))
-    assert "$12.50" == money(Decimal("12.5"))
-    assert "" == tokens(Usage())
+    assert "cost unknown" == format_cost(None)
+    assert "$0.0123" == format_cost(Decimal("0.01234"))
+    assert "$12.50" == format_cost(Decimal("12.5"))
+    assert "" == format_tokens(Usage())
     bound = Usage(input_tokens=1200, output_tokens=3, at_least=True)
-    assert "at least 1,200 tokens in, 3 out" == tokens(bound)
-    assert ["at least $0.0123", "at least $12.50"] == [money(Decimal(cost), of=bound) for cost in ("0.0123", "12.5")]
-    assert ("cost unknown", "$0.0123") == (money(None, of=bound), money(Decimal("0.0123"), of=Usage()))
+    assert "at least 1,200 tokens in, 3 out" == format_tokens(bound)
+    assert ["at least $0.0123", "at least $12.50"] == [
+        format_cost(Decimal(cost), of=bound) for cost in ("0.0123", "12.5")
+    ]
+    assert ("cost unknown", "$0.0123") == (format_cost(None, of=bound), format_cost(Decimal("0.0123"), of=Usage()))

@@ -1,4 +1,4 @@
-"""``--sandboxed``, ``sandboxed:FILE`` and the setting: a stranger's file is never imported, and everything else is as with any file."""
+"""``sandboxed:FILE`` and the setting: a stranger's file is never imported, and everything else is as with any file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stepengine.errors import DefinitionError
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import MontySandbox, running
+from stepengine.sandbox import MontySandbox, program_tool
 
 from .test_packages import wheel_of
 
@@ -58,7 +58,7 @@ def workers() -> Iterator[None]:
     token = trust.SANDBOXED.set(frozenset())
     yield
     trust.SANDBOXED.reset(token)
-    for sandbox in running._SHARED:
+    for sandbox in program_tool._SHARED:
         sandbox.close()
 
 
@@ -75,7 +75,7 @@ def typed(*arguments: str, **options: Any) -> Result:
 
 @pytest.mark.spec("programs:PG40")
 def test_a_strangers_file_runs_is_suspended_resumed_and_replayed_and_is_never_imported(folder: Path) -> None:
-    ran = typed("run", "./asker.py", "one two", "--sandboxed", "--journal", "run.jsonl")
+    ran = typed("run", "sandboxed:./asker.py", "one two", "--journal", "run.jsonl")
     resumed = typed("resume", "run.jsonl", "--agent", "sandboxed:./asker.py", "--answer", "q0=red")
     replayed = typed("replay", "run.jsonl", "--agent", "sandboxed:./asker.py")
 
@@ -87,7 +87,7 @@ def test_a_strangers_file_runs_is_suspended_resumed_and_replayed_and_is_never_im
 
 @pytest.mark.spec("programs:PG40")
 def test_a_run_that_the_command_line_keeps_is_resumed_in_the_sandbox_without_a_word(folder: Path) -> None:
-    ran = typed("run", "./asker.py", "one", "--sandboxed")
+    ran = typed("run", "sandboxed:./asker.py", "one")
     resumed = typed("resume", "--last", "--answer", "q0=red")
 
     assert (3, 0) == (ran.exit_code, resumed.exit_code), resumed.output
@@ -96,7 +96,7 @@ def test_a_run_that_the_command_line_keeps_is_resumed_in_the_sandbox_without_a_w
 
 @pytest.mark.spec("programs:PG40")
 def test_what_it_raises_and_where_it_waits_is_shown_by_the_lines_of_its_file(folder: Path) -> None:
-    typed("run", "./asker.py", "one", "--sandboxed", "--journal", "run.jsonl")
+    typed("run", "sandboxed:./asker.py", "one", "--journal", "run.jsonl")
     failed = typed("resume", "run.jsonl", "--agent", "sandboxed:./asker.py", "--answer", "q0=blue")
     stepped = typed("debug", "run.jsonl", "--agent", "sandboxed:./asker.py", input="quit\n")
 
@@ -125,18 +125,19 @@ def test_the_setting_names_files_that_are_never_imported_however_they_are_named(
 def test_a_projects_own_file_cannot_say_what_runs_where(folder: Path) -> None:
     (folder / "stepengine.toml").write_text("sandboxed = []\n")
 
-    said = typed("run", "./asker.py", "one", "--sandboxed", "--no-journal")
+    said = typed("run", "sandboxed:./asker.py", "one", "--no-journal")
 
     assert "sandboxed" in said.stderr
     assert 3 == said.exit_code
 
 
 @pytest.mark.spec("programs:PG40")
-def test_the_flag_takes_files_and_says_so(folder: Path) -> None:
-    said = typed("run", "editor", "x", "--sandboxed")
+def test_an_id_in_place_of_a_file_is_refused(folder: Path) -> None:
+    said = typed("run", "sandboxed:editor", "x")
 
     assert 2 == said.exit_code
-    assert "--sandboxed takes the path of an agent file, such as ./agents/editor.py, not 'editor'" in said.output
+    assert "no agent has the id 'sandboxed:editor'" in said.output
+    assert "Give a path such as './agents/reviewer.py'" in said.output
 
 
 @pytest.mark.spec("programs:PG40")

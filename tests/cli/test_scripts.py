@@ -88,7 +88,7 @@ def test_a_script_and_a_server_exclude_each_other(command: list[str]) -> None:
     refused = typed(*line)
 
     assert 2 == refused.exit_code
-    assert "--script and --base-url name two kinds of models; give one of them" in refused.stderr
+    assert "--script and --base-url exclude each other; pass one of them" in refused.stderr
 
 
 @pytest.mark.spec("interfaces:IF165")

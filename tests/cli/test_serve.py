@@ -24,8 +24,10 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.server import Tokens
+from tests import forked_processes
 from tests.offline import NO_NETWORK, ROOT
 
+pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30
 SHOP = """
 from stepengine import AgentDefinition, Ask, Engine
@@ -57,7 +59,7 @@ def environment(folder: Path) -> dict[str, str]:
 def serving(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     # As the command that pip makes: its own folder stands on the way of imports, and not the user's.
     script = "import sys; del sys.path[0]; from stepengine.cli import main; sys.exit(main())"
-    process = subprocess.Popen(
+    process = forked_processes.Process(
         [sys.executable, "-c", script, "serve", *arguments],
         cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder),
     )  # fmt: skip
@@ -103,7 +105,7 @@ def test_the_help_says_what_it_serves_and_how_it_leaves() -> None:
         "--tokens",
         "--allow-host",
         "/openapi.json",
-        "it was told to stop",
+        "it was stopped",
         "MODULE:FUNCTION",
     ):
         assert said in result.output
@@ -186,7 +188,7 @@ def test_a_port_that_is_taken_is_said(folder: Path) -> None:
             out, said = process.communicate(timeout=SECONDS)
 
     assert 2 == process.returncode
-    assert f"127.0.0.1:{port} cannot be listened on" in said
+    assert f"127.0.0.1:{port} cannot be used to listen" in said
     assert "Traceback" not in out + said
     assert "sk-stepengine-" not in out + said
 

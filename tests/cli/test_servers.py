@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.bench import pricing_of
+from stepengine.cli.bench import make_pricing
 from stepengine.cli.options import Options
 from stepengine.data.usage import Usage
 from stepengine.models.pricing import cost_of
@@ -102,7 +102,7 @@ def test_what_is_advised_after_a_401_works_when_it_is_done(monkeypatch: pytest.M
     ("arguments", "said"),
     [
         (["--base-url", "http://h/v1", "--model", "m", "--api-key-env", "NOT_SET"], "set NOT_SET"),
-        (["--api-key-env", "NAME"], "--api-key-env names the key of the server at --base-url, which is not given"),
+        (["--api-key-env", "NAME"], "--api-key-env is for --base-url, which is missing"),
         (
             ["--base-url", "http://h/v1"],
             "'kid' names 'anthropic/claude-sonnet-4-5', which is asked of its own provider",
@@ -159,7 +159,7 @@ def test_a_run_that_goes_on_asks_the_same_server_for_the_same_models() -> None:
     assert "ANTHROPIC_API_KEY" in given.stdout
 
 
-@pytest.mark.spec("requirements:K7", "requirements:G17")
+@pytest.mark.spec("requirements:K3", "requirements:G17")
 def test_a_local_model_under_a_cap_on_cost_is_refused_with_the_option_that_helps_and_runs_with_it() -> None:
     with serving(ChatServer()) as url:
         local = ["capped.py", "go", "-q", "--model", "llama", "--base-url", url]
@@ -178,8 +178,8 @@ def test_a_local_model_under_a_cap_on_cost_is_refused_with_the_option_that_helps
 
 @pytest.mark.spec("requirements:G17")
 def test_a_price_holds_for_what_is_asked_elsewhere_whatever_its_name_and_not_for_what_has_one() -> None:
-    elsewhere = pricing_of(Options(model=["anthropic/claude-sonnet-4-5"], base_url="http://h/v1", price="0"))
-    here = pricing_of(Options(model=["anthropic/claude-sonnet-4-5"], price="0"))
+    elsewhere = make_pricing(Options(model=["anthropic/claude-sonnet-4-5"], base_url="http://h/v1", price="0"))
+    here = make_pricing(Options(model=["anthropic/claude-sonnet-4-5"], price="0"))
     used = Usage(input_tokens=1_000_000)
 
     assert 0 == elsewhere("anthropic/claude-sonnet-4-5", used, NOW)

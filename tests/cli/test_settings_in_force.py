@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
-from stepengine.cli.settings import Settings
 from stepengine.data.messages import TextPart, ThinkingPart
 from stepengine.data.models import ModelReply
+from stepengine.engine.settings import Settings
 from stepengine.testing import ScriptedModel, text, tool_call
 
 AGENT = """
@@ -52,7 +52,7 @@ def scripted() -> Iterator[Any]:
 
         def use(*replies: Any) -> ScriptedModel:
             model = ScriptedModel(replies)
-            patch.setattr(bench, "models_of", lambda *_: model)
+            patch.setattr(bench, "choose_models", lambda *_: model)
             return model
 
         yield use
@@ -74,7 +74,7 @@ def loops(times: int) -> list[Any]:
     return [tool_call("shout", {"word": str(number)}) for number in range(times)]
 
 
-@pytest.mark.spec("requirements:P10", "requirements:X62", "interfaces:IF98")
+@pytest.mark.spec("interfaces:IF103", "interfaces:IF102", "interfaces:IF98")
 def test_the_model_of_the_users_file_serves_runs_that_name_none(scripted: Any) -> None:
     user('model = "x/mine"')
     model = scripted(text("1"), text("2"), text("3"))
@@ -85,7 +85,7 @@ def test_the_model_of_the_users_file_serves_runs_that_name_none(scripted: Any) -
     assert ["x/mine", "x/typed", "x/environment"] == [call.model for call in model.calls]
 
 
-@pytest.mark.spec("interfaces:IF99")
+@pytest.mark.spec("interfaces:IF98")
 @pytest.mark.parametrize(
     ("own", "arguments", "steps"),
     [(2, [], 2), (9, [], 3), (2, ["--max-steps", "4"], 4)],
@@ -202,7 +202,7 @@ def test_settings_of_a_cloud_make_that_cloud_s_provider_and_no_other() -> None:
     )
 
 
-@pytest.mark.spec("interfaces:IF100")
+@pytest.mark.spec("interfaces:IF98")
 def test_log_lines_and_colours_are_shown_as_set(scripted: Any) -> None:
     Path("agents/logs.py").write_text(
         "from stepengine import *\n\ndef handle_steps(ctx):\n    ctx.logger.error('careful')\n    yield from ()\n\n"
@@ -212,10 +212,10 @@ def test_log_lines_and_colours_are_shown_as_set(scripted: Any) -> None:
 
     assert "\x1b[1m" in (quiet := command("run", "logs").stderr)
     assert "careful" not in quiet
-    assert "careful" in command("run", "logs", STEPENGINE_LOG="error").stderr
+    assert "careful" in command("run", "logs", STEPENGINE_DISPLAY__LOG="error").stderr
 
 
-@pytest.mark.spec("interfaces:IF100")
+@pytest.mark.spec("interfaces:IF98")
 def test_thoughts_are_folded_shown_or_hidden_and_plain_draws_nothing_again(
     scripted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.spec("requirements:F8", "requirements:F1")
+@pytest.mark.spec("reliability:SH02", "requirements:F1")
 def test_programs_are_run_with_shell_and_in_the_folder() -> None:
     done = CliRunner().invoke(app, ["run", "lister.py", "--shell", "--cwd", "project", "--journal", "run.jsonl"])
 

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.engine.trust import trust
+from stepengine.engine.trust import trust_folder
 from stepengine.journal import FileJournal
 from stepengine.journal.questions import in_doubt
+from tests import forked_processes
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 SECONDS = 60
 AGENT = """
@@ -77,12 +80,12 @@ def written(folder: Path, sleep: float) -> None:
     common = AGENT.replace("SLEEP", repr(sleep))
     for shape in SHAPES:
         (folder / "agents" / f"{shape}.py").write_text(f"{common}\nagent = family[{shape!r}]\n")
-    trust(folder / "agents")
+    trust_folder(folder / "agents")
 
 
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "stepengine.cli", *arguments]
-    return subprocess.Popen(
+    return forked_processes.Process(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
@@ -119,12 +122,6 @@ def goes_on(folder: Path, shape: str, number: int) -> None:
     assert (0, "done\n") == (resumed.returncode, out), said
     acts = sorted((folder / "acts.txt").read_text().split(";")[:-1])
     assert (["a", "b"] if shape in ("parallel", "children") else ["a"]) == acts
-
-
-@pytest.mark.spec("requirements:X73")
-@pytest.mark.deep
-def test_a_signal_in_the_middle_of_an_effect_lets_it_end_and_the_run_can_go_on(tmp_path: Path) -> None:
-    goes_on(tmp_path, "parallel", signal.SIGTERM)
 
 
 @pytest.mark.deep

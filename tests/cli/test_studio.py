@@ -18,8 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
+from tests import forked_processes
 from tests.offline import NO_NETWORK, ROOT
 
+pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30
 SHOP = """
 from stepengine import AgentDefinition, Ask
@@ -50,7 +52,7 @@ def environment(project: Path) -> dict[str, str]:
 
 def typed(project: Path, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "stepengine", *words]
-    return subprocess.run(line, cwd=cwd or project, env=environment(project), text=True, capture_output=True, timeout=SECONDS, check=False)  # fmt: skip
+    return forked_processes.run(line, cwd=cwd or project, env=environment(project), text=True, capture_output=True, timeout=SECONDS, check=False)  # fmt: skip
 
 
 def link_again(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +61,9 @@ def link_again(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """
     line = [sys.executable, "-m", "stepengine", "studio", *words, "--link"]
     given = environment(project) | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(line, cwd=project, env=given, text=True, capture_output=True, timeout=SECONDS, check=False)
+    return forked_processes.run(
+        line, cwd=project, env=given, text=True, capture_output=True, timeout=SECONDS, check=False
+    )
 
 
 @contextmanager
@@ -68,7 +72,7 @@ def open_studio(project: Path, *words: str, cwd: Path | None = None) -> Iterator
     Give the process of a studio, and the link that it says.
     """
     line = [sys.executable, "-m", "stepengine", "studio", *words, "--port", "0", "--no-open"]
-    process = subprocess.Popen(
+    process = forked_processes.Process(
         line, cwd=cwd or project, env=environment(project), text=True, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     )
     try:
@@ -158,7 +162,7 @@ def test_agents_that_nobody_trusts_are_not_run_and_it_says_how_to_trust_them(pro
     result = typed(project, "studio", "--no-open", "--port", "0")
 
     assert 2 == result.returncode
-    assert "nobody trusts yet" in result.stderr
+    assert "are not trusted yet" in result.stderr
     assert "stepengine agents trust" in result.stderr
     assert "it ran" not in result.stderr
 
@@ -168,26 +172,28 @@ def test_agents_that_nobody_trusts_are_not_run_and_it_says_how_to_trust_them(pro
     [
         (["nowhere"], "there is no 'nowhere'"),
         (["empty"], "`stepengine init DIR` makes a project"),
-        (["asker.py"], "--agents names a file of agents"),
+        (["asker.py"], "is not a folder; to name a file of agents, use --agents"),
         (["--host", "0.0.0.0"], "lets other machines in"),
         (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
         (["--script", "bad.json"], "--script 'bad.json' is a list of replies, not dict"),
         (["--script", "bad.yaml"], "a reply is a text, a call"),
         (["--script", "bad.py"], "bad.py holds no 'replies'"),
-        (["--script", "good.json", "--base-url", "http://localhost:1/v1"], "name two kinds of models"),
-        (["--script", "good.json", "--agents", "shop:make"], "shop:make makes an engine with models of its own"),
+        (["--script", "good.json", "--base-url", "http://localhost:1/v1"], "exclude each other"),
+        (["--script", "good.json", "--agents", "shop:make"], "shop:make returns an engine with its own models"),
         (["--script", "good.json", "--runs", "postgresql://nowhere/db"], "is for runs of a folder or of RUNS.db"),
     ],
 )
-def test_what_cannot_be_opened_is_refused_in_words(project: Path, words: list[str], said: str) -> None:
+def test_what_cannot_be_opened_is_refused_in_words(
+    project: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "empty").mkdir()
     (project / "asker.py").write_text(SHOP)
     for name, held in (("bad.json", '{"a": 1}'), ("bad.yaml", "- 7"), ("bad.py", ""), ("good.json", '["yes"]')):
         (project / name).write_text(held)
-    assert 0 == typed(project, "agents", "trust").returncode
-    result = typed(project, "studio", *words, "--no-open", "--port", "0")
+    monkeypatch.chdir(project)
+    result = CliRunner().invoke(app, ["studio", *words, "--no-open", "--port", "0"])
 
-    assert 2 == result.returncode
+    assert 2 == result.exit_code
     assert said in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
 
@@ -204,7 +210,9 @@ def test_a_served_script_answers_also_in_place_of_models_that_the_file_brings_an
     (project / "said.py").write_text("replies = [lambda request: f'asked {request.messages[-1].text}']\n")
     line = [sys.executable, "-m", "stepengine", "serve", "one.py", "--script", "said.py", "--port", "0"]
     keys = {"ANTHROPIC_API_KEY": "", "ANTHROPIC_AUTH_TOKEN": ""}
-    process = subprocess.Popen(line, cwd=project, env=environment(project) | keys, text=True, stderr=subprocess.PIPE)
+    process = forked_processes.Process(
+        line, cwd=project, env=environment(project) | keys, text=True, stderr=subprocess.PIPE
+    )
     try:
         assert process.stderr is not None
         said = process.stderr.readline() + process.stderr.readline() + process.stderr.readline()
@@ -255,7 +263,9 @@ def test_serve_shows_the_page_only_when_it_is_asked_to(project: Path, tmp_path: 
             str(tmp_path / "tokens.json"),
             *more,
         ]
-        process = subprocess.Popen(line, cwd=project, env=environment(project), text=True, stderr=subprocess.PIPE)
+        process = forked_processes.Process(
+            line, cwd=project, env=environment(project), text=True, stderr=subprocess.PIPE
+        )
         try:
             assert process.stderr is not None
             url = re.search(r"http://[\d.:]+", process.stderr.readline())

@@ -72,8 +72,8 @@ def test_a_token_that_was_revoked_lets_nobody_in(file: Path) -> None:
         (["add", "ci", "--expires", "soon"], "30d, 12h, 90m and 2w are valid"),
         (["add", "ci", "--expires", "0d"], "30d, 12h, 90m and 2w are valid"),
         (["add", "../ci"], "letters, digits"),
-        (["list"], "tokens add` makes it"),
-        (["revoke", "ci"], "tokens add` makes it"),
+        (["list"], "tokens add` creates it"),
+        (["revoke", "ci"], "tokens add` creates it"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_that_says_what_would_be_fine(

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.data.tools import ToolSpec
+from stepengine.tools.bundled import document_tools
 from stepengine.tools.bundled.names import BUNDLED
-from stepengine.tools.bundled.reference import told
 from stepengine.tools.schemas import JsonSchema
 
 
@@ -32,7 +32,7 @@ def test_every_bundled_tool_has_a_line_of_its_own() -> None:
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_tool_is_shown_with_parameters_keys_of_its_result_and_a_call(name: str) -> None:
-    (one,) = [each for each in told() if each.name == name]
+    (one,) = [each for each in document_tools() if each.name == name]
     shown = typed(name).output
 
     said = [*[p.name for p in one.parameters], *[key.name for form in one.forms for key in form.keys]]
@@ -64,7 +64,7 @@ def test_a_tool_that_there_is_not_is_told_with_the_nearest(name: str, hint: str)
     assert hint in shown.stderr
 
 
-@pytest.mark.parametrize("one", told(), ids=lambda one: one.name)
+@pytest.mark.parametrize("one", document_tools(), ids=lambda one: one.name)
 def test_the_call_that_is_shown_is_one_that_the_tool_takes(one: Any) -> None:
     spec: ToolSpec = one.spec
 

@@ -9,7 +9,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall
 from stepengine.cli.options import Options
-from stepengine.cli.toolset import ToolRequest, allowed_tools, allowed_workspace
+from stepengine.cli.toolset import ToolRequest, make_allowed_tools, make_allowed_workspace
 from stepengine.data.tools import ToolLike
 from stepengine.tools.bundled.bundled import rootless_tools
 
@@ -19,7 +19,7 @@ NOBODY = AgentDefinition("nobody")
 
 def allowed(agent: AgentDefinition, folder: Path, **options: object) -> list[ToolLike]:
     given, request = attrs.evolve(Options(), cwd=folder, **options), ToolRequest([[agent]])
-    return allowed_tools(given, request, allowed_workspace(given, request))
+    return make_allowed_tools(given, request, make_allowed_workspace(given, request))
 
 
 def listing(_: StepContext) -> Steps:

@@ -17,7 +17,7 @@ from stepengine.tools.bundled import agent_tool, task_tool
 TOOLS = ["spawn_agents"]
 
 
-@pytest.mark.spec("requirements:Q1")
+@pytest.mark.spec("generator-contract:B1")
 def test_every_agent_stands_below_those_that_may_spawn_it_and_circles_are_marked() -> None:
     leaf = AgentDefinition("leaf", description="A leaf.")
     carried = AgentDefinition("carried", description="In a tool.")

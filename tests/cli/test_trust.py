@@ -19,14 +19,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine import AgentDefinition, Engine, load_agent, load_agents
-from stepengine.cli import trusting
+from stepengine.cli import code_trust
 from stepengine.cli.app import app
 from stepengine.data.outcomes import Value
 from stepengine.data.state import ChildResult
-from stepengine.engine import trust
+from stepengine.engine import trust, trust_folder
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, records
-from stepengine.journal.provenance import has_known_permissions
+from stepengine.journal.provenance import has_trusted_permissions
 from stepengine.workspace.environment import MARKER
 from stepengine.workspace.user_state import state_folder
 
@@ -129,8 +129,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "debug by id": ("debug", "run.jsonl", "--agent", "mine", "--exec", "print ctx.prompt"),
     "impact by id": ("compare", "impact", "run.jsonl", "--agent", "mine"),
     "pin by id": ("compare", "pin", "run.jsonl", "--agent", "mine", "--check", "status == completed"),
-    "chaos": ("test", "--chaos", "mine", "--seed", "1"),
-    "chaos of a shipped id": ("test", "--chaos", "coder", "--seed", "1"),
+    "chaos": ("test", "--chaos", "mine", "--seed", "1", "-n", "3"),
+    "chaos of a shipped id": ("test", "--chaos", "coder", "--seed", "1", "-n", "3"),
     "import": ("journal", "import", "run.jsonl", "--db", "postgresql://127.0.0.1:9/none"),
     "import with the folder": (
         "journal",
@@ -196,7 +196,7 @@ def _relative_in_the_environment(place: Place) -> None:
 
 def _record(place: Place, state: Path, **changes: Any) -> Path:
     real = (place.path / "agents").resolve()
-    file = state / "trusted" / trust._name(real)
+    file = state / "trusted" / trust._record_file_name(real)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"path": str(real), "owner": real.stat().st_uid, **changes}))
     return file
@@ -246,16 +246,16 @@ def _others_write_the_state(place: Place) -> None:
 def _above_is_trusted(place: Place) -> None:
     above = place.path.parent / "agents"
     above.mkdir()
-    trust.trust(above)
+    trust.trust_folder(above)
 
 
 def _beside_is_trusted(place: Place) -> None:
     place.path.joinpath("agents/agents").mkdir()
-    trust.trust(place.path / "agents/agents")
+    trust.trust_folder(place.path / "agents/agents")
 
 
 def _renamed_after_trust(place: Place) -> None:
-    trust.trust(place.path / "agents")
+    trust.trust_folder(place.path / "agents")
     moved = place.path.with_name("moved")
     place.path.rename(moved)
     os.chdir(moved)
@@ -264,13 +264,13 @@ def _renamed_after_trust(place: Place) -> None:
 
 def _linked_after_trust(place: Place) -> None:
     """What was trusted is replaced by a link to something else."""
-    trust.trust(place.path / "agents")
+    trust.trust_folder(place.path / "agents")
     _linked_folder(place)
 
 
 def _forgotten(place: Place) -> None:
-    trust.trust(place.path / "agents")
-    assert trust.forget(place.path / "agents")
+    trust.trust_folder(place.path / "agents")
+    assert trust.untrust_folder(place.path / "agents")
 
 
 def _made_a_project(place: Place) -> None:
@@ -284,14 +284,14 @@ def _in_a_trusted_folder(place: Place) -> None:
     own = place.path.parent / "own/agents"
     own.mkdir(parents=True)
     place.path.joinpath("agents").rename(own / "below")
-    trust.trust(own)
+    trust.trust_folder(own)
     place.path.joinpath("agents").symlink_to(own / "below")
 
 
 def _holds_a_trusted_one(place: Place) -> None:
     own = place.path.parent / "own/agents"
     own.mkdir(parents=True)
-    trust.trust(own)
+    trust.trust_folder(own)
     place.path.joinpath("agents/agents").symlink_to(own)
 
 
@@ -300,14 +300,14 @@ def _put_in_place(place: Place) -> None:
     other = place.path.parent / "other"
     other.mkdir()
     place.path.joinpath("agents").rename(other / "agents")
-    trust.trust(other / "agents")
+    trust.trust_folder(other / "agents")
     (other / "agents").rename(place.path / "agents")
 
 
 def _names_that_look_alike(place: Place) -> None:
     for name in ("Agents", "agents ", "agents\n", "agents.", "\u0430gents"):
         place.path.joinpath(name).mkdir()
-        trust.trust(place.path / name)
+        trust.trust_folder(place.path / name)
 
 
 def _a_file_for_the_folder(place: Place) -> None:
@@ -374,11 +374,11 @@ def _the_journal_names_a_file(place: Place) -> None:
 def test_a_record_that_is_none_trusts_nothing_and_hides_no_other(place: Place, text: str) -> None:
     good = place.path / "more"
     good.mkdir()
-    trust.trust(good)
+    trust.trust_folder(good)
     _record(place, _state()).write_text(text)
 
     assert not trust.is_trusted(place.path / "agents")
-    assert [good.resolve()] == trust.trusted_folders()
+    assert [good.resolve()] == trust.list_trusted_folders()
 
 
 ATTACKS: dict[str, Callable[[Place], None]] = {
@@ -454,9 +454,9 @@ def test_what_was_trusted_runs(place: Place, command: str) -> None:
 @pytest.mark.spec("requirements:X72")
 def test_what_did_not_run_is_named_with_both_ways_to_trust_it(place: Place) -> None:
     said = place.type("run", "mine", "Go", code=2).stderr
-    content = trust.content_of(place.path / "agents")
+    content = trust.hash_folder(place.path / "agents")
 
-    assert f"not run, because nobody trusts it: '{place.path / 'agents'}' ('coder.py', 'mine.py')" in said
+    assert f"not run, because it is not trusted: '{place.path / 'agents'}' ('coder.py', 'mine.py')" in said
     assert f"stepengine agents trust {place.path}" in said
     assert f"--trust={content}" in said
     assert "Go\n" == place.type("run", "mine", "Go", "-q", f"--trust={content}", code=0).stdout
@@ -490,7 +490,7 @@ def test_the_command_that_is_shown_is_one_command_whatever_the_folder_is_called(
     ids=["edited", "renamed", "added", "removed", "below", "bytecode", "data", "link"],
 )
 def test_trust_by_content_ends_with_any_change(place: Place, change: Callable[[Path], Any]) -> None:
-    content = trust.content_of(place.path / "agents")
+    content = trust.hash_folder(place.path / "agents")
     change(place.path / "agents")
     place.type("run", "mine", "Go", f"--trust={content}", code=2)
 
@@ -502,7 +502,7 @@ def test_what_runs_is_the_source_that_was_trusted_and_no_bytecode_beside_it(plac
     _only_bytecode_is_bad(place)
     file = place.path / "agents/mine.py"
     file.write_text(AGENT.format(ran=str(place.path / "good"), id="mine"))
-    content = trust.content_of(place.path / "agents")
+    content = trust.hash_folder(place.path / "agents")
 
     assert "Go\n" == place.type("run", "mine", "Go", "-q", f"--trust={content}", code=0).stdout
     assert (place.path / "good").exists()
@@ -562,12 +562,12 @@ def test_init_trusts_what_it_makes_and_nothing_that_was_there(place: Place, tmp_
 def test_a_person_at_a_terminal_is_asked_once(
     place: Place, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
-    monkeypatch.setattr(trusting, "can_ask", lambda: True)
+    monkeypatch.setattr(code_trust, "can_ask", lambda: True)
     first = place.type("run", "mine", "Go", "-q", stdin=answer, code=code)
     second = place.type("run", "mine", "Go", "-q", stdin="n\n", code=code)
 
-    assert "was never trusted" in first.stderr
-    assert (code != 0) == ("was never trusted" in second.stderr)
+    assert "is not trusted" in first.stderr
+    assert (code != 0) == ("is not trusted" in second.stderr)
     assert (code == 0) == place.ran.exists()
 
 
@@ -576,7 +576,7 @@ def test_the_question_names_every_agent_file_and_their_number_last(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is not shown would run after the answer, too."""
-    monkeypatch.setattr(trusting, "can_ask", lambda: True)
+    monkeypatch.setattr(code_trust, "can_ask", lambda: True)
     for number in range(30):
         place.write(f"agents/a{number:02}.py", f"a{number:02}")
     place.write("agents/zz\x1b[2K_evil.py", "evil")
@@ -618,6 +618,22 @@ def test_a_command_of_a_tool_answers_nothing_itself(
     assert "is for people; here a tool of an agent runs it" in said.stderr
     assert before == place.path.joinpath("run.jsonl").read_bytes()
     assert not trust.is_trusted(place.path / "agents")
+
+
+def test_a_program_that_a_tool_runs_trusts_no_folder(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARKER, "0" * 32)
+
+    with pytest.raises(DefinitionError, match="trust_folder is for people; here a tool of an agent runs it"):
+        trust_folder(place.path / "agents")
+    assert not trust.is_trusted(place.path / "agents")
+
+
+def test_what_is_no_folder_cannot_be_trusted(place: Place) -> None:
+    with pytest.raises(DefinitionError, match=r"there is no folder '.*nowhere' of agent files; create it"):
+        trust_folder(place.path / "nowhere")
+    assert (
+        "there is no folder 'nowhere/agents' of agent files" in place.type("agents", "trust", "nowhere", code=2).stderr
+    )
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -709,10 +725,14 @@ def _cut_behind_its_yes(place: Place) -> None:
     [
         (("resume", "cut.jsonl"), 3, "q0 is asked again"),
         (("resume", "cut.jsonl", "--on-divergence", "extend"), 3, "q0 is asked again"),
-        (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would let calls run that nobody here allowed"),
-        (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would let calls run that nobody here allowed"),
+        (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would allow calls that you did not approve"),
+        (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would allow calls that you did not approve"),
         (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
-        (("fork", "whole.jsonl", "--tools", "working-copy"), 2, "its permissions would let calls run"),
+        (
+            ("fork", "whole.jsonl", "--tools", "working-copy"),
+            2,
+            "its approvals would allow calls that you did not approve",
+        ),
         (("resume", "ended.jsonl", "--on-divergence", "extend"), 3, "--answer q0=TEXT"),
         (("replay", "whole.jsonl", "--live", "tool_call"), 1, "nobody here allowed; a replay asks nobody"),
     ],
@@ -744,7 +764,7 @@ def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_ask
     _cut_behind_its_yes(payer)
     words = ("journal", "import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
 
-    assert "q0 would let calls run that nobody here allowed" in payer.type(*words, code=2).stderr
+    assert "q0 would allow calls that you did not approve" in payer.type(*words, code=2).stderr
     assert "nobody here allowed" not in payer.type(*words, "--trust-answers").stderr
     assert "" == _paid(payer)
 
@@ -780,11 +800,11 @@ def test_a_journal_of_the_state_folder_or_as_it_was_left_is_known_and_one_with_a
     _cut_behind_its_yes(payer)
     kept = next((_state() / "runs").glob("*.jsonl"))
 
-    assert has_known_permissions(FileJournal("whole.jsonl"))
-    assert has_known_permissions(SqliteJournal("run.db", "one"))
-    assert has_known_permissions(FileJournal(kept))
-    assert not has_known_permissions(FileJournal("cut.jsonl"))
+    assert has_trusted_permissions(FileJournal("whole.jsonl"))
+    assert has_trusted_permissions(SqliteJournal("run.db", "one"))
+    assert has_trusted_permissions(FileJournal(kept))
+    assert not has_trusted_permissions(FileJournal("cut.jsonl"))
     shutil.copy(kept, "elsewhere.jsonl")
-    assert not has_known_permissions(FileJournal("elsewhere.jsonl"))
+    assert not has_trusted_permissions(FileJournal("elsewhere.jsonl"))
     _state().chmod(0o777)
-    assert not has_known_permissions(FileJournal("whole.jsonl"))
+    assert not has_trusted_permissions(FileJournal("whole.jsonl"))

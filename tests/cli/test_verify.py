@@ -100,7 +100,7 @@ def shown_at_length(public: str) -> str:
 @pytest.mark.spec("reliability:JR47")
 def test_wrong_keys_are_wrong_usage_or_a_failure_and_nothing_is_run(key: Path):
     run = ["run", "./asker.py", "-q"]
-    assert "name the journal that is signed with --journal" in command(*run, "--sign", str(key), code=2).stderr
+    assert "--sign needs a journal to sign; name it with --journal" in command(*run, "--sign", str(key), code=2).stderr
     assert "cannot be read" in command(*run, "--journal", "run.jsonl", "--sign", "none", code=2).stderr
     assert not Path("run.jsonl").exists()
     command(*run, "--journal", "run.jsonl", "--sign", str(key), code=3)

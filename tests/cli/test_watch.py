@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from stepengine import Engine, load_agent
+from tests import forked_processes
 
 CODE = '''
 from stepengine import AgentDefinition, call, tool
@@ -41,6 +42,7 @@ def handle_steps(ctx):
 
 agent = AgentDefinition("tally", tools=[price_of], handle_steps=handle_steps)
 '''
+pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30.0
 
 
@@ -56,7 +58,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def started(*words: str, **options: Any) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "stepengine", "debug", "run.jsonl", "--agent", "tally.py", "--watch", *words]
-    return subprocess.Popen(line, text=True, stdout=subprocess.PIPE, **options)
+    return forked_processes.Process(line, text=True, stdout=subprocess.PIPE, **options)
 
 
 @pytest.fixture
@@ -112,7 +114,7 @@ def save(file: Path, code: str) -> None:
 
 
 @pytest.mark.spec("studio:ST6")
-def test_a_file_that_is_not_there_at_first_is_seen_when_it_is_saved(project: Path) -> None:
+def test_a_file_that_is_not_there_at_first_is_seen_each_time_it_is_saved(project: Path) -> None:
     file = project / "tally.py"
     file.unlink()
     with started("--at", "#2", "--json") as process:
@@ -120,10 +122,13 @@ def test_a_file_that_is_not_there_at_first_is_seen_when_it_is_saved(project: Pat
         file.write_text(CODE)
         ready, _, _ = select.select([process.stdout], [], [], SECONDS)
         second = told(process) if ready else {}
+        save(file, CODE.replace("total = price", "total += price"))
+        third = told(process)
         process.kill()
 
     assert "there is no agent file 'tally.py'" in first["problem"]
     assert ([str(file)], "#2") == (second.get("saved"), second.get("address"))
+    assert (["~ total 40 -> 70"], [str(file)]) == (third["difference"], third["saved"])
 
 
 def _other(project: Path, code: str) -> Path:
@@ -139,7 +144,7 @@ def _other(project: Path, code: str) -> Path:
 @pytest.mark.deep
 def test_a_person_sees_what_is_different_types_another_place_and_leaves(project: Path) -> None:
     ours, theirs = pty.openpty()
-    process = started("--width", "90", stdin=theirs)
+    process = started(stdin=theirs, env={**os.environ, "COLUMNS": "90"})
     os.close(theirs)
     assert process.stdout is not None
     pipe, shown = process.stdout.fileno(), ""

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
-from stepengine.cli.perform import options_again
+from stepengine.cli.perform import format_shared_options
 
 AGENT = """
 from stepengine import AgentDefinition, ToolCall
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.spec("reliability:WP6", "requirements:F15", "requirements:F16")
+@pytest.mark.spec("reliability:WP6", "generator-contract:T35")
 def test_the_web_is_not_reached_without_the_flag(folder: Path) -> None:
     done = CliRunner().invoke(app, ["run", "reader.py"])
     assert 2 == done.exit_code
@@ -56,4 +56,4 @@ def test_an_address_that_is_none_is_refused(folder: Path) -> None:
 
 
 def test_whoever_goes_on_with_a_run_is_told_to_allow_the_web_again() -> None:
-    assert ["--web", "'http://a b'"] == options_again(Options(agent="x", web="http://a b"), "x")
+    assert ["--web", "'http://a b'"] == format_shared_options(Options(agent="x", web="http://a b"), "x")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.cli.commands.worker import offered_by
+from stepengine.cli.commands.worker import load_module_contents
 from stepengine.cli.settings import UsageProblem
 
 
@@ -18,10 +18,10 @@ def test_a_path_at_which_nothing_is_is_said_to_be_missing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(UsageProblem, match=f"^there is no {name}; a Python file, a folder of agent files"):
-        offered_by(name)
+    with pytest.raises(UsageProblem, match=f"^there is no {name}; pass a Python file, a folder of agent files"):
+        load_module_contents(name)
 
 
 def test_what_is_no_path_is_a_module_and_what_its_import_said_is_told() -> None:
     with pytest.raises(UsageProblem, match="nowhere_at_all cannot be loaded: ModuleNotFoundError"):
-        offered_by("nowhere_at_all")
+        load_module_contents("nowhere_at_all")

@@ -54,7 +54,7 @@ def worker(hooks: Hooks, **fields: Any) -> AgentDefinition[Any]:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:H13", "requirements:I20", "generator-contract:L32")
+@pytest.mark.spec("requirements:H13", "generator-contract:L32")
 async def test_reminders_and_injected_content_end_every_request_and_are_never_stored() -> None:
     image = ImagePart("https://example.com/a.png")
     asked: list[int] = []
@@ -81,7 +81,7 @@ async def test_reminders_and_injected_content_end_every_request_and_are_never_st
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:H13", "requirements:I20")
+@pytest.mark.spec("requirements:H13", "generator-contract:L32")
 async def test_what_is_injected_before_the_run_ends_every_request_too_and_is_asked_for_once() -> None:
     asked: list[int] = []
 
@@ -101,7 +101,7 @@ async def test_what_is_injected_before_the_run_ends_every_request_too_and_is_ask
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == result.state
 
 
-@pytest.mark.spec("requirements:H13", "requirements:H12", "requirements:I20")
+@pytest.mark.spec("requirements:H13", "requirements:H1", "generator-contract:L32")
 def test_what_has_nothing_to_say_changes_nothing() -> None:
     for hook in (reminders(), reminders("", lambda ctx: None), inject_context(), inject_context(lambda ctx: None)):
         assert hook(context()) is None
@@ -111,7 +111,7 @@ def test_what_has_nothing_to_say_changes_nothing() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I7", "requirements:I4", "requirements:I2", "requirements:X2")
+@pytest.mark.spec("requirements:I5", "requirements:X28", "requirements:I2", "reliability:GN30")
 async def test_a_prompt_that_is_too_large_fails_the_run_before_the_model_is_asked() -> None:
     model = Worker(100)
     result = await engine(model).run(worker(Hooks(pre_step=[raise_on_overflow(2_000)])), "dig")
@@ -124,7 +124,7 @@ async def test_a_prompt_that_is_too_large_fails_the_run_before_the_model_is_aske
     assert "but 2000 are allowed" in result.error.message
 
 
-@pytest.mark.spec("requirements:I3", "requirements:I7", "requirements:X28")
+@pytest.mark.spec("requirements:I2", "requirements:I5", "requirements:X28")
 @pytest.mark.parametrize(
     ("given", "window", "allowed"), [(500, 9_999, 500), (None, 10_000, 8_000), (None, None, 100_000)]
 )
@@ -154,7 +154,7 @@ def test_a_limit_below_one_is_refused() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I17", "requirements:G25")
+@pytest.mark.spec("reliability:MP02")
 @pytest.mark.parametrize(
     "hooks", [Hooks(), Hooks(pre_step=[raise_on_overflow(), reminders("Hi.")])], ids=["none", "some"]
 )
@@ -168,7 +168,7 @@ async def test_without_a_strategy_the_providers_overflow_fails_the_run(hooks: Ho
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I17")
+@pytest.mark.spec("reliability:MP02")
 async def test_any_hook_that_shortens_the_view_when_told_of_an_overflow_is_a_strategy() -> None:
     told: list[Any] = []
 
@@ -186,7 +186,7 @@ async def test_any_hook_that_shortens_the_view_when_told_of_an_overflow_is_a_str
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I17")
+@pytest.mark.spec("reliability:MP02")
 async def test_policies_behind_one_another_halve_a_refused_prompt_once() -> None:
     previous = AgentState.from_messages([UserMessage(f"{n} " + "word " * 200) for n in range(20)])
     left = []
@@ -204,7 +204,7 @@ async def test_policies_behind_one_another_halve_a_refused_prompt_once() -> None
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:X45", "requirements:E11", "requirements:I1")
+@pytest.mark.spec("requirements:X45", "requirements:E10", "requirements:I1")
 async def test_hooks_are_told_the_window_and_the_size_by_what_the_provider_reported() -> None:
     seen: list[tuple[int, int | None]] = []
 
@@ -246,7 +246,7 @@ async def test_a_reply_that_was_paused_counts_its_last_prompt_and_not_all_of_the
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:E11")
+@pytest.mark.spec("requirements:E10")
 async def test_a_tool_looks_at_the_room_that_is_left_and_has_its_result_cut() -> None:
     left: list[int | None] = []
 
@@ -273,7 +273,7 @@ async def test_a_tool_looks_at_the_room_that_is_left_and_has_its_result_cut() ->
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:H14")
+@pytest.mark.spec("requirements:H16")
 @pytest.mark.parametrize("fails", [False, True])
 async def test_session_id_and_tokens_are_logged_after_each_run(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     usage = Usage(10, 3, cache_read_tokens=5, reasoning_tokens=2)
@@ -292,7 +292,7 @@ async def test_session_id_and_tokens_are_logged_after_each_run(fails: bool, capl
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:H14")
+@pytest.mark.spec("requirements:H16")
 async def test_without_a_logger_the_line_is_an_event_of_the_run() -> None:
     lab = engine(ScriptedModel([text("x", usage=Usage(10, 3))]), hooks=Hooks(post_run=[usage_logger()]))
     events = [event async for event in lab.stream(worker(Hooks()), "dig", session_id="s1")]
@@ -310,7 +310,7 @@ def todos(**done: bool) -> Any:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:F20", "requirements:H11")
+@pytest.mark.spec("requirements:F20", "requirements:H1")
 @pytest.mark.parametrize("most", [0, 1, 2])
 async def test_an_agent_with_open_todos_is_sent_back_so_many_times_for_each_prompt(most: int) -> None:
     agent = worker(Hooks(on_stop=[require_finished_todos(most)]), tools=["write_todos"])
@@ -343,11 +343,11 @@ def test_the_command_line_installs_it_and_compaction_and_the_library_does_not(
         "agent = AgentDefinition('tidy', model='test/m', tools=['write_todos'])\n"
     )
     told, free = ScriptedModel(script), ScriptedModel(script)
-    monkeypatch.setattr(bench, "models_of", lambda *_: told)
+    monkeypatch.setattr(bench, "choose_models", lambda *_: told)
     done = CliRunner().invoke(app, ["run", "./tidy.py", "work"])
     engine(free).run_sync(agent, "work")
 
-    made = bench.bench_for(Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
+    made = bench.make_engine_setup(Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
 
     assert (summarize(),) == made.hooks.pre_step
     assert (0, 3, 2) == (done.exit_code, len(told.calls), len(free.calls))
@@ -368,7 +368,7 @@ async def test_an_agent_without_open_todos_stops_when_it_wants() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:H1", "requirements:H2", "requirements:H16")
+@pytest.mark.spec("requirements:H1", "reliability:GN37", "requirements:H16")
 async def test_hooks_of_the_engine_come_before_those_of_the_agent_and_none_comes_by_itself() -> None:
     seen: list[str] = []
 
@@ -400,7 +400,7 @@ async def test_hooks_of_the_engine_come_before_those_of_the_agent_and_none_comes
     assert events[-1].result.state.view is events[-1].result.state.message_history
 
 
-@pytest.mark.spec("requirements:H12", "requirements:H14")
+@pytest.mark.spec("requirements:H1", "requirements:H16")
 def test_hooks_are_functions_that_a_test_calls_without_an_engine() -> None:
     from types import SimpleNamespace
 

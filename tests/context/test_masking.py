@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context import ContextLimits, mask_tool_results, masking, truncate
+from stepengine.context import ContextLimits, mask_tool_results, masks, truncate
 from stepengine.data.messages import AssistantMessage, ToolMessage
 from stepengine.data.transcript import Transcript
 from tests.context.conversations import NOW, PNG, prompt, step
@@ -30,7 +30,7 @@ def masked(transcript: Transcript | None) -> str:
 EIGHT = history(*[(SHELL, SMALL)] * 3, ("look", LARGE), *[(SHELL, LARGE)] * 3, ("look", LARGE))
 
 
-@pytest.mark.spec("generator-contract:P33", "requirements:E11", "requirements:I15")
+@pytest.mark.spec("generator-contract:P33", "requirements:E10", "requirements:I15")
 @pytest.mark.parametrize(
     ("size", "options", "left"),
     [
@@ -53,7 +53,7 @@ def test_each_pass_masks_more_and_runs_only_when_the_one_before_was_not_enough(s
         assert left == masked(shorter)
 
 
-@pytest.mark.spec("requirements:E11", "requirements:I15", "generator-contract:P33")
+@pytest.mark.spec("requirements:E10", "requirements:I15", "generator-contract:P33")
 def test_a_note_says_how_much_is_missing_and_keeps_call_name_and_status() -> None:
     given = Transcript(
         [
@@ -119,8 +119,8 @@ def test_a_history_with_nothing_left_to_mask_is_looked_at_once(monkeypatch: pyte
     It stays over its limit, so the policy is asked at every step; a look through everything would grow with the history.
     """
     looked = []
-    real = masking._tokens_saved
-    monkeypatch.setattr(masking, "_tokens_saved", lambda message: looked.append(1) or real(message))
+    real = masks._tokens_saved
+    monkeypatch.setattr(masks, "_tokens_saved", lambda message: looked.append(1) or real(message))
     policy, limits = mask_tool_results(), ContextLimits(max_tokens=50)
     transcript = Transcript([prompt("go")])
     for number in range(60):

@@ -53,7 +53,7 @@ def texts(view: Any) -> dict[str, str]:
 sizes = st.lists(st.integers(0, 70) | st.integers(110, 900), max_size=12)
 
 
-@pytest.mark.spec("requirements:I13", "requirements:I15")
+@pytest.mark.spec("requirements:I15")
 @given(sizes, st.integers(0, 3_000), st.sampled_from([0.0, 0.25, 0.5, 0.99]), st.booleans())
 def test_the_oldest_outputs_go_first_and_only_what_the_model_has_seen(
     lengths: list[int], limit: int, free_ratio: float, answered: bool
@@ -87,7 +87,7 @@ def test_the_oldest_outputs_go_first_and_only_what_the_model_has_seen(
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I13", "requirements:I14", "requirements:I15", "requirements:F18")
+@pytest.mark.spec("requirements:I15", "requirements:I14", "requirements:E25")
 async def test_a_long_run_stays_under_the_limit_and_every_output_can_be_read_later() -> None:
     cache, model, journal = output_cache(5_000), Worker(60), MemoryJournal()
     agent = AgentDefinition(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, Hooks, Limits, RunStatus, tool
 from stepengine.context import ContextLimits, mask_tool_results, output_cache, prune_to_summary, summarize, truncate
 from stepengine.context.pruning import CONTINUE_TAG, SUMMARY_TAG
-from stepengine.context.truncating import GAP_TAG
+from stepengine.context.truncation import GAP_TAG
 from stepengine.data import estimate
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.events import Compacted
@@ -64,7 +64,7 @@ def in_order(some: list[Any], whole: list[Any]) -> bool:
 # --- one decision ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:I5", "requirements:I15", "generator-contract:P26", "generator-contract:P29")
+@pytest.mark.spec("requirements:I5", "requirements:I15", "generator-contract:P30", "generator-contract:P29")
 @each_policy
 @given(conversations(), limits)
 def test_a_shorter_history_is_paired_ordered_smaller_and_shortened_no_further(policy, transcript, within):
@@ -189,7 +189,7 @@ def test_the_live_request_survives_every_prune_and_the_result_goes_to_every_prov
     assert live in "".join(m.text for m in again)
 
 
-@pytest.mark.spec("requirements:I16")
+@pytest.mark.spec("generator-contract:P32")
 @given(conversations(), st.integers(600, 4_000))
 def test_a_pruned_history_fits_when_request_and_instructions_leave_room(transcript, size):
     within = ContextLimits(max_tokens=size)
@@ -264,9 +264,7 @@ RUNS = {
 
 
 @pytest.mark.deep
-@pytest.mark.spec(
-    "requirements:I2", "requirements:I11", "generator-contract:P31", "generator-contract:P32", "generator-contract:P33"
-)
+@pytest.mark.spec("requirements:I2", "requirements:I11", "generator-contract:P32", "generator-contract:P33")
 @pytest.mark.parametrize("name", RUNS)
 async def test_a_run_of_400_steps_stays_under_its_window_and_replays(name: str) -> None:
     provider, journal, seen = ScriptedModel(script(STEPS - 1)), MemoryJournal(), []
@@ -297,7 +295,7 @@ async def test_a_run_of_400_steps_stays_under_its_window_and_replays(name: str) 
     assert list(again.journal.lines()) == list(journal.lines())
 
 
-@pytest.mark.spec("generator-contract:P31")
+@pytest.mark.spec("generator-contract:P32")
 async def test_the_prompt_cache_is_lost_once_per_prune_and_not_at_every_step() -> None:
     lost = {}
     for name in ("prune_to_summary", "truncate"):
@@ -329,7 +327,7 @@ async def test_a_policy_with_nothing_to_do_leaves_the_bytes_of_every_request_as_
         assert plain == await bodies(*hooks)
 
 
-@pytest.mark.spec("generator-contract:V22", "generator-contract:L39")
+@pytest.mark.spec("requirements:I18", "generator-contract:L32")
 async def test_no_prompt_has_a_hidden_meaning() -> None:
     for hooks in RUNS.values():
         provider = ScriptedModel([text("one"), text("two")])

@@ -77,7 +77,7 @@ def agent(**options: Any) -> AgentDefinition[Any]:
     return AgentDefinition("worker", tools=skill_tools(), system_prompt="You work.", hooks=hooks)
 
 
-@pytest.mark.spec("requirements:X60", "interfaces:IF87")
+@pytest.mark.spec("requirements:X60", "interfaces:IF88")
 def test_a_project_is_read_once_per_run_and_a_replay_needs_none(tmp_path: Path) -> None:
     project = write(tmp_path / "project", AGENTS_md="Use tabs.")
     skill(project, "notes", "name: notes\ndescription: Writes notes.\n", "Short ones.\n")
@@ -179,7 +179,7 @@ def test_a_file_cannot_close_its_block_or_steer_a_terminal(tmp_path: Path) -> No
     assert "\u202e" not in prompt
 
 
-@pytest.mark.spec("interfaces:IF92", "reliability:PM14")
+@pytest.mark.spec("reliability:PM14")
 def test_git_runs_no_program_that_the_repository_names(tmp_path: Path) -> None:
     top = write(tmp_path / "top", shop_py="x", **{".gitattributes": "* filter=evil"})
     git(top, "init")
@@ -195,7 +195,7 @@ def test_git_runs_no_program_that_the_repository_names(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.spec("interfaces:IF91", "interfaces:IF86", "generator-contract:T32")
+@pytest.mark.spec("interfaces:IF91", "interfaces:IF86")
 def test_skills_are_found_in_order_and_bad_heads_are_left_out_with_a_reason(tmp_path: Path, home: Path) -> None:
     skill(tmp_path, "one", "name: one\ndescription: ours\n", under=".stepengine/skills")
     skill(tmp_path, "one", "name: one\ndescription: theirs\n", under=".claude/skills")
@@ -223,7 +223,7 @@ def test_skills_are_found_in_order_and_bad_heads_are_left_out_with_a_reason(tmp_
         ]
 
 
-@pytest.mark.spec("interfaces:IF91", "generator-contract:T32")
+@pytest.mark.spec("interfaces:IF91")
 def test_a_skill_is_read_with_its_files_and_leads_nowhere_else(tmp_path: Path) -> None:
     path = skill(
         tmp_path, "notes", "name: notes\ndescription: Writes notes.\nallowed-tools: Bash\n", "Follow form.md.\n"
@@ -254,14 +254,14 @@ def test_skills_that_take_long_to_read_hold_up_no_run(tmp_path: Path, monkeypatc
     """
     A head can take a second; time is looked at after each of them.
     """
-    seconds, take = [0.0], skills._take
+    seconds, take = [0.0], skills._add_skill
     monkeypatch.setattr(walk, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
 
     def slowly(*given: Any) -> None:
         seconds[0] += 0.9
         take(*given)
 
-    monkeypatch.setattr(skills, "_take", slowly)
+    monkeypatch.setattr(skills, "_add_skill", slowly)
     for number in range(20):
         skill(tmp_path, f"s{number:02}", "description: d\n")
     found = skills.find_skills(tmp_path, user=False)
@@ -276,10 +276,10 @@ def test_skills_are_looked_for_once_and_again_after_any_change(tmp_path: Path, m
     Of 3,000 folders one look takes two seconds; each call of `skill` and each turn needs what they hold.
     """
     read: list[str] = []
-    take = skills._take
+    take = skills._add_skill
     monkeypatch.setattr(skills, "FRESH_NS", 0)
     monkeypatch.setattr(
-        skills, "_take", lambda found, root, path, scope: (read.append(path), take(found, root, path, scope))
+        skills, "_add_skill", lambda found, root, path, scope: (read.append(path), take(found, root, path, scope))
     )
 
     def looked() -> tuple[int, dict[str, str]]:
@@ -363,7 +363,7 @@ def test_a_look_that_a_bound_call_began_is_kept_whole_and_leaves_the_call_bound(
 @pytest.mark.spec("requirements:X70")
 def test_a_look_that_fails_leaves_the_call_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skill(tmp_path, "one", "description: a\n")
-    monkeypatch.setattr(skills, "_take", lambda *_: 1 / 0)
+    monkeypatch.setattr(skills, "_add_skill", lambda *_: 1 / 0)
     token = GUARD.set(guard := CallGuard(file=lambda root, parts: "is denied"))
     try:
         with pytest.raises(ZeroDivisionError):

@@ -37,7 +37,7 @@ EMPTY: dict[str, Any] = {
 }
 
 
-@pytest.mark.spec("requirements:I18", "requirements:I20")
+@pytest.mark.spec("requirements:I18", "generator-contract:L32")
 def test_sections_stand_in_one_order_and_those_that_are_left_out_leave_no_trace() -> None:
     names = list(SECTIONS)
     for count in range(len(names) + 1):
@@ -80,7 +80,7 @@ def test_the_environment_block_has_a_line_for_each_value(given: dict[str, Any], 
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I22", "requirements:A8")
+@pytest.mark.spec("reliability:I3", "requirements:A8")
 async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_another_day() -> None:
     prompt = SystemPrompt("You help.", environment=Environment())
     agent, journal = AgentDefinition("helper", model=MODEL, system_prompt=prompt), MemoryJournal()
@@ -103,7 +103,7 @@ async def test_the_date_is_that_of_the_recorded_run_also_when_it_is_replayed_on_
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I21", "generator-contract:L33")
+@pytest.mark.spec("ecosystem:EC80", "requirements:I18")
 async def test_descriptions_of_tools_go_to_the_tools_field_and_the_prompt_is_the_same_in_every_request() -> None:
     prompt = SystemPrompt("You dig.", tool_policy="Dig once.", environment=Environment(platform="linux"))
     model = Worker(5)

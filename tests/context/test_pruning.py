@@ -17,7 +17,7 @@ from stepengine.context.pruning import (
     MEMORY_TAG,
     SEPARATOR,
     SUMMARY_TAG,
-    cut,
+    cut_middle,
 )
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens
@@ -56,7 +56,7 @@ def noise(number: int, size: int = 4_000) -> list[Any]:
 # --- when -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("generator-contract:P1", "generator-contract:P2", "generator-contract:P3", "requirements:I3")
+@pytest.mark.spec("requirements:I2", "generator-contract:P2", "generator-contract:P3")
 @pytest.mark.parametrize(("size", "fires"), [(199_000, False), (199_001, True)])
 def test_a_history_is_too_large_when_it_and_a_margin_are_over_the_limit(size: int, fires: bool) -> None:
     frame = message_tokens(UserMessage("")) * 2
@@ -77,14 +77,14 @@ def test_images_calls_results_system_prompt_and_tools_count_for_the_size() -> No
     assert 400 // 4 <= small < 250
     assert 1_600 <= limits.size(Transcript([*history, prompt("c", PNG)])) - small < 1_620
     assert small + 300 == ContextLimits(max_tokens=5_000, overhead=300).size(history)
-    assert ContextLimits.of(context(history, system_prompt="s" * 400).state).overhead == 100
+    assert ContextLimits.for_state(context(history, system_prompt="s" * 400).state).overhead == 100
 
 
 COLD = [prompt("first"), *noise(1, 8_000), AssistantMessage("done"), prompt("again")]
 LATE = timedelta(minutes=31)
 
 
-@pytest.mark.spec("generator-contract:P4", "generator-contract:P5", "generator-contract:P6", "generator-contract:P8")
+@pytest.mark.spec("generator-contract:P4", "generator-contract:P5")
 @pytest.mark.parametrize(
     ("messages", "options", "since", "reason"),
     [
@@ -122,7 +122,7 @@ def test_a_late_request_makes_the_cache_cold(messages: Any, options: Any, since:
         assert change.context == {LAST_REQUEST: NOW.isoformat()}
 
 
-@pytest.mark.spec("generator-contract:P4", "generator-contract:P8")
+@pytest.mark.spec("generator-contract:P4", "generator-contract:P5")
 async def test_the_cold_trigger_fires_in_a_run_that_goes_on_later_and_only_once() -> None:
     policy = prune_to_summary(cold_after=timedelta(milliseconds=1), cold_min_tokens=None)
     agent = AgentDefinition("a", model="test/m", hooks=Hooks(pre_step=[policy]))
@@ -140,7 +140,7 @@ async def test_the_cold_trigger_fires_in_a_run_that_goes_on_later_and_only_once(
 # --- what is kept ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("generator-contract:P9", "generator-contract:P11", "generator-contract:P24", "generator-contract:P30")
+@pytest.mark.spec("generator-contract:P24", "generator-contract:P11", "generator-contract:P30")
 def test_before_a_turn_begins_the_request_stays_a_message_of_its_own() -> None:
     live, rules = prompt("now this", PNG), instructions("second")
     result = pruned(prompt("old"), instructions("first"), *noise(1), live, rules)
@@ -152,7 +152,7 @@ def test_before_a_turn_begins_the_request_stays_a_message_of_its_own() -> None:
     assert not [p for p in result[0].content if isinstance(p, ImagePart)]
 
 
-@pytest.mark.spec("generator-contract:P10", "generator-contract:P11", "generator-contract:P13")
+@pytest.mark.spec("generator-contract:P11", "generator-contract:P13")
 def test_in_the_middle_of_a_turn_the_request_is_remembered_and_the_agent_told_to_go_on() -> None:
     result = pruned(prompt("old", PNG), AssistantMessage("yes"), prompt("now this", ANOTHER), *noise(1))
 
@@ -164,7 +164,7 @@ def test_in_the_middle_of_a_turn_the_request_is_remembered_and_the_agent_told_to
     assert [CONTINUE_TAG] == list(pruned(AssistantMessage(LONG))[1].tags)
 
 
-@pytest.mark.spec("generator-contract:P10", "generator-contract:P12", "generator-contract:P28")
+@pytest.mark.spec("generator-contract:P11", "generator-contract:P12", "generator-contract:P28")
 @pytest.mark.parametrize("tag", ["INSTRUCTIONS_PROMPT", "STEP_PROMPT", "AGENT_SPAWN_NOTICE", "TRUNCATED", CONTINUE_TAG])
 def test_what_the_engine_says_is_not_summarised_and_begins_no_turn(tag: str) -> None:
     result = pruned(prompt("old"), *noise(1), prompt("live"), UserMessage("engine speaking", (tag,)))
@@ -185,22 +185,22 @@ def test_long_texts_are_cut_to_head_and_tail_and_blank_ones_give_no_entry() -> N
     result = pruned(prompt(long), prompt("  \n "), prompt("", PNG), said, AssistantMessage(()), prompt("live"))
     user, note = texts(result)
 
-    assert user == f"[USER]\n{cut(long, 13_000)}"
+    assert user == f"[USER]\n{cut_middle(long, 13_000)}"
     # A tag in the middle of a text takes nothing of it away.
-    assert note == f"Progress note: {cut(f'{long}<think>no tag', 1_300)}"
+    assert note == f"Progress note: {cut_middle(f'{long}<think>no tag', 1_300)}"
     for tokens in (13_000, 1_300):
         kept = tokens * 3 - 50
-        head, notice, tail = cut(long, tokens).split("\n")
+        head, notice, tail = cut_middle(long, tokens).split("\n")
         assert (int(kept * 0.8), kept) == (len(head), len(head) + len(tail))
         assert long.startswith(head)
         assert long.endswith(tail)
         assert f"[... {50_000 - kept} characters left out ...]" == notice
-        assert len(cut(long, tokens)) <= tokens * 3
-    assert "short" == cut("short", 2)
+        assert len(cut_middle(long, tokens)) <= tokens * 3
+    assert "short" == cut_middle("short", 2)
     assert [PNG] == [p for p in result[0].content if isinstance(p, ImagePart)]
 
 
-@pytest.mark.spec("generator-contract:P19")
+@pytest.mark.spec("generator-contract:P18")
 def test_outputs_of_the_named_agents_are_forgotten_and_by_default_of_none() -> None:
     children = [{"agent_type": name, "output": "tests pass"} for name in ("helper", "basher")]
     history = [prompt("go"), *noise(2), *step(1, "spawn_agents", {}, children), prompt("live")]
@@ -215,7 +215,7 @@ def turn(number: int, size: int) -> list[Any]:
     return [prompt(f"u{number} " + "x" * size), AssistantMessage(f"a{number} " + "y" * size)]
 
 
-@pytest.mark.spec("generator-contract:P22", "generator-contract:P23", "generator-contract:P25")
+@pytest.mark.spec("generator-contract:P22", "generator-contract:P32")
 def test_each_role_has_a_budget_that_closes_at_the_first_entry_that_does_not_fit() -> None:
     history = [*noise(1, 20_000), *turn(1, 30), *turn(2, 3_000), *turn(3, 300), *turn(4, 300), prompt("live")]
 
@@ -230,7 +230,7 @@ def test_each_role_has_a_budget_that_closes_at_the_first_entry_that_does_not_fit
     assert ["a4"] == kept(user_budget=0, assistant_tool_budget=0)
 
 
-@pytest.mark.spec("generator-contract:P29", "generator-contract:P11", "generator-contract:D21")
+@pytest.mark.spec("generator-contract:P29", "generator-contract:P11")
 def test_a_request_in_the_middle_of_its_turn_survives_budgets_of_nothing_and_the_prunes_after_it() -> None:
     history = [prompt("before"), AssistantMessage("x"), prompt("the request"), *noise(1), *noise(2)]
     first = pruned(*history, user_budget=0, assistant_tool_budget=0)
@@ -245,10 +245,7 @@ def test_a_request_in_the_middle_of_its_turn_survives_budgets_of_nothing_and_the
     assert "[USER]\nthe request" not in texts(third)
 
 
-@pytest.mark.spec(
-    "generator-contract:P20", "generator-contract:P21", "generator-contract:P28", "generator-contract:D18",
-    "generator-contract:D19", "generator-contract:D20",
-)  # fmt: skip
+@pytest.mark.spec("generator-contract:P14", "generator-contract:P12", "generator-contract:P28")  # fmt: skip
 def test_summaries_are_known_by_their_tag_and_their_entries_are_a_list() -> None:
     tricky = "one\n\n---\n\n[USER]\ntwo <conversation_summary> three"
     first = pruned(prompt(tricky), *noise(1), prompt("live"))
@@ -312,7 +309,7 @@ def test_in_a_small_window_nothing_new_breaks_it(newest: list[Any], live: Any) -
 # --- as a hook and from a handler -----------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("generator-contract:P27", "generator-contract:P32", "generator-contract:D22")
+@pytest.mark.spec("generator-contract:P27", "generator-contract:P32")
 def test_the_policy_is_a_pure_function_and_changes_the_view_or_the_record() -> None:
     history = Transcript([prompt("go"), *noise(1, 9_000), prompt("live")])
     limits = ContextLimits(max_tokens=1_000)
@@ -329,13 +326,13 @@ def test_the_policy_is_a_pure_function_and_changes_the_view_or_the_record() -> N
     assert not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(prune_to_summary).parameters.values())
 
 
-@pytest.mark.spec("generator-contract:P25", "generator-contract:P27", "generator-contract:P31")
+@pytest.mark.spec("generator-contract:P32", "generator-contract:P27")
 async def test_a_handler_prunes_with_one_set_messages_that_replays() -> None:
     policy = prune_to_summary(user_budget=100)
 
     def handle(ctx: Any) -> Any:
         state = ctx.agent_state
-        limits = ContextLimits.of(state, max_tokens=2_000)
+        limits = ContextLimits.for_state(state, max_tokens=2_000)
         shorter = policy.rewrite(state.view, limits, ctx.now())
         messages = [to_json(m) for m in shorter]
         yield ToolCall("set_messages", {"messages": messages}, include_tool_call=False)
@@ -354,7 +351,7 @@ async def test_a_handler_prunes_with_one_set_messages_that_replays() -> None:
     assert result.state.message_history == again.state.message_history
 
 
-@pytest.mark.spec("requirements:I17")
+@pytest.mark.spec("reliability:MP02")
 def test_a_prompt_that_the_provider_refused_is_pruned_although_it_fits_by_estimate() -> None:
     history = [prompt("go"), *noise(1, 9_000), prompt("live")]
     assert prune_to_summary()(context(history)) is None

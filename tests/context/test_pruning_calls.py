@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.context.pruning import line_of, result_of
+from stepengine.context.pruning import describe_call, describe_result
 from stepengine.data.messages import JsonPart, ToolCallPart, ToolMessage
 
 LINES: list[tuple[str, dict[str, Any], str]] = [
@@ -48,13 +48,13 @@ LINES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.spec("generator-contract:P17")
+@pytest.mark.spec("generator-contract:P15")
 @pytest.mark.parametrize(("name", "given", "line"), LINES, ids=[f"{name} {n}" for n, (name, _, _) in enumerate(LINES)])
 def test_one_line_says_what_a_call_did_to_what(name: str, given: dict[str, Any], line: str) -> None:
-    assert f"- {line}" == line_of(ToolCallPart("c1", name, given))
+    assert f"- {line}" == describe_call(ToolCallPart("c1", name, given))
     odd: dict[str, Any] = dict.fromkeys(given, 7)
     for inputs in ({}, odd, dict.fromkeys(given), {key: [7, "a\nb", None] for key in given}):
-        assert "\n" not in line_of(ToolCallPart("c1", name, inputs))
+        assert "\n" not in describe_call(ToolCallPart("c1", name, inputs))
 
 
 CHILDREN = [
@@ -87,14 +87,14 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.spec("generator-contract:P18", "generator-contract:P19")
+@pytest.mark.spec("generator-contract:P18")
 @pytest.mark.parametrize(
     ("name", "value", "status", "kept"), RESULTS, ids=[f"{r[0]} {n}" for n, r in enumerate(RESULTS)]
 )
 def test_of_results_only_what_still_matters_is_kept(name: str, value: Any, status: Any, kept: str) -> None:
     content = value if isinstance(value, str) else (JsonPart(value),)
     call = ToolCallPart("c1", name, GIVEN.get(name, {}))
-    said = result_of(
+    said = describe_result(
         ToolMessage("c1", name, content, status),
         call,
         frozenset({"basher", "file-picker", "code-reviewer", "librarian"}),

@@ -85,12 +85,11 @@ def _answer(state: AgentState, asked: Any, reply: str) -> Any:
 @pytest.mark.anyio
 @pytest.mark.spec(
     "requirements:I2",
-    "requirements:I6",
+    "requirements:I8",
     "requirements:I9",
     "requirements:I11",
     "requirements:X28",
     "requirements:X45",
-    "requirements:I3",
 )
 @pytest.mark.parametrize("reports", [True, False], ids=["reported", "estimated"])
 async def test_four_hundred_steps_stay_under_the_window_at_every_step_and_replay(reports: bool) -> None:
@@ -125,7 +124,7 @@ async def test_four_hundred_steps_stay_under_the_window_at_every_step_and_replay
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I6", "requirements:G10")
+@pytest.mark.spec("requirements:I8", "requirements:G10")
 @pytest.mark.parametrize("wire", FOUR)
 async def test_the_request_for_the_summary_begins_with_the_bytes_of_the_request_before_it(wire: str) -> None:
     model = Worker(60)
@@ -175,7 +174,7 @@ def after(*messages: Any, **options: Any) -> list[Any]:
     return [] if change is None else list(change.view)
 
 
-@pytest.mark.spec("requirements:I9", "requirements:I6")
+@pytest.mark.spec("requirements:I9", "requirements:I8")
 @pytest.mark.parametrize(
     ("before", "kept", "options"),
     [
@@ -216,7 +215,7 @@ def test_where_there_is_nothing_to_summarise_no_model_is_asked(messages: Any) ->
     assert ([], None) == (asked, change)
 
 
-@pytest.mark.spec("requirements:I9", "requirements:I10")
+@pytest.mark.spec("requirements:I9")
 @given(
     st.lists(st.sampled_from(["prompt", "say", "call", "pending"]), max_size=12),
     st.integers(0, 6),
@@ -231,7 +230,9 @@ def test_what_is_left_is_paired_and_ends_like_before(kinds: list[str], keep: int
             messages.append(AssistantMessage((ThinkingPart("hm"), TextPart(f"said {number} " + "y" * 300))))
         else:
             asked, result = exchange(number)
-            pending = ToolMessage.of(attrs.evolve(ToolResult.pending("q1"), tool_call_id=f"c{number}", tool_name="dig"))
+            pending = ToolMessage.from_result(
+                attrs.evolve(ToolResult.pending("q1"), tool_call_id=f"c{number}", tool_name="dig")
+            )
             messages += [asked, pending if kind == "pending" else result]
     ctx = context(*messages)
     policy = summarize(limit, keep_last=keep)
@@ -253,11 +254,11 @@ def test_what_is_left_is_paired_and_ends_like_before(kinds: list[str], keep: int
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I10")
+@pytest.mark.spec("requirements:I9")
 @pytest.mark.parametrize("wire", FOUR)
 async def test_calls_that_were_never_answered_have_answers_when_a_summary_is_asked_for(wire: str) -> None:
     asked = AssistantMessage((ToolCallPart("c1", "ask_user", {"question": "Where?"}),))
-    waiting = ToolMessage.of(attrs.evolve(ToolResult.pending("q1"), tool_call_id="c1", tool_name="ask_user"))
+    waiting = ToolMessage.from_result(attrs.evolve(ToolResult.pending("q1"), tool_call_id="c1", tool_name="ask_user"))
     state = AgentState.from_messages([PROMPT, asked, waiting])
     model = ScriptedModel([text("the summary"), text("done")])
     result = await engine(model).run(worker(summarize(1, model=f"{MODEL}")), "go on", previous=state)
@@ -272,7 +273,7 @@ async def test_calls_that_were_never_answered_have_answers_when_a_summary_is_ask
 # --- options --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:I8", "requirements:X28", "requirements:I3", "requirements:H16")
+@pytest.mark.spec("requirements:I8", "requirements:X28", "requirements:I2", "requirements:H16")
 def test_the_threshold_is_the_number_else_a_share_of_the_window_else_a_hundred_thousand() -> None:
     def acts(policy: summarize, tokens: int, **fields: Any) -> bool:
         said = "x" * (4 * (tokens - len(("overhead",)) * 30))
@@ -415,7 +416,7 @@ def full(count: int = 8) -> AgentState:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I17", "requirements:G25")
+@pytest.mark.spec("reliability:MP02")
 async def test_a_prompt_that_the_provider_refuses_is_summarised_once_and_sent_again() -> None:
     model = ScriptedModel([too_long(), text("the summary"), text("done")])
     journal, agent = MemoryJournal(), worker(summarize())
@@ -428,7 +429,7 @@ async def test_a_prompt_that_the_provider_refuses_is_summarised_once_and_sent_ag
     assert (await engine(ScriptedModel([])).replay(journal, agent=agent)).state == result.state
 
 
-@pytest.mark.spec("requirements:I17", "requirements:X22")
+@pytest.mark.spec("reliability:MP02", "generator-contract:G13")
 @pytest.mark.parametrize("policies", [[], [summarize()], [lambda ctx: None]], ids=["none", "summarize", "other"])
 def test_the_order_of_a_step_holds_when_its_request_is_refused(policies: list[Any]) -> None:
     replies = [ContextOverflow("full"), reply("the summary") if policies == [summarize()] else ContextOverflow("again")]
@@ -440,7 +441,7 @@ def test_the_order_of_a_step_holds_when_its_request_is_refused(policies: list[An
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I17")
+@pytest.mark.spec("reliability:MP02")
 async def test_a_prompt_that_is_refused_twice_fails_the_run() -> None:
     model = ScriptedModel([too_long(), text("the summary"), too_long()])
     result = await engine(model).run(worker(summarize()), "go on", previous=full())
@@ -450,7 +451,7 @@ async def test_a_prompt_that_is_refused_twice_fails_the_run() -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:I17")
+@pytest.mark.spec("reliability:MP02")
 async def test_a_request_for_a_summary_that_is_too_long_is_cut_until_it_fits() -> None:
     model = ScriptedModel([too_long(), too_long(), too_long(), text("the summary"), text("done")])
     result = await engine(model).run(worker(summarize()), "go on", previous=full(40))
@@ -466,7 +467,7 @@ async def test_a_request_for_a_summary_that_is_too_long_is_cut_until_it_fits() -
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("requirements:X28", "requirements:I3", "replay:J11")
+@pytest.mark.spec("requirements:X28", "requirements:I2", "replay:J11")
 @pytest.mark.parametrize("later", [None, 100, 1_000_000])
 async def test_a_replay_goes_by_the_context_length_that_was_recorded_for_root_and_child(later: int | None) -> None:
     def handle(ctx: Any) -> Any:

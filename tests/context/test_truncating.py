@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepengine.context import ContextLimits, mask_tool_results, truncate
-from stepengine.context.policy import limits_of
-from stepengine.context.truncating import GAP_TAG
+from stepengine.context.policy import limits_for_hook
+from stepengine.context.truncation import GAP_TAG
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.estimate import Measured
 from stepengine.data.messages import AssistantMessage, UserMessage
@@ -83,13 +83,13 @@ def test_gaps_are_not_piled_up_and_the_first_message_stays_first() -> None:
 # --- limits ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:I3")
+@pytest.mark.spec("requirements:I2")
 @pytest.mark.parametrize(
     ("given", "window", "allowed"),
     [(50_000, 200_000, 50_000), (None, 200_000, 160_000), (None, None, 100_000), (7, None, 7)],
 )
 def test_the_maximum_is_what_is_given_else_most_of_the_window_else_a_hundred_thousand(given, window, allowed) -> None:
-    assert allowed == limits_of(context([], context_window=window), given).max_tokens
+    assert allowed == limits_for_hook(context([], context_window=window), given).max_tokens
 
 
 @pytest.mark.spec("requirements:I1", "requirements:I2", "requirements:X45")
@@ -97,7 +97,10 @@ def test_system_prompt_tools_and_step_prompt_count_for_the_size() -> None:
     spec = ToolSpec("look", "d" * 400, {"type": "object"})
     agent = AgentDefinition("a", step_prompt="p" * 400)
     fields: dict[str, Any] = {"system_prompt": "s" * 400, "tool_definitions": {"look": spec}}
-    plain, full = limits_of(context([prompt("x")])), limits_of(context([prompt("x")], agent=agent, **fields))
+    plain, full = (
+        limits_for_hook(context([prompt("x")])),
+        limits_for_hook(context([prompt("x")], agent=agent, **fields)),
+    )
 
     assert 0 == plain.overhead
     assert 300 < full.overhead < 340
@@ -108,21 +111,21 @@ def test_system_prompt_tools_and_step_prompt_count_for_the_size() -> None:
 @pytest.mark.spec("requirements:X45")
 def test_what_the_provider_reported_counts_and_a_history_is_cut_for_how_it_counts() -> None:
     view = Transcript(HISTORY)
-    estimate = limits_of(context(view)).size(view)
+    estimate = limits_for_hook(context(view)).size(view)
     twice = context(view, measured=Measured("", view, 2 * estimate))
     half = context(view, measured=Measured("", view, estimate // 2))
 
-    assert 2 * estimate == limits_of(twice).size(view)
+    assert 2 * estimate == limits_for_hook(twice).size(view)
     assert truncate(estimate + 1)(context(view)) is None
     cut = truncate(estimate + 1, free_ratio=0)(twice)
     assert cut is not None
     assert cut.view is not None
-    assert limits_of(context(cut.view)).size(cut.view) <= (estimate + 1) // 2
+    assert limits_for_hook(context(cut.view)).size(cut.view) <= (estimate + 1) // 2
     assert truncate(estimate - 1)(context(view)) is not None
     assert truncate(estimate - 1)(half) is None
 
 
-@pytest.mark.spec("requirements:I17")
+@pytest.mark.spec("reliability:MP02")
 @pytest.mark.parametrize("make", [truncate, mask_tool_results])
 def test_a_prompt_that_the_provider_refused_is_halved_although_it_fits_by_estimate(make: Any) -> None:
     view = Transcript(HISTORY)

@@ -14,7 +14,7 @@ from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import AgentError, DefinitionError, JournalError, ToolError
 from stepengine.journal import SqliteJournal
 from stepengine.testing import ScriptedModel, text
-from stepengine.workspace.skills import skill_named
+from stepengine.workspace.skills import find_skill
 
 NAMES = ["apple", "banana", "cherry", "damson", "elder", "fig", "grape"]
 
@@ -88,9 +88,9 @@ def test_an_unknown_skill_is_answered_with_at_most_five(tmp_path: Path) -> None:
         (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: About it.\n---\nDo it.\n")
 
     with pytest.raises(ToolError, match=r"near to it: grape$"):
-        skill_named(tmp_path, "grapes", user=False)
+        find_skill(tmp_path, "grapes", user=False)
     with pytest.raises(ToolError, match="near to it: apple, banana, cherry, damson, elder and 2 more"):
-        skill_named(tmp_path, "zzz", user=False)
+        find_skill(tmp_path, "zzz", user=False)
 
 
 @pytest.mark.spec("reliability:GN01")

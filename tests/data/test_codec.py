@@ -63,7 +63,7 @@ def test_there_is_a_strategy_for_every_stored_class() -> None:
     assert set(STORED) == set(strategies.STORED)
 
 
-@pytest.mark.spec("requirements:B17", "replay:J10", "reliability:JR40")
+@pytest.mark.spec("requirements:B17", "replay:J10")
 @pytest.mark.parametrize("name", sorted(STORED))
 @few
 @given(data=st.data())

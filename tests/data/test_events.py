@@ -51,7 +51,7 @@ def any_event(cls: type[Event]) -> st.SearchStrategy[Event]:
     return st.builds(cls, **{a.name: FIELDS[str(a.type)] for a in attrs.fields(cls) if a.name != "_clean"})
 
 
-@pytest.mark.spec("requirements:N9")
+@pytest.mark.spec("requirements:N8")
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 @settings(max_examples=10)
 @given(data=st.data())

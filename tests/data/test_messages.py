@@ -32,7 +32,7 @@ from stepengine.data.messages import (
     ToolMessage,
     ToolResult,
     UserMessage,
-    joined_text,
+    join_text_parts,
 )
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolSpec
@@ -74,7 +74,7 @@ PARTS = (
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:B11", "requirements:B12", "requirements:B15")
+@pytest.mark.spec("requirements:B14", "requirements:B12", "requirements:B15")
 @pytest.mark.parametrize("kind", list(CONTENTS), ids=lambda kind: kind.__name__)
 def test_a_message_takes_strings_and_its_own_parts_and_nothing_else(kind: Any) -> None:
     for part in PARTS:
@@ -159,7 +159,7 @@ def test_parts_are_hashable_values() -> None:
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:B10", "requirements:B13")
+@pytest.mark.spec("requirements:B16", "requirements:B13")
 @pytest.mark.parametrize("given", [0, 1], ids=["defaults", "everything set"])
 def test_a_numbered_call_and_a_named_result_are_otherwise_what_they_were(given: int) -> None:
     part = [
@@ -174,6 +174,7 @@ def test_a_numbered_call_and_a_named_result_are_otherwise_what_they_were(given: 
         "structured": [1],
         "usage": Usage(1, 2),
         "cost": Decimal("0.5"),
+        "trust": "trusted",
     }
     result = [ToolResult(), ToolResult("gone", **everything)][given]
 
@@ -193,7 +194,7 @@ def test_messages_read_by_role() -> None:
         [thinking, "a", call, ThinkingPart(""), RefusalPart("b"), OpaquePart("p", {})], tags="NOTE"
     )
     result = ToolResult(["a", JsonPart({"b": 1}), image], status="error", tool_name="add", tool_call_id="c1")
-    message = ToolMessage.of(result)
+    message = ToolMessage.from_result(result)
 
     assert ("user", "assistant", "tool") == (UserMessage("").role, answer.role, message.role)
     assert ("ab", (call,), ("why",), ("NOTE",)) == (answer.text, answer.tool_calls, answer.thinking, answer.tags)
@@ -207,7 +208,7 @@ def test_messages_read_by_role() -> None:
 
 @given(st.lists(strategies.result_parts))
 def test_joined_text_is_the_text_of_the_parts_in_order(parts: list[Any]) -> None:
-    assert "".join(joined_text((part,)) for part in parts) == joined_text(tuple(parts))
+    assert "".join(join_text_parts((part,)) for part in parts) == join_text_parts(tuple(parts))
 
 
 @given(strategies.assistant_messages)
@@ -242,7 +243,7 @@ def test_media_count_as_a_fixed_number_of_tokens() -> None:
 # --- states ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:B1", "requirements:B2", "requirements:B6")
+@pytest.mark.spec("requirements:B1", "requirements:B2", "generator-contract:S8")
 def test_a_state_is_a_value_with_empty_defaults() -> None:
     state = AgentState()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart
 from stepengine.data.models import ModelReply
-from stepengine.data.thoughts import TAGS, parted
+from stepengine.data.thoughts import TAGS, split_thoughts
 
 THOUGHT = [
     ("  <think>deep</think>\n  The answer.", ("deep",), "The answer."),
@@ -55,20 +55,20 @@ SAID = [
 @pytest.mark.spec("requirements:X53")
 @pytest.mark.parametrize(("text", "thoughts", "said"), THOUGHT)
 def test_thoughts_begin_a_reply_or_end_at_a_tag_of_their_own(text, thoughts, said):
-    assert (thoughts, said) == parted(text)
+    assert (thoughts, said) == split_thoughts(text)
 
 
 @pytest.mark.spec("requirements:X53")
 @pytest.mark.parametrize("text", SAID)
 def test_a_text_that_only_mentions_tags_is_said_as_it_is(text):
-    assert ((), text) == parted(text)
+    assert ((), text) == split_thoughts(text)
 
 
 @pytest.mark.spec("requirements:X53")
 @pytest.mark.parametrize("tag", TAGS)
 @given(thought=st.text("ab <>/`\n"), said=st.text("ab ."))
 def test_what_follows_the_thoughts_is_never_lost(tag, thought, said):
-    told = parted(f"<{tag}>{thought}</{tag}>\n\n{said}")
+    told = split_thoughts(f"<{tag}>{thought}</{tag}>\n\n{said}")
 
     assert said.strip() == told.said
 
@@ -76,8 +76,8 @@ def test_what_follows_the_thoughts_is_never_lost(tag, thought, said):
 @pytest.mark.spec("requirements:X53")
 @given(st.text("ab .\n`~").map(str.strip))
 def test_nothing_is_taken_from_a_text_without_tags(text):
-    assert ((), text) == parted(text)
-    assert text.strip() == parted(f"<think>x</think>{text}").said
+    assert ((), text) == split_thoughts(text)
+    assert text.strip() == split_thoughts(f"<think>x</think>{text}").said
 
 
 @pytest.mark.spec("requirements:X53")
@@ -96,6 +96,6 @@ def test_hostile_texts_take_no_time(part):
     text = "x</think>y " + part * (200_000 // len(part))
     begun = time.process_time()
     for given_text in (text, text[11:], "<think>" + text):
-        parted(given_text)
+        split_thoughts(given_text)
 
     assert time.process_time() - begun < 3

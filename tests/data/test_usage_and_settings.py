@@ -31,7 +31,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
 from stepengine.data.outcomes import Value
-from stepengine.data.questions import Answer, Decision, Question, answered
+from stepengine.data.questions import Answer, Decision, Question, to_answer
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage, add_cost
@@ -46,7 +46,7 @@ spendings = strategies.spendings
 # --- usage and cost -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:G16")
+@pytest.mark.spec("ecosystem:EC76")
 @given(usages)
 def test_the_disjoint_buckets_add_up_to_the_total(usage: Usage) -> None:
     assert sum(getattr(usage, bucket) for bucket in BUCKETS) == usage.total_tokens
@@ -108,16 +108,29 @@ def test_only_like_is_added_to_like(value: Any) -> None:
 
 @given(strategies.limits, strategies.limits, strategies.limits)
 def test_gaps_of_limits_are_filled_from_below(run: Limits, agent: Limits, engine: Limits) -> None:
-    effective = run.over(agent).over(engine)
+    effective = run.fill_from(agent).fill_from(engine)
 
-    assert effective == run.over(agent.over(engine))
+    assert effective == run.fill_from(agent.fill_from(engine))
     for name in attrs.asdict(Limits()):
         wanted = [getattr(limits, name) for limits in (run, agent, engine)]
         assert next((value for value in wanted if value is not None), None) == getattr(effective, name)
-    assert run.over(None) == run.over(Limits()) == Limits().over(run) == run
+    assert run.fill_from(None) == run.fill_from(Limits()) == Limits().fill_from(run) == run
 
 
-@pytest.mark.spec("requirements:X7", "requirements:X8")
+@given(strategies.limits, strategies.limits)
+def test_no_limit_is_above_its_cap_and_what_is_below_stays(own: Limits, most: Limits) -> None:
+    names = ("max_tokens", "max_cost_usd", "max_seconds", "max_depth")
+    capped = own.cap({name: getattr(most, name) for name in names})
+
+    for name in attrs.asdict(Limits()):
+        before, after = getattr(own, name), getattr(capped, name)
+        cap = getattr(most, name) if name in names else None
+        is_above = cap is not None and (before is None or Decimal(str(before)) > Decimal(str(cap)))
+        assert (cap if is_above else before) == after
+    assert Limits(max_cost_usd=0.1) == Limits(max_cost_usd=0.1).cap({"max_cost_usd": Decimal("0.1")})
+
+
+@pytest.mark.spec("generator-contract:G46", "requirements:D7")
 def test_the_default_limits_are_the_documented_ones() -> None:
     assert (50, 1000, 5, 100, 16, 8, "final_answer") == (
         DEFAULT_LIMITS.max_steps,
@@ -158,9 +171,9 @@ def test_hooks_are_called_in_list_order_the_first_operand_first() -> None:
     agent = Hooks(pre_step=third, pre_tool=(second,))
     both = engine + agent
 
-    assert (first, second, third) == both.at("pre_step") == both.pre_step
-    assert (first,) == both.at("post_run")
-    assert (second,) == both.at("pre_tool")
+    assert (first, second, third) == both.get_hooks("pre_step") == both.pre_step
+    assert (first,) == both.get_hooks("post_run")
+    assert (second,) == both.get_hooks("pre_tool")
     assert () == both.on_stop
     assert both + Hooks() == Hooks() + both == both
     assert (engine + agent) + both == engine + (agent + both)
@@ -171,7 +184,7 @@ def test_hooks_are_false_when_there_are_none() -> None:
     assert not Hooks()
     for point in HOOK_POINTS:
         assert Hooks(**{point: print}), point
-        assert (print,) == Hooks(**{point: print}).at(point)
+        assert (print,) == Hooks(**{point: print}).get_hooks(point)
     assert set(HOOK_POINTS) == {a.name for a in attrs.fields(Hooks)}
     with pytest.raises(DefinitionError):
         Hooks(pre_step=5)
@@ -232,20 +245,20 @@ def test_a_change_freezes_what_it_is_given() -> None:
 
 @given(strategies.questions, st.booleans() | strategies.text)
 def test_what_a_caller_answers_becomes_a_choice_or_free_text(question: Question, given_answer: bool | str) -> None:
-    answer = answered(given_answer, question)
+    answer = to_answer(given_answer, question)
     text = {True: "yes", False: "no"}.get(given_answer) if isinstance(given_answer, bool) else given_answer
 
     assert text == answer.value
     assert ((text,) if text in question.options else ()) == answer.selected
-    assert answered(answer, question) is answer
+    assert to_answer(answer, question) is answer
     assert not answer.declined
 
 
 def test_bools_are_yes_and_no() -> None:
     question = Question("q1", "sure?", ["yes", "no"])
 
-    assert (Answer(("yes",)), Answer(("no",))) == (answered(True, question), answered(False, question))
-    assert Answer(text="maybe") == answered("maybe", question)
+    assert (Answer(("yes",)), Answer(("no",))) == (to_answer(True, question), to_answer(False, question))
+    assert Answer(text="maybe") == to_answer("maybe", question)
 
 
 @pytest.mark.parametrize("text", ["yes", "y", "YES", " Allow ", "true"])
@@ -286,7 +299,7 @@ def test_decisions_have_one_maker_each() -> None:
 # --- requests, replies, results -------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:D25")
+@pytest.mark.spec("ecosystem:EC97")
 def test_stop_reasons_are_a_closed_set_with_a_default_by_content() -> None:
     assert ["end_turn", "tool_use", "max_tokens", "stop_sequence", "refusal", "pause", "error"] == list(StopReason)
     call = ToolCallPart("", "t")
@@ -368,7 +381,7 @@ def test_outcomes_are_values() -> None:
         Value(1).value = 2  # type: ignore[misc]
 
 
-@pytest.mark.spec("requirements:A16", "requirements:V28")
+@pytest.mark.spec("requirements:A16")
 def test_thinking_reads_its_former_spellings_and_is_stored_as_they_were() -> None:
     former = {
         "none": {},

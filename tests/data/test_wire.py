@@ -102,7 +102,7 @@ def test_a_foreign_history_is_read() -> None:
     assert Transcript(MESSAGES) == Transcript.from_dicts([*MESSAGES[:1], DICTS[1], *MESSAGES[2:]])
 
 
-@pytest.mark.spec("requirements:B18", "requirements:B10")
+@pytest.mark.spec("requirements:B18", "requirements:B16")
 def test_system_messages_move_to_the_system_prompt() -> None:
     dicts = [
         {"role": "system", "content": "You add."},

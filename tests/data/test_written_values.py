@@ -42,6 +42,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (ToolAnnotations, {"read_only": "yes"}, "True or False, not 'yes'"),
     (Hooks, {"pre_step": [print, 3]}, r"Hooks\(pre_step=\[check\]\)"),
     (InputSchema, {"prompt": 3}, "'description': 'What to do'} or None, not 3"),
+    (InputSchema, {"params": int}, r"a pydantic model class or a JSON Schema \(a dict\) or None, not the class int"),
     (InputSchema, {"params": "a file"}, r"a pydantic model class or a JSON Schema \(a dict\) or None, not 'a file'"),
 ]
 

@@ -70,7 +70,7 @@ class Browser:
         )  # fmt: skip
         os.close(read)
         os.close(write)
-        self._rest, self._number, self._session = b"", 0, None
+        self._wait_for_next_time, self._number, self._session = b"", 0, None
         self.complaints: list[str] = []
         self.requests: list[str] = []
         targets = self.call("Target.getTargets")["targetInfos"]
@@ -98,13 +98,13 @@ class Browser:
 
     def _next(self, seconds: float) -> dict[str, Any]:
         end = time.monotonic() + seconds
-        while b"\0" not in self._rest:
+        while b"\0" not in self._wait_for_next_time:
             ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
             assert ready, "the browser says nothing"
             data = os.read(self._read, 1 << 20)
             assert data, "the browser has ended"
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\0")
+            self._wait_for_next_time += data
+        line, _, self._wait_for_next_time = self._wait_for_next_time.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         self._heard(message.get("method", ""), message.get("params", {}))
         return message

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stepengine import Engine, load_agent
-from stepengine.debugging.edits import MomentView, Watched, look
-from stepengine.engine.stepping import Tape
+from stepengine.debugging.edits import MomentPreview, WatchedMoment, look
+from stepengine.engine.stepper import Tape
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
 from stepengine.testing import ScriptedModel, text
@@ -79,11 +79,11 @@ def load() -> tuple[Engine, Any]:
     return Engine([agent], models=ScriptedModel(lambda _: text("a model was asked"))), agent
 
 
-def seen(at: str = "#4", **options: Any) -> MomentView:
+def seen(at: str = "#4", **options: Any) -> MomentPreview:
     return look(load, Tape(FileJournal("run.jsonl")), at, **options)
 
 
-def variables(found: MomentView) -> dict[str, str]:
+def variables(found: MomentPreview) -> dict[str, str]:
     assert found.place is not None, (found.problem, found.differs)
     return {name: value for name, value in found.place["frames"][0]["locals"].items() if name != "ctx"}
 
@@ -144,7 +144,7 @@ def test_where_the_code_goes_another_way_is_told_at_a_place_before_it_and_after_
 )
 @pytest.mark.deep
 def test_code_that_raises_tells_what_it_raised_and_where(
-    project: Path, line: str, told: Callable[[MomentView], str]
+    project: Path, line: str, told: Callable[[MomentPreview], str]
 ) -> None:
     broken = CODE.replace(line, line.replace("=", "= 1 / 0 +").replace("return", "return 1 / 0 +"))
     (project / "tally.py").write_text(broken)
@@ -157,7 +157,7 @@ def test_code_that_raises_tells_what_it_raised_and_where(
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
 def test_a_saved_file_that_is_also_watched_by_another_name_is_told_once(project: Path) -> None:
-    watched = Watched(load, Tape(FileJournal("run.jsonl")), files=lambda: ["tally.py"])
+    watched = WatchedMoment(load, Tape(FileJournal("run.jsonl")), files=lambda: ["tally.py"])
     try:
         watched.look()
         (project / "tally.py").write_text(CODE.replace("+ 0", "+ 1"))

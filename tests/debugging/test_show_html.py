@@ -24,13 +24,13 @@ from typer.testing import CliRunner, Result
 
 from stepengine import Engine
 from stepengine.cli.app import app
-from stepengine.debugging.viewing import serving
-from stepengine.debugging.viewing.payload import RunPayload, Texts
-from stepengine.debugging.viewing.serving import FollowedJournal, server_of
+from stepengine.debugging.viewer import live_page
+from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
+from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.engine import load_agent
-from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.journal import following as following_module
-from stepengine.journal.reading import read_later
+from stepengine.journal import FileJournal, MemoryJournal, follower
+from stepengine.journal.line_journal import LineJournal
+from stepengine.journal.line_reader import read_more_lines
 from stepengine.testing import ScriptedModel
 from tests.evaluation.runs import read_all, reviewed, said, tool_call
 
@@ -216,7 +216,7 @@ def served(following: FollowedJournal) -> Iterator[tuple[str, Any]]:
     """
     Give the path of the page, and what asks for something: its status and its text.
     """
-    server, address = server_of(following)
+    server, address = make_page_server(following)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
 
@@ -260,7 +260,21 @@ def test_only_who_knows_the_address_reads_and_nobody_writes(tmp_path: Path) -> N
     assert "Access-Control" not in text
 
 
-NUMBERS = {"t", "input", "result", "error", "reply", "system", "tools", "settings", "change", "did", "prompt", "output"}
+NUMBERS = {
+    "t",
+    "input",
+    "result",
+    "error",
+    "reply",
+    "system",
+    "tools",
+    "settings",
+    "change",
+    "did",
+    "prompt",
+    "output",
+    "origins",
+}
 
 
 def resolved(value: Any, texts: list[Any], name: str = "") -> Any:
@@ -284,7 +298,7 @@ def test_the_end_of_a_line_that_a_page_has_is_no_news(tmp_path: Path) -> None:
     path.write_bytes(whole)
     following.read()
 
-    assert {"after": page["follow"]} == following.after(page["follow"])
+    assert {"after": page["follow"]} == following.changes_after(page["follow"])
 
 
 @pytest.mark.spec("evaluation:JG50")
@@ -306,7 +320,7 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
         path.write_bytes(whole[:end])
         os.utime(path, ns=(end, end))
         following.read()
-        news = following.after(page["follow"])
+        news = following.changes_after(page["follow"])
         assert news["after"] <= end
         assert whole[: news["after"]].endswith((b"\n", b"}"))
         if news["after"] != page["follow"]:
@@ -320,9 +334,9 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
             series.pop("from", None)
             page |= {name: news[name] for name in ("run", "agents", "series")} | {"follow": news["after"]}
 
-    made = RunPayload(Texts(), "run.jsonl")
+    made = RunPayload(PageTexts(), "run.jsonl")
     made.take(FileJournal(path).history())
-    expected = json.loads(json.dumps(made.told()))
+    expected = json.loads(json.dumps(made.to_dict()))
     assert resolved(expected["steps"], made.texts.all) == resolved(page["steps"], page["texts"])
     assert resolved(expected["agents"], made.texts.all) == resolved(page["agents"], page["texts"])
     assert expected["series"] == page["series"]
@@ -340,10 +354,10 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
     following = FollowedJournal(FileJournal(path), "run.jsonl")
     read: list[int] = []
     monkeypatch.setattr(
-        following_module, "read_later", lambda data, *a, **o: read.append(len(data)) or read_later(data, *a, **o)
+        follower, "read_more_lines", lambda data, *a, **o: read.append(len(data)) or read_more_lines(data, *a, **o)
     )
     with monkeypatch.context() as patched:
-        patched.delattr(FileJournal, "content")
+        patched.delattr(LineJournal, "content")
         for line in lines[3:]:
             with path.open("ab") as file:
                 file.write(line)
@@ -365,7 +379,7 @@ def test_the_page_is_answered_while_other_connections_say_nothing(recorded: Path
         status, _ = ask(page)
 
     assert 200 == status
-    assert time.monotonic() - began < serving.SECONDS
+    assert time.monotonic() - began < live_page.SECONDS
 
 
 @pytest.mark.spec("evaluation:JG50", "evaluation:JG119")

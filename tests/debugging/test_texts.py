@@ -141,7 +141,7 @@ def test_what_says_something_of_itself_says_it_only_where_that_is_allowed() -> N
     assert "[<it said so>, <Bad: repr raised ValueError>]" == SafeTexts(runs_reprs=True).value([Said(), Bad()])
 
 
-@pytest.mark.spec("evaluation:JG32", "evaluation:JG115")
+@pytest.mark.spec("evaluation:JG32", "evaluation:JG21")
 @pytest.mark.spec("evaluation:JG113")
 def test_a_field_without_a_value_is_left_out_and_no_placeholder_of_ours_is_shown() -> None:
     said = SafeTexts().value(Answer(text="x"))

@@ -19,10 +19,11 @@ import pytest
 from stepengine import AgentCall, AgentDefinition, Ask, Engine, Sleep, Start, ToolCall, Wait, tool
 from stepengine.data.messages import TextPart
 from stepengine.debugging import render_run
-from stepengine.debugging.viewing.payload import Texts
-from stepengine.debugging.viewing.rendering import stored
-from stepengine.debugging.viewing.serving import FollowedJournal, server_of
+from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
+from stepengine.debugging.viewer.payload import PageTexts
+from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.testing import ScriptedModel
 from tests.evaluation.runs import engine, hostile_run, programmed, read_all, reviewed, said, tool_call
 
@@ -435,11 +436,11 @@ def test_an_address_of_a_step_and_a_tab_opens_there(page: Any, reviewer: Journal
 def test_the_script_puts_each_request_together_as_the_journal_does(name: str, page: Any, reviewer: Journal) -> None:
     (file,) = (Path(__file__).parents[2] / "cassettes" / "agents").rglob("base2-max.jsonl")
     journal = reviewer if name == "reviewer" else FileJournal(file)
-    history = stored(journal)
+    history = load_stored_history(journal)
     requests = {
         f"{i.path}#{i.seq}": [
             "".join([part.text for part in m.content if isinstance(part, TextPart)][:1])
-            for m in history.request(i).all_messages
+            for m in RecordedRequests(history).get(i).all_messages
         ]
         for i in history.intents.values()
         if i.type == "model_call"
@@ -452,7 +453,7 @@ def test_the_script_puts_each_request_together_as_the_journal_does(name: str, pa
         assert str(len(texts)) == text_of(chromium, "#tab-request .count")
         shown = text_of(chromium, "#panel")
         for text in texts:
-            first = Texts().clean(text).strip().split("\n")[0][:60]
+            first = PageTexts().clean(text).strip().split("\n")[0][:60]
             assert first in shown
 
 
@@ -473,6 +474,7 @@ def test_each_tab_shows_its_part_of_the_step(page: Any, reviewer: Journal) -> No
     assert "cache tokens" in seen["reply"].replace("from ", "")
     assert "Small steps." in seen["thinking"]
     assert "picture" in seen["calls"]
+    assert "Where the arguments come from: 1 untrusteduntrusted path" in seen["calls"]
     assert "image/png, 48 bytes" in seen["calls"]
     assert "first step" in seen["diff"]
     assert "--agent" in seen["handler"]
@@ -544,7 +546,7 @@ def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browse
     lines = list(reviewed().lines())
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"".join(lines[:8]))
-    server, address = server_of(FollowedJournal(FileJournal(path), "run.jsonl"))
+    server, address = make_page_server(FollowedJournal(FileJournal(path), "run.jsonl"))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -652,8 +654,7 @@ def test_no_width_needs_to_be_scrolled_sideways(page: Any, width: int, height: i
     AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
 )
 @pytest.mark.spec("evaluation:JG48", "evaluation:JG133")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 420)])
 def test_a_machine_that_checks_accessibility_finds_nothing(
     page: Any, scheme: str, width: int, reviewer: Journal
 ) -> None:
@@ -783,7 +784,7 @@ def test_a_long_program_opens_around_its_calls_and_shows_all_lines_when_asked(pa
     chromium = page(render_run(programmed(f'key = """{key}"""\n1' + "\n" * 9, (calls, [8]))), "#step=1&tab=calls")
     settled(chromium)
 
-    assert "Something was taken out of the program" in text_of(chromium, "#panel")
+    assert "Parts of the program were redacted" in text_of(chromium, "#panel")
     assert lines_shown(chromium)[-1] == "1#0 price tea → 30"
 
 
@@ -791,8 +792,7 @@ def test_a_long_program_opens_around_its_calls_and_shows_all_lines_when_asked(pa
     AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
 )
 @pytest.mark.spec("evaluation:JG48", "programs:PG38")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 420])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 420)])
 def test_a_machine_that_checks_accessibility_finds_nothing_in_a_program(page: Any, scheme: str, width: int) -> None:
     assert AXE is not None
     chromium: Browser = page(render_run(waiting()), "#step=1&tab=calls")

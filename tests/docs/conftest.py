@@ -13,6 +13,13 @@ import pytest
 from .pages import ROOT
 
 
+@pytest.fixture(scope="session", autouse=True)
+def commands_are_forked(forks: None) -> None:
+    """
+    The commands of pages are processes that are forked, each a second sooner.
+    """
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """

@@ -16,9 +16,11 @@ from pathlib import Path
 import attrs
 import pytest
 
+from tests import forked_processes
+
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```([\w{}]+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-NAMED = re.compile(r"`([^`\s]+)`:$")
+NAMED = re.compile(r"`([^`\s]+\.\w+)`:$")
 IN_FILE = re.compile(r"`([^`\s]+\.py)`")
 CODE = re.compile(r"# leaves with (\d+)$")
 PROGRAMS: dict[str, list[str]] = {
@@ -107,7 +109,8 @@ class Project:
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         }
-        done = subprocess.run(
+        run = forked_processes.run if program == "stepengine" else subprocess.run
+        done = run(
             command, check=False, capture_output=True, text=True, cwd=self.folder,
             env={**kept, **made, **variables}, timeout=SECONDS,
         )  # fmt: skip

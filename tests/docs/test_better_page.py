@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.better.__main__ import PAGE, SHOWN, TOPICS, blocks, filled
+from benchmarks.better.__main__ import PAGE, SHOWN, TOPICS, filled, our_side
 from benchmarks.peers import ENVIRONMENTS
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -27,7 +27,8 @@ def test_our_side_runs_and_prints_what_the_page_shows(
     All but how long it took.
     """
     monkeypatch.chdir(tmp_path)
-    exec(compile(blocks(TEXT)[topic], str(PAGE), "exec"), {"__name__": "page"})
+    file = our_side(topic)
+    exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), {"__name__": "__main__"})
     said = [f"stepengine: {line}" for line in capsys.readouterr().out.strip().splitlines()]
     shown = [line for line in SAID[topic].splitlines() if line.startswith("stepengine: ")]
 
@@ -45,4 +46,6 @@ def test_every_topic_stands_on_the_page_under_its_name_and_has_a_peer() -> None:
     assert list(TOPICS) == named == list(SAID)
     for topic, (environment, _) in TOPICS.items():
         assert environment in ENVIRONMENTS
-        assert SHOWN.with_name(f"{topic}.py").is_file()
+        for side in (our_side(topic), SHOWN.with_name(f"{topic}.py")):
+            assert side.is_file()
+            assert f"](../{side.relative_to(PAGE.parents[1]).as_posix()})" in TEXT

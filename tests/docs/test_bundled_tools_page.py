@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from stepengine.tools.bundled import shapes
-from stepengine.tools.bundled.reference import Form, keys_of, told
+from stepengine.tools.bundled.reference import Form, document_tools, result_keys
 
 from .pages import ROOT
 from .test_site import script
@@ -27,10 +27,10 @@ def test_the_page_says_what_the_tools_say() -> None:
 
 def test_every_key_of_a_result_has_its_name_at_codebuff_or_none() -> None:
     known = script("make_bundled_tools").CODEBUFF
-    given = {name for one in told() for form in one.forms for name in shapes_in(form)}
+    given = {name for one in document_tools() for form in one.forms for name in shapes_in(form)}
     without = {name for name, keys in known.items() if not keys}
     expected = {
-        name: {key.name for key in keys_of(getattr(shapes, name))} for name in given - without - {"Match", "WebHit"}
+        name: {key.name for key in result_keys(getattr(shapes, name))} for name in given - without - {"Match", "WebHit"}
     }
 
     assert {"JobStatus"} == without

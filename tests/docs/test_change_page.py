@@ -21,7 +21,7 @@ PAGE = page(NAME)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG70", "evaluation:JG76", "evaluation:JG80", "evaluation:JG82", "evaluation:JG83")
+@pytest.mark.spec("evaluation:JG70", "evaluation:JG76", "evaluation:JG80")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     In one folder and in order; what is edited is what the block before it names.
@@ -54,7 +54,7 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: py
                 pytest.fail(f"nobody runs a block of {other}")
 
 
-@pytest.mark.spec("evaluation:JG84")
+@pytest.mark.spec("evaluation:JG12")
 def test_the_line_for_bisecting_is_the_one_of_the_command_and_its_test() -> None:
     """
     The page, the help and the test that runs it agree.

@@ -33,15 +33,20 @@ from stepengine.tools.bundled import Fetched, ask_user_tool, file_tools, search_
 from .pages import ROOT, page
 
 PAGE = page("coming-from/codebuff.md")
+REFERENCE = page("reference/bundled-tools.md")
 
 
 def rows(title: str) -> list[list[str]]:
     """
     Return the cells of the table below a title, without its head.
     """
-    section = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    section = part(title)
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def part(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def words(cell: str) -> list[str]:
@@ -72,9 +77,19 @@ def called(name: str, value: Any, *tools: Any) -> Any:
 # --- what bundled agents return ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("agent", "keys"), rows("What bundled agents return"), ids=lambda cell: cell.strip("`"))
-def test_a_bundled_agent_returns_the_keys_of_the_page(agent: str, keys: str) -> None:
-    (agent_id,) = words(agent)
+RETURNED = [
+    (agent_id, keys)
+    for agents, keys in re.findall(r"^- (.+?): (.+)$", part("What bundled agents return"), re.MULTILINE)
+    for agent_id in words(agents)
+]
+
+
+def test_no_agent_of_the_page_is_passed_over() -> None:
+    assert len(RETURNED) == 11
+
+
+@pytest.mark.parametrize(("agent_id", "keys"), RETURNED)
+def test_a_bundled_agent_returns_the_keys_of_the_page(agent_id: str, keys: str) -> None:
     schema: Any = load_agent(agent_id).output_schema
     if schema is not None:
         found = set(schema.model_json_schema()["properties"])
@@ -111,6 +126,16 @@ class Docs:
         return Fetched(url, 200, "text/plain", b"words")
 
 
+BOUNDS = (
+    ("code_search", "max_results", 250),
+    ("find_files", "max_results", 30),
+    ("glob", "max_results", 2_000),
+    ("read_docs", "max_tokens", 20_000),
+    ("read_files", "paths", 50),
+    ("read_subtree", "max_tokens", 20_000),
+    ("read_subtree", "paths", 50),
+    ("read_url", "max_chars", 50_000),
+)
 VALID = {
     "code_search": {"pattern": "x"},
     "find_files": {"prompt": "x"},
@@ -123,12 +148,10 @@ VALID = {
 
 
 @pytest.mark.spec("generator-contract:T39")
-@pytest.mark.parametrize(("tool", "parameter", "most"), rows("Bounds"))
-def test_a_bound_of_the_page_is_that_of_the_schema_and_more_is_reported(
-    tool: str, parameter: str, most: str, tmp_path: Path
+@pytest.mark.parametrize(("name", "key", "bound"), BOUNDS)
+def test_a_bound_is_that_of_the_schema_and_of_the_reference_and_more_is_reported(
+    name: str, key: str, bound: int, tmp_path: Path
 ) -> None:
-    (name,), (key,) = words(tool), words(parameter)
-    bound = int(most.replace(",", ""))
     tools = [*file_tools(tmp_path), *search_tools(tmp_path), *web_tools(docs=Docs(), fetch=Docs())]
     (schema,) = [each.spec.input_schema["properties"][key] for each in tools if each.name == name]
     is_list = "maximum" not in schema
@@ -137,7 +160,14 @@ def test_a_bound_of_the_page_is_that_of_the_schema_and_more_is_reported(
 
     assert bound == (schema["maxItems"] if is_list else schema["maximum"])
     assert not result.is_error
-    assert ("in another call" if is_list else f"at most {most}") in result.text
+    told = REFERENCE.partition(f"\n### {name}\n")[2].partition("\n##")[0]
+    row = re.search(rf"^\| `{key}` \| ([^|]+) \|", told, re.MULTILINE)
+    assert row is not None
+    if is_list:
+        assert f"at most {bound} entries" in row[1] or f"**Limits**: {bound} {key}," in told
+    else:
+        assert row[1].endswith(f" to {bound:,}")
+    assert ("in another call" if is_list else f"at most {bound:,}") in result.text
 
 
 # --- decided otherwise ------------------------------------------------------------------------------------------------
@@ -307,7 +337,6 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`.env` files are read": secrets_are_not_read,
     "a wrong call of a handler is a result": wrong_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
-    "`'STEP'`": strings_are_refused,
     "`agentState` can be changed": state_is_frozen,
     "`add_message` is offered to models": add_message_is_for_handlers,
     "candidates may hold calls": candidates_are_texts,
@@ -315,11 +344,15 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_each_line_of_what_was_decided_otherwise_is_tested_and_has_a_reason() -> None:
+def test_each_line_of_what_was_decided_otherwise_is_tested() -> None:
     lines = rows("Decided otherwise")
 
     assert [line[0] for line in lines] == [*OTHERWISE]
-    assert all(len(line) == 3 and line[2] for line in lines)
+    assert all(len(line) == 2 and line[1] for line in lines)
+
+
+def test_strings_fail_the_run(tmp_path: Path) -> None:
+    strings_are_refused(tmp_path)
 
 
 @pytest.mark.parametrize("line", OTHERWISE)

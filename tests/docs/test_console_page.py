@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.cli.commands.chat import COMMANDS
+from stepengine.cli.commands.chat_commands import COMMANDS
 from stepengine.cli.screen.console import ALWAYS, NO, YES
 
 from .pages import blocks_of, execute, page
@@ -16,7 +16,7 @@ from .pages import blocks_of, execute, page
 PAGE = page("console.md")
 
 
-@pytest.mark.spec("requirements:N16", "requirements:O2", "requirements:O3")
+@pytest.mark.spec("requirements:N16")
 @pytest.mark.parametrize("block", blocks_of(PAGE), ids=lambda block: f"line {block.line}")
 def test_a_block_runs(block: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,11 +1,13 @@
 """
-`docs/works-with.md` is what the contract tests say of themselves, and `.ci/run` brings the versions that they name.
+`docs/reference/works-with.md` is what the contract tests say of themselves, and `.ci/run` brings the versions that they name.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,6 @@ from .pages import ROOT, page
 from .test_site import script
 
 MADE = script("make_counterparts")
-ROWS = MADE.counterparts()
 RUN = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 FROZEN = dict(
     line.lower().replace("_", "-").split("==")
@@ -22,21 +23,29 @@ FROZEN = dict(
 )
 
 
+@functools.cache
+def rows() -> list[Any]:
+    """
+    Return what all contract tests say. Six hundred files are read for it, which not every worker has to do when it collects.
+    """
+    return MADE.counterparts()
+
+
 @pytest.mark.spec("ecosystem:EC230")
 def test_the_page_says_what_the_contract_tests_say() -> None:
-    assert MADE.page() == page("works-with.md"), "python docs/make_counterparts.py"
+    assert MADE.page() == page("reference/works-with.md"), "python docs/make_counterparts.py"
 
 
 def test_every_counterpart_has_a_registry_a_version_a_verdict_and_words_and_stands_once_in_a_test() -> None:
     wrong = [
         row
-        for row in ROWS
+        for row in rows()
         if row.registry not in MADE.REGISTRIES or row.verdict not in MADE.VERDICTS
         or not re.fullmatch(r"\d[\w.]*", row.version) or not row.covers or "|" in row.covers
     ]  # fmt: skip
-    often = Counter((row.package, row.version, row.test) for row in ROWS)
+    often = Counter((row.package, row.version, row.test) for row in rows())
 
-    assert len(ROWS) > 15
+    assert len(rows()) > 15
     assert [] == wrong
     assert {1} == set(often.values())
 
@@ -46,7 +55,7 @@ def test_a_counterpart_has_one_version_for_each_major_one_that_is_tried() -> Non
     Two tests that name different versions of one package cannot both have the one that is installed.
     """
     versions: dict[tuple[str, str], set[str]] = {}
-    for row in ROWS:
+    for row in rows():
         versions.setdefault((row.package, row.version.partition(".")[0]), set()).add(row.version)
 
     assert {} == {package: found for package, found in versions.items() if len(found) > 1}
@@ -57,8 +66,10 @@ def test_the_versions_from_pypi_are_those_that_the_checks_install() -> None:
     """
     Those of `constraints.txt`; what stands in an environment of its own, because it disagrees with ours, is installed by its row.
     """
-    apart = {row.name for row in ROWS if row.registry == "pypi" and row.name not in FROZEN}
-    named = {(row.name, FROZEN[row.name], row.version) for row in ROWS if row.registry == "pypi" and row.name in FROZEN}
+    apart = {row.name for row in rows() if row.registry == "pypi" and row.name not in FROZEN}
+    named = {
+        (row.name, FROZEN[row.name], row.version) for row in rows() if row.registry == "pypi" and row.name in FROZEN
+    }
     brought = {name for line in re.findall(r"make_counterparts\.py pip ([^)]*)\)", RUN) for name in line.split()}
 
     assert set() == {one for one in named if one[1] != one[2]}
@@ -73,7 +84,7 @@ def test_the_versions_from_npm_are_those_that_the_checks_install() -> None:
     asked = re.findall(r"(?<=[\s:])(@?[\w/-]+)@(\d[\w.]*)", RUN)
     missing = [
         f"{row.name}@{row.version}"
-        for row in ROWS
+        for row in rows()
         if row.registry == "npm" and not any(n == row.name and f"{row.version}.".startswith(f"{v}.") for n, v in asked)
     ]
 
@@ -84,7 +95,7 @@ def test_the_checks_run_what_is_deep_and_bring_what_is_run_among_the_others() ->
     """
     Fast tests are the README's second command; those of the faults stand among them, and are skipped without llmock.
     """
-    assert {"deep", "fast", "faults"} == {row.kind for row in ROWS}
-    assert "python -m pytest -n auto -m deep" in RUN
+    assert {"deep", "fast", "faults"} == {row.kind for row in rows()}
+    assert "python -m pytest -n 4 -m deep" in RUN
     assert 'bash -euo pipefail -c "$(readme_command 1)"' in RUN
-    assert "llmock" in {row.name for row in ROWS if row.kind == "faults"}
+    assert "llmock" in {row.name for row in rows() if row.kind == "faults"}

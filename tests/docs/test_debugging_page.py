@@ -20,7 +20,7 @@ NAME = "debugging.md"
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG6", "evaluation:JG28", "evaluation:JG33", "evaluation:JG38")
+@pytest.mark.spec("evaluation:JG6", "evaluation:JG28")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

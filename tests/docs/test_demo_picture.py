@@ -32,16 +32,27 @@ def test_the_picture_of_the_demo_is_what_the_demo_shows_today() -> None:
     """
     Compared are the words, line by line: colours and shapes are the rendering library's.
     """
-    lines = [line.plain.rstrip() for line in AnsiDecoder().decode("\n".join(script().shown()))]
     drawn: dict[float, str] = {}
     texts = [part for part in ET.parse(DOCS / "demo.svg").iter(f"{SVG}text") if "clip-path" in part.attrib]
     for part in texts:
         drawn[float(part.attrib["y"])] = drawn.get(float(part.attrib["y"]), "") + (part.text or "")
 
-    assert "parenthesis too many" in "".join(lines)
-    shown = [re.sub(r"\s", "", line) for line in ["$ stepengine demo", *lines]]
-    in_picture = [re.sub(r"\s", "", drawn[y]) for y in sorted(drawn)]
-    assert [line for line in shown if line] == [line for line in in_picture if line], "python docs/make_demo_picture.py"
+    in_picture = [line for y in sorted(drawn) if (line := re.sub(r"\s", "", drawn[y]))]
+
+    shown = words_of(script().run_demo())
+    if shown != in_picture:  # on a busy machine one run may draw streamed text twice
+        shown = words_of(script().shown())
+
+    assert any("parenthesistoomany" in line for line in shown)
+    assert shown == in_picture, "python docs/make_demo_picture.py"
+
+
+def words_of(lines: list[str]) -> list[str]:
+    """
+    Return what a terminal shows, without colours, spaces and empty lines.
+    """
+    plain = ["$ stepengine demo", *[line.plain for line in AnsiDecoder().decode("\n".join(lines))]]
+    return [line for each in plain if (line := re.sub(r"\s", "", each))]
 
 
 def test_the_picture_needs_nothing_from_elsewhere() -> None:

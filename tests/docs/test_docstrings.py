@@ -69,7 +69,7 @@ def importable(name: str) -> bool:
 @pytest.mark.parametrize(
     "text",
     [
-        "Run it (requirements K7).",
+        "Run it (requirements K3).",
         "Kept (reliability section 4).",
         "Asked (EC75).",
         "See spec/replay.md.",

@@ -14,12 +14,12 @@ from .pages import follow, page
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG60", "evaluation:JG65", "evaluation:JG67")
+@pytest.mark.spec("evaluation:JG60", "evaluation:JG67")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
     follow("evaluations.md", tmp_path)
 
     assert (tmp_path / "first" / "report.html").is_file()
-    assert (tmp_path / "fixed" / "cases" / "sums" / "fixer" / "1.jsonl").is_file()
+    assert (tmp_path / "first" / "cases" / "ann" / "new" / "1.jsonl").is_file()
 
 
 @pytest.mark.deep

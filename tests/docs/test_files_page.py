@@ -17,7 +17,6 @@ PAGE = page("files-and-undo.md")
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:FS14", "reliability:FS18")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     In one folder and in order: each block goes on with the files of the one before.

@@ -18,9 +18,7 @@ from stepengine.tools.execution import TOOL_SECONDS
 from .pages import blocks_of, execute, page
 
 NAMES = (
-    "why-generators",
     "the-machine",
-    "determinism",
     "promises",
     "words",
     "hooks",
@@ -30,13 +28,9 @@ NAMES = (
     "streaming",
     "tools",
     "programs",
-    "agents-of-strangers",
-    "dependencies",
-    "tools-with-images",
-    "stateless-bot",
+    "untrusted-agents",
     "schedules",
     "waiting",
-    "agents-that-live-for-days",
     "coming-from/index",
     "coming-from/codebuff",
     "coming-from/bu-agent-sdk",
@@ -56,7 +50,7 @@ BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate
 @pytest.mark.parametrize(
     ("name", "block"),
     [
-        pytest.param(name, block, marks=[WORKERS] if any(word in block.text for word in ("code_mode", "sandboxed", "agents_of_source")) else [])
+        pytest.param(name, block, marks=[WORKERS] if any(word in block.text for word in ("code_mode", "sandboxed", "load_source")) else [])
         for name, _, block in BLOCKS
         if block.kind == "python"
     ],
@@ -73,9 +67,9 @@ def test_no_kind_of_block_is_passed_over() -> None:
     # a setting that tests/cli/test_sandboxed.py runs.
     shown = {
         "install": {"sh"},
-        "agents-that-live-for-days": {"ini"},
+        "waiting": {"ini"},
         "programs": {"text"},
-        "agents-of-strangers": {"text", "toml"},
+        "untrusted-agents": {"text", "toml"},
     }
 
     for name, _, block in BLOCKS:
@@ -84,10 +78,10 @@ def test_no_kind_of_block_is_passed_over() -> None:
 
 def test_the_table_of_options_of_tools_is_complete_and_says_their_defaults() -> None:
     """
-    So does the reference, which has no other place for them.
+    So does the docstring next to it; the guide has some of them.
     """
     rows = re.findall(
-        r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", page("tools.md").partition("| option |")[2], re.MULTILINE
+        r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", page("reference/options.md").partition("| option |")[2], re.MULTILINE
     )
     told = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
     explained = set(re.findall(r"^    (\w+): ", inspect.getdoc(ToolOptions) or "", re.MULTILINE))
@@ -101,4 +95,8 @@ def test_the_table_of_options_of_tools_is_complete_and_says_their_defaults() -> 
 
             assert default.strip("`") == str(found), name
     assert str(TOOL_SECONDS).removesuffix(".0") == told["timeout"]
+    some = re.findall(r"`(\w+)=", page("tools.md").partition("| option |")[2].partition("\n\n")[0])
+    assert some
+    assert set(some) <= set(told)
+    assert f"`timeout={told['timeout']}`" in page("tools.md")
     assert f"{RESULT_CHARS:,} characters" in page("tools.md")

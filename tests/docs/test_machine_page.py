@@ -1,5 +1,5 @@
 """
-The page about the machine names modules and classes that exist.
+The page about the machine names modules and classes that exist, and has a row for each module of the kernel.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = re.sub(r"^```.*?^```$", "", (ROOT / "docs" / "the-machine.md").read_text(), flags=re.MULTILINE | re.DOTALL)
 PACKAGE = ROOT / "stepengine"
+KERNEL = ("data", "machine", "runtime", "journal", "engine")
 WORDS = 2_500
 
 
@@ -39,6 +40,18 @@ def test_every_module_of_the_page_exists() -> None:
 
     assert len(set(modules)) > 25
     assert [] == [module for module in modules if not ((PACKAGE / module).exists() or (ROOT / module).exists())]
+
+
+def test_every_module_of_the_kernel_has_one_row() -> None:
+    rows = re.findall(r"^(`[^|\n]+)\|[^|\n]+$", PAGE.partition("\n## Which file decides it\n")[2], re.MULTILINE)
+    files = sorted(
+        f"{package}/{file.name}"
+        for package in KERNEL
+        for file in (PACKAGE / package).glob("*.py")
+        if file.name != "__init__.py"
+    )
+
+    assert files == sorted(module for row in rows for module in re.findall(r"`([^`]+)`", row))
 
 
 def test_every_class_function_and_table_of_the_page_exists() -> None:

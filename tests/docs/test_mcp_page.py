@@ -18,7 +18,7 @@ PAGE = page("mcp.md")
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:MC01", "reliability:MC04", "reliability:MC12")
+@pytest.mark.spec("requirements:P13")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mcp", reason="the extra mcp is not installed")
     monkeypatch.chdir(tmp_path)

@@ -25,12 +25,9 @@ PAGES = (
     COMMANDS,
     "clouds.md",
     "model-settings.md",
-    "thinking.md",
     "structured-output.md",
     "multimodal.md",
     "server-tools.md",
-    "prompt-caching.md",
-    "batches.md",
     "retries.md",
     "cost.md",
 )
@@ -76,14 +73,14 @@ async def test_what_the_page_uploads_is_used_twice_and_deleted(tmp_path: Path) -
 @pytest.mark.anyio
 @pytest.mark.spec("requirements:A15", "providers:PV99")
 async def test_what_the_page_asks_in_batches_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = names_of("batches.md")
+    names = names_of("cost.md")
     # Only what the page waits for is shortened.
     names["Batched"] = lambda provider, file, **_: Batched(provider, file, wait=0, poll=0.01)
     server = BatchServer()
     shouter = AgentDefinition("shouter", model="anthropic/claude-sonnet-5")
     async with (
         running(server),
-        names["evening_engine"]([shouter], tmp_path, api_key="k", base_url=server.url) as engine,
+        names["batched_engine"]([shouter], tmp_path, api_key="k", base_url=server.url) as engine,
     ):
         result = await engine.run("shouter", "hello")
     assert result.text == "HELLO"

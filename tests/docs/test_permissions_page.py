@@ -17,11 +17,11 @@ PAGE = page("permissions.md")
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:M11", "requirements:M16", "requirements:M17", "requirements:M18")
+@pytest.mark.spec("requirements:M11", "requirements:M15", "requirements:M18")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    follow("permissions.md", tmp_path)
+    follow("permissions.md", tmp_path, names={"__name__": "page"})
 
 
 def test_the_modes_are_all_there() -> None:

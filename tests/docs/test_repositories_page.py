@@ -16,7 +16,7 @@ from .pages import follow, page
 PAGE = " ".join(page("repositories.md").split())
 
 
-@pytest.mark.spec("requirements:X60", "interfaces:IF87", "interfaces:IF105")
+@pytest.mark.spec("requirements:X60", "interfaces:IF88")
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
@@ -26,13 +26,13 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_numbers_are_those_of_the_code() -> None:
     kib = 1024
     said = {
-        f"A file gives {repository.FILE_BYTES // kib} KiB and all of them {repository.ALL_BYTES // kib} KiB",
+        f"Each file is cut at {repository.FILE_BYTES // kib} KiB and all files together at {repository.ALL_BYTES // kib} KiB",
         f"at most {repository.DEEPER_FILES} paths",
         f"at most {repository.CHANGED_FILES} changed files",
-        f"A head of more than {skills.HEAD_BYTES // kib} KiB",
+        f"Front matter over {skills.HEAD_BYTES // kib} KiB",
         f"{memory.NOTE_CHARS:,} characters a note, {memory.MAX_NOTES} notes and {memory.FILE_BYTES // kib} KiB a file",
         ", ".join([f"`{place}`" for place in skills.PLACES]),
-        f"whole words and tags count {memory.WHOLE_WEIGHT}, beginnings {memory.PREFIX}",
+        f"a whole word or tag scores {memory.WHOLE_WEIGHT}, a prefix {memory.PREFIX}",
     }
 
     assert set() == {words for words in said if words not in PAGE}

@@ -24,8 +24,8 @@ from stepengine.server import Tokens
 from .pages import ROOT, blocks_of, execute, page
 
 COUNTERPARTS = (
-    ("pypi:fastapi", "0.165.0", "works", "an application that has served runs below one of its paths"),
-    ("pypi:uvicorn", "0.54.0", "works", "the server of that application"),
+    ("pypi:fastapi", "0.165.0", "works", "an application with mounted runs"),
+    ("pypi:uvicorn", "0.54.0", "works", "serves the FastAPI application"),
 )
 
 BLOCKS = [block for block in blocks_of(page("serving.md")) if block.kind == "python"]
@@ -149,13 +149,7 @@ def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, 
 
 
 @pytest.mark.spec(
-    "requirements:X57",
-    "requirements:N5",
-    "requirements:E27",
-    "interfaces:IF14",
-    "interfaces:IF15",
-    "interfaces:IF16",
-    "interfaces:IF18",
+    "interfaces:IF6", "requirements:E27", "interfaces:IF13", "interfaces:IF15", "interfaces:IF16", "interfaces:IF18"
 )
 @pytest.mark.deep
 def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Path) -> None:
@@ -188,12 +182,12 @@ def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Pa
 
 @pytest.mark.deep
 @pytest.mark.spec(
-    "requirements:X57",
-    "requirements:K10",
-    "interfaces:IF14",
+    "interfaces:IF6",
+    "reliability:R2",
+    "interfaces:IF13",
     "interfaces:IF15",
     "interfaces:IF16",
-    "interfaces:IF17",
+    "studio:SV3",
     "interfaces:IF18",
 )
 def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_off(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from .pages import follow
 
 
-@pytest.mark.spec("requirements:L1", "requirements:L4", "requirements:L12", "requirements:P13", "requirements:K5")
+@pytest.mark.spec("requirements:L1", "requirements:L4", "requirements:L2", "requirements:P13", "requirements:K5")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     follow("sessions.md", tmp_path)

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
-from stepengine.cli.settings import KEYS, Settings
+from stepengine.cli.app import app
 from stepengine.engine import options
+from stepengine.engine.settings import KEYS, Settings
 from tests import spec_rows
 
 from .pages import ROOT, public_modules
@@ -125,9 +127,30 @@ def test_the_pages_of_the_command_line_are_what_help_says() -> None:
     made = script("make_command_line").pages()
 
     assert len(made) > 5
-    assert made == {
-        page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("command-line*.md")
-    }
+    shown = {page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "reference").glob("command-line*.md")}
+    assert made == shown, "python docs/make_command_line.py"
+
+
+def test_every_command_names_the_public_function_that_it_calls_or_none() -> None:
+    """
+    A name is one of ``__all__`` of a public module, or a method of such a class without an underscore, and can be called.
+    """
+    in_python = script("make_command_line").IN_PYTHON
+    root: Any = typer.main.get_command(app)
+    groups = {name: getattr(one, "commands", {"": None}) for name, one in root.commands.items()}
+
+    assert 54 == len(in_python)
+    assert {f"{group} {name}".strip() for group, names in groups.items() for name in names} == set(in_python)
+    for command, dotted in in_python.items():
+        if dotted is not None:
+            parent, _, last = dotted.rpartition(".")
+            module, _, owner = parent.rpartition(".") if parent not in public_modules() else (parent, "", "")
+            public = importlib.import_module(module)
+
+            assert module in public_modules(), command
+            assert (owner or last) in public.__all__, command
+            assert not last.startswith("_"), command
+            assert callable(getattr(getattr(public, owner) if owner else public, last)), command
 
 
 def test_variables_of_settings_set_what_the_page_of_the_command_line_says(

@@ -1,38 +1,19 @@
 """
-The tutorial is so: who follows its seven pages in an empty folder sees what they show.
+The tutorial is so: who follows its six pages in an empty folder sees what they show.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
-from stepengine.sandbox import MontySandbox, running
-
 from .pages import ROOT, Project, assert_shown, blocks_of, execute, page
 
 PAGES = [f"tutorial/{name}.md" for name in re.findall(r"^(\d-.+)$", page("tutorial/index.md"), re.MULTILINE)]
-
-# What the package opens once for a process is there before any test, so that none of them seems to have left it behind.
-first = MontySandbox(1)
-first.open((), seconds=1, memory=1 << 26, printed=10, seed=1).feed("1", datetime(2026, 1, 1, tzinfo=UTC))
-first.close()
-
-
-@pytest.fixture(autouse=True)
-def workers() -> Iterator[None]:
-    """
-    Workers of the sandbox live as long as their process; a test leaves none behind.
-    """
-    yield
-    for sandbox in running._SHARED:
-        sandbox.close()
 
 
 @pytest.mark.deep
@@ -74,13 +55,13 @@ def test_every_block_that_a_reader_runs_says_what_to_save_it_as_and_what_to_type
     """
     run = [block for name in PAGES for block in blocks_of(page(name)) if block.kind == "python" and block.path is None]
 
-    assert 4 == len(run)
+    assert 2 == len(run)
     for block in run:
         assert re.search(r"`(\w+\.py)`.*`python\s\1`", block.before, re.DOTALL), block.before
 
 
-def test_it_is_seven_short_pages() -> None:
-    assert 7 == len(PAGES)
+def test_it_is_six_short_pages() -> None:
+    assert 6 == len(PAGES)
     for name in PAGES:
         assert len(page(name).splitlines()) <= 80, name
         assert all((ROOT / "docs" / "tutorial" / link).exists() for link in re.findall(r"\]\(([^)#]+)\)", page(name)))

@@ -73,7 +73,7 @@ def db(postgres_url: str, template: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def workers(db: str, tmp_path: Path) -> Iterator[Workers]:
+def workers(db: str, tmp_path: Path, durable_forks: None) -> Iterator[Workers]:
     made = Workers(db, tmp_path / "world.jsonl")
     yield made
     made.stop()

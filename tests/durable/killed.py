@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+from tests import forked_processes
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -21,11 +23,11 @@ class Workers:
         self.db = db
         self.world = world
         self.world.touch()
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[Any] = []
 
-    def start(self, executor: str, **more: str) -> subprocess.Popen[bytes]:
+    def start(self, executor: str, **more: str) -> Any:
         environment = {**os.environ, "WORLD": str(self.world), **more}
-        process = subprocess.Popen([sys.executable, str(WORKER), self.db, executor], env=environment)
+        process = forked_processes.Process([sys.executable, str(WORKER), self.db, executor], env=environment)
         self._running.append(process)
         return process
 

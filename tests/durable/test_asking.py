@@ -46,7 +46,7 @@ PARENT = AgentDefinition("parent", spawnable_agents=[ASKS], handle_steps=spawns)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U6", "durable:U16", "durable:U37", "durable:UT11")
+@pytest.mark.spec("durable:U37", "durable:U15")
 async def test_a_question_is_answered_from_elsewhere(db: str):
     async with worker_of([ASKS], db) as worker:
         waiting = await worker.run(ASKS, "")
@@ -59,7 +59,7 @@ async def test_a_question_is_answered_from_elsewhere(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U37", "durable:UF10")
+@pytest.mark.spec("durable:U37")
 async def test_of_many_who_answer_the_moment_they_can_one_is_told_that_it_counts(db: str):
     """
     They ask again and again from the run's first moment on, also while it is being put away for want of an answer.
@@ -87,7 +87,7 @@ async def test_of_many_who_answer_the_moment_they_can_one_is_told_that_it_counts
             assert [result.output["size"]] == [said for said in told if said is not None]
 
 
-@pytest.mark.spec("durable:U6", "durable:UT11")
+@pytest.mark.spec("durable:U37")
 async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
     async with worker_of([ASKS], db) as worker:
         waiting = await worker.run(ASKS, "")
@@ -107,7 +107,7 @@ async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U20", "durable:UT11")
+@pytest.mark.spec("durable:U20", "durable:U37")
 async def test_questions_that_are_asked_together_are_answered_in_any_order(db: str, until):
     async with worker_of([TWICE], db) as worker:
         handle = worker.start(TWICE, "")
@@ -156,7 +156,7 @@ async def test_a_permission_is_given_from_elsewhere(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF10", "durable:U37")
+@pytest.mark.spec("durable:U37")
 async def test_an_answer_that_is_sent_while_nobody_works_is_there_when_somebody_does(db: str):
     async with worker_of([ASKS], db) as worker:
         run = (await worker.run(ASKS, "")).journal
@@ -205,7 +205,7 @@ def catches(ctx: StepContext):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF15", "durable:U13")
+@pytest.mark.spec("durable:U13")
 async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: str):
     agent = AgentDefinition("catches", tools=[fail], handle_steps=catches)
     alone = await Engine([agent], models=ScriptedModel([])).run(agent, "", answers={"How large?": "small"})
@@ -270,7 +270,7 @@ SECRET = "open-sesame-4711"
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT18", "durable:UF11", "durable:U21", "durable:UT11")
+@pytest.mark.spec("durable:UF11", "durable:U21", "durable:U37")
 async def test_five_hundred_runs_wait_and_are_answered_at_once(db: str, until):
     async with worker_of([ASKS], db) as worker:
         await worker.run(ASKS, "", answers={"How large?": "small"})

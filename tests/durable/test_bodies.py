@@ -31,6 +31,7 @@ from stepengine import (
 )
 from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import MemoryJournal
+from stepengine.journal.pending_items import open_questions
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool
@@ -176,7 +177,7 @@ async def run_in_every_way(agent: AgentDefinition, answers: dict[str, str], db: 
     )
 
 
-@pytest.mark.spec("programs:PG7")
+@pytest.mark.spec("programs:PG7", "durable:U48")
 @pytest.mark.deep
 async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(db: str):
     runs = await run_in_every_way(ONE, {"Release 1.0?": "yes"}, db)
@@ -350,7 +351,7 @@ def kept(name: str) -> Steps[str]:
 async def resumed(agent: AgentDefinition, journal: Any, answers: dict[str, str]) -> Any:
     """Go on with a recorded run until nothing is asked any more."""
     while True:
-        open_ = journal.history().open_questions()
+        open_ = open_questions(journal.history())
         given = {key: answers[question.text] for key, (_, question) in open_.items()}
         result = await in_process(agent).resume(journal, answers=given)
         if not result.pending_questions:
@@ -376,7 +377,7 @@ BOTH = AgentDefinition("both", tools=[release, noted_twice, note], handle_steps=
 
 @pytest.mark.deep
 @pytest.mark.parametrize("answered", [(), ("Release 1?",)], ids=["in_a_body_alone", "in_one_of_two"])
-@pytest.mark.spec("programs:PG7", "durable:U42", "durable:UT21")
+@pytest.mark.spec("programs:PG7", "durable:U42")
 async def test_a_run_moves_in_the_middle_of_a_body_from_a_journal_and_back(db: str, answered: tuple[str, ...]):
     DONE.clear()
     answers = {"Release 1?": "yes", "Release 2?": "no"}
@@ -451,7 +452,7 @@ def calls_with_others(ctx: StepContext) -> Steps[Any]:
 @pytest.mark.deep
 @pytest.mark.parametrize("handler", [calls_alone, calls_with_others])
 @pytest.mark.parametrize("edit", ["effect", "result"])
-@pytest.mark.spec("programs:PG7", "durable:UT9", "reliability:R13")
+@pytest.mark.spec("programs:PG7", "durable:UT9", "replay:D1")
 async def test_an_edited_body_stops_where_it_differs_and_goes_on_as_it_was(db: str, handler: Any, edit: str):
     DONE.clear()
     EDITED.clear()
@@ -520,7 +521,7 @@ async def test_a_body_that_fails_cuts_those_that_it_was_called_with(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "durable:UF9")
+@pytest.mark.spec("programs:PG7", "durable:U5")
 async def test_a_run_that_is_cancelled_ends_its_bodies(db: str):
     agent = AgentDefinition("patient", tools=[waits_long, note], handle_steps=waits_in_bodies)
     async with worker_of([agent], db) as worker:
@@ -574,7 +575,7 @@ def priced(count: int) -> ScriptedModel:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("handler", [writes_alone, writes_beside])
-@pytest.mark.spec("programs:PG7", "programs:PG3", "durable:UT16", "durable:U23")
+@pytest.mark.spec("programs:PG7", "programs:PG3", "durable:U23")
 async def test_children_of_bodies_share_the_budget_of_their_caller(db: str, handler: Any):
     agent = AgentDefinition("writing", tools=[many_notes], handle_steps=handler)
     async with worker_of([agent], db, models=priced(99), pricing=None) as worker:
@@ -609,7 +610,7 @@ def goes_deep(ctx: StepContext) -> Steps[Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UT10")
+@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:U5")
 async def test_bodies_in_bodies_need_a_slot_for_each_depth_and_no_more(db: str):
     agent = AgentDefinition("deep", tools=[deeper, note], handle_steps=goes_deep)
     async with worker_of([agent], db, concurrency=1) as worker:

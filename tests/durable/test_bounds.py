@@ -89,7 +89,7 @@ def replies() -> ScriptedModel:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT16", "durable:U23", "reliability:R6", "reliability:I8")
+@pytest.mark.spec("durable:U23", "reliability:R6", "reliability:I8")
 async def test_parallel_children_share_a_budget_and_never_exceed_it(db: str):
     async with engine([FAN], db, models=replies()) as worker:
         poor = await worker.run(FAN, "", limits=Limits(max_tokens=1_000))
@@ -102,7 +102,7 @@ async def test_parallel_children_share_a_budget_and_never_exceed_it(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT10", "durable:U5", "durable:U28", "durable:UF9", "durable:UF32")
+@pytest.mark.spec("durable:U5", "durable:U28", "durable:U21")
 async def test_a_tree_of_depth_three_needs_one_slot_per_depth(db: str):
     async with engine([DEEPER], db, concurrency=1) as worker:
         result = await worker.run(DEEPER, "3")
@@ -133,7 +133,7 @@ def odd(name: str):
     return {"nan": float("nan"), "surrogate": "\ud800", "huge": 10**30, "bytes": b"x"}[name]
 
 
-@pytest.mark.spec("durable:UT14", "durable:U12", "durable:U13", "durable:UF14")
+@pytest.mark.spec("durable:U12", "durable:U13")
 async def test_values_are_the_same_in_a_process_and_in_the_database(db: str):
     agents = [
         AgentDefinition("echo", tools=[echo], handle_steps=echoes),
@@ -156,7 +156,7 @@ class Planted:
     place = ""
 
 
-@pytest.mark.spec("durable:UT15", "durable:U8", "durable:U32", "durable:UF16", "reliability:R20")
+@pytest.mark.spec("durable:U32", "reliability:R20")
 async def test_a_planted_pickle_is_refused_and_not_executed(db: str, tmp_path: Path):
     Planted.place = str(tmp_path / "executed")
     row = base64.b64encode(pickle.dumps(Planted())).decode()
@@ -177,7 +177,7 @@ async def test_a_planted_pickle_is_refused_and_not_executed(db: str, tmp_path: P
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U8")
+@pytest.mark.spec("durable:U32")
 async def test_everything_in_the_database_is_portable_json(db: str):
     async with engine([FAN], db, models=replies()) as worker:
         await worker.run(FAN, "")
@@ -214,7 +214,7 @@ async def test_the_id_of_a_closed_worker_is_free_before_the_server_notices_that_
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT8", "durable:U30", "durable:U31")
+@pytest.mark.spec("durable:U31", "durable:UC5", "durable:U30")
 async def test_a_second_worker_with_the_same_id_refuses_to_start(db: str):
     async with engine([DEEPER], db):
         code = f"""
@@ -235,7 +235,7 @@ asyncio.run(main())
     assert "another process works as executor 'worker-1'" in said
 
 
-@pytest.mark.spec("durable:UT19", "durable:UF34", "durable:U46")
+@pytest.mark.spec("durable:UF34", "durable:U46")
 async def test_a_database_that_is_away_is_told_without_the_password():
     for act in (
         DurableEngine(db="postgresql://me:secret@127.0.0.1:9/none", executor="worker-1").open,
@@ -276,7 +276,7 @@ async def test_the_same_id_is_the_same_run(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT22", "durable:UF28", "durable:U1")
+@pytest.mark.spec("durable:U1", "durable:U40")
 def test_nothing_of_the_extra_is_imported_before_it_is_asked_for():
     code = """
 import sys
@@ -298,9 +298,9 @@ def test_a_worker_waits_for_a_database_whose_socket_is_gone_and_not_for_what_is_
     from dbos import _sys_db
     from sqlalchemy.exc import DBAPIError
 
-    from stepengine.durable.database import import_guarded
+    from stepengine.durable.database import import_dbos
 
-    import_guarded()
+    import_dbos()
     gone = psycopg.OperationalError(
         "connection is bad: connection to server on socket failed: No such file or directory"
     )

@@ -17,9 +17,7 @@ from stepengine import AgentCall, AgentDefinition, Ask, StepContext, Steps, Tool
 
 from .shared import add, worker_of
 
-COUNTERPARTS = (
-    ("pypi:dbos", "3.4.0", "works", "runs survive their process; its client and its command find them by their agent"),
-)
+COUNTERPARTS = (("pypi:dbos", "3.4.0", "works", "runs survive process exit and are listed by agent"),)
 COMMAND = Path(sys.executable).with_name("dbos")
 pytestmark = [
     pytest.mark.deep,

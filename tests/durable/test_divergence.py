@@ -110,17 +110,7 @@ def engine(handler, db: str) -> DurableEngine:
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: getattr(edit, "__name__", None))
-@pytest.mark.spec(
-    "durable:UT9",
-    "durable:U4",
-    "durable:U15",
-    "durable:U16",
-    "durable:U17",
-    "durable:U24",
-    "durable:UF12",
-    "durable:UF31",
-    "reliability:R13",
-)
+@pytest.mark.spec("durable:UT9", "durable:U4", "durable:U15", "durable:UC3", "replay:D1")
 @pytest.mark.deep
 async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db: str, edit):
     DONE.clear()
@@ -144,7 +134,7 @@ async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U15", "durable:UF13", "durable:UT9")
+@pytest.mark.spec("durable:U15", "durable:UT9")
 async def test_another_child_is_not_given_the_result_of_the_one_that_is_under_way(db: str):
     async with engine(waits_for_child, db) as worker:
         waiting = await worker.run("parent", "")
@@ -159,7 +149,7 @@ async def test_another_child_is_not_given_the_result_of_the_one_that_is_under_wa
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U15", "durable:UT9", "durable:UF13")
+@pytest.mark.spec("durable:U15", "durable:UT9")
 async def test_a_run_whose_child_does_something_else_has_not_ended_and_goes_on_with_it(db: str):
     """
     The child is the one that was edited; its parent waits for a result that nobody can give now.

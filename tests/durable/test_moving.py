@@ -77,7 +77,7 @@ def in_process(*replies: str) -> Engine:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U42", "durable:UT21")
+@pytest.mark.spec("durable:U42")
 async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp_path: Path):
     DONE.clear()
     file = tmp_path / "run.jsonl"
@@ -101,7 +101,7 @@ async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U42", "durable:UT21")
+@pytest.mark.spec("durable:U42")
 async def test_a_run_goes_on_in_a_process_where_the_database_ends(db: str, tmp_path: Path):
     DONE.clear()
     async with durable(db, "one") as worker:
@@ -125,7 +125,7 @@ async def test_a_run_that_has_ended_does_not_move(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U42", "durable:UT13", "durable:UT9")
+@pytest.mark.spec("durable:U42", "durable:U36", "durable:UT9")
 async def test_exporting_under_edited_agents_is_a_divergence(db: str, tmp_path: Path):
     async with durable(db, "one") as worker:
         run = (await worker.run("parent", "")).journal
@@ -141,7 +141,7 @@ async def test_exporting_under_edited_agents_is_a_divergence(db: str, tmp_path: 
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U11", "reliability:R13")
+@pytest.mark.spec("durable:U11", "replay:D1")
 async def test_what_is_looked_up_at_the_start_is_looked_up_once(db: str):
     Today.asked = 0
     async with durable(db, "one") as worker:

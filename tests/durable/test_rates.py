@@ -61,7 +61,7 @@ async def worker(db: str, monkeypatch: pytest.MonkeyPatch):
         rates = SharedRates(RateLimit(**limit), db)
         await rates.open(asyncio.Semaphore(1), migrate=True)
         opened.append(rates)
-        return rates, rates.of("test", Named(account))
+        return rates, rates.find_limiter("test", Named(account))
 
     yield made
     for rates in opened:
@@ -458,7 +458,7 @@ GATE: list[asyncio.Event] = []
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF25", "durable:U21")
+@pytest.mark.spec("durable:U21")
 async def test_starts_of_runs_are_limited_for_all_workers_and_calls_of_models_are_not(db: str, until):
     async with engine(db, starts_per_minute=3) as worker:
         runs = [await worker.submit(ASKS, "") for _ in range(5)]

@@ -40,7 +40,7 @@ def engine(db: str, handler, **options) -> DurableEngine:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT13", "durable:U33", "durable:UF21")
+@pytest.mark.spec("durable:U36", "durable:U33")
 async def test_a_run_ends_on_the_release_that_it_began_with(db: str):
     async with engine(db, old) as worker:
         first = (await worker.run("agent")).journal

@@ -133,7 +133,7 @@ FAILS = AgentDefinition("fails", tools=[breaks], handle_steps=fails_and_asks)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF10", "durable:UF15", "durable:UF35", "durable:U13")
+@pytest.mark.spec("durable:U37", "durable:U13")
 async def test_an_answer_that_is_sent_while_nobody_works_is_taken_by_the_next_who_meets_the_same_errors(db: str):
     async with engine([FAILS], db) as worker:
         expected = await worker.result(await worker.submit(FAILS, "", answers={"go": "yes"}))
@@ -158,7 +158,7 @@ async def test_an_answer_that_is_sent_while_nobody_works_is_taken_by_the_next_wh
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF42", "durable:UF23")
+@pytest.mark.spec("durable:U34")
 async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(db: str):
     async with engine([FAILS], db) as worker:
         run = (await worker.run(FAILS, "")).journal
@@ -212,7 +212,7 @@ LONG = AgentDefinition("long", handle_steps=goes_on)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U19", "durable:U20")
+@pytest.mark.spec("durable:U20")
 async def test_numbers_are_drawn_in_the_order_of_the_handler_whatever_ends_first(db: str):
     async with engine([GATHERS], db) as worker:
         result = await worker.run(GATHERS, "")
@@ -271,7 +271,7 @@ GATHERS = AgentDefinition("gathers", tools=[fires], spawnable_agents=[LEAF], han
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U22", "durable:UF38")
+@pytest.mark.spec("durable:U5", "durable:UF38")
 async def test_children_are_looked_for_five_times_a_second_and_threads_are_bounded(db: str, monkeypatch):
     from dbos import _core
 
@@ -292,7 +292,7 @@ async def test_children_are_looked_for_five_times_a_second_and_threads_are_bound
     assert 64 == threads._max_workers
 
 
-@pytest.mark.spec("durable:UF26")
+@pytest.mark.spec("durable:U2")
 @pytest.mark.parametrize("url", ["sqlite:///runs.db", "runs.db", "mysql://host/x"])
 def test_only_postgresql_is_taken(url: str):
     with pytest.raises(DefinitionError, match="starts with postgresql://"):

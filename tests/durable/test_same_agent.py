@@ -68,7 +68,7 @@ def comparable(result):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT1", "durable:U3", "durable:U4", "durable:U5", "durable:U12", "durable:U20")
+@pytest.mark.spec("durable:UT1", "durable:U4", "durable:U5", "durable:U12", "durable:U20")
 async def test_a_durable_run_ends_as_one_in_the_process_does(db: str):
     expected = await Engine([AGENT], models=model()).run(AGENT, "go")
 
@@ -101,13 +101,13 @@ def _said(history, address):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT1", "durable:UT21", "durable:U42", "durable:U7")
+@pytest.mark.spec("durable:UT1", "durable:U42")
 async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: str, tmp_path: Path):
     embedded = MemoryJournal()
     await Engine([AGENT], models=model()).run(AGENT, "go", journal=embedded)
     for intent in embedded.records():
         if intent.kind == "intent":
-            intent.fp = intent.fp or Fingerprints(embedded.redactor).of(intent.effect)
+            intent.fp = intent.fp or Fingerprints(embedded.redactor).for_effect(intent.effect)
 
     async with worker_of([AGENT], db, models=model()) as engine:
         result = await engine.run(AGENT, "go")
@@ -133,7 +133,7 @@ def leading_steps(ctx: StepContext):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT1", "durable:U7")
+@pytest.mark.spec("durable:UT1")
 async def test_models_of_one_run_hold_for_its_children_too_and_in_the_journal_that_is_exported(db: str):
     under = AgentDefinition("under", model="test/own", handle_steps=replying_steps)
     leader = AgentDefinition("leader", model="test/own", spawnable_agents=[under], handle_steps=leading_steps)

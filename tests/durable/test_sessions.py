@@ -27,7 +27,7 @@ from stepengine import (
 )
 from stepengine.data.state import RunInfo, RunStatus
 from stepengine.durable import DurableEngine, Operator, Upkeep
-from stepengine.durable.database import plain_connection
+from stepengine.durable.database import open_connection
 from stepengine.durable.messages import WAITING
 from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
@@ -183,7 +183,7 @@ async def test_what_is_allowed_for_good_in_a_child_holds_for_its_tree_and_for_la
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT21", "durable:U42")
+@pytest.mark.spec("durable:U42")
 async def test_the_journal_of_a_turn_replays_and_forks_like_any_other(db: str, tmp_path):
     async with engine([CHAT], db) as worker:
         results = [await worker.run(CHAT, words, session_id="ann") for words in WORDS]
@@ -280,7 +280,7 @@ class Edited:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF12", "durable:UF31")
+@pytest.mark.spec("durable:UT9", "durable:UC3")
 async def test_a_session_waits_for_a_turn_that_stopped_until_it_is_tried_again_or_given_up(db: str, until):
     old, new = Edited("a").agent, Edited("b").agent
     async with engine([old], db, release="1") as worker:
@@ -305,7 +305,7 @@ async def test_a_session_waits_for_a_turn_that_stopped_until_it_is_tried_again_o
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U36", "durable:UT13")
+@pytest.mark.spec("durable:U36")
 async def test_turns_move_to_another_release_and_keep_their_order(db: str):
     async with engine([BOOK, CHAT], db, release="1") as worker:
         asked = await worker.run(BOOK, "a table", session_id="s")
@@ -632,7 +632,7 @@ async def test_who_is_frozen_with_the_lock_of_a_session_keeps_no_other_session(d
     async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
         first = await operator.submit("chat", "a", info=RunInfo("frozen"), release="none")
         await operator.submit("chat", "b", info=RunInfo("frozen"))
-        frozen = await plain_connection(operator.url)
+        frozen = await open_connection(operator.url)
         try:
             await frozen.execute(lock, ("frozen",))
             await operator.client.cancel_workflow_async(first)

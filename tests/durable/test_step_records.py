@@ -13,7 +13,7 @@ import pytest
 from stepengine import AgentDefinition, Parallel, StepContext, ToolCall, tool
 from stepengine import call as called
 from stepengine.durable import Operator
-from stepengine.durable.step_records import PAGE_STEPS, Reserved, StepRecords
+from stepengine.durable.step_records import PAGE_STEPS, ReservedStep, StepRecords
 
 from .shared import worker_of
 
@@ -43,8 +43,8 @@ class Recorded:
         return [self.rows[number] for number in sorted(self.rows)][offset : offset + limit]
 
 
-def step(number: int) -> Reserved:
-    return Reserved(Reservation(number), "tool:aa")
+def step(number: int) -> ReservedStep:
+    return ReservedStep(Reservation(number), "tool:aa")
 
 
 def records(recorded: Recorded) -> StepRecords:
@@ -66,7 +66,7 @@ async def test_recorded_steps_are_read_in_pages_and_given_once():
     assert 3 == recorded.asked
 
 
-@pytest.mark.spec("durable:UF20", "durable:U19")
+@pytest.mark.spec("durable:UF20", "durable:U20")
 async def test_a_step_that_is_recorded_between_two_pages_hides_none():
     recorded = Recorded(*range(2, 2 * PAGE_STEPS))
     read = records(recorded)
@@ -78,7 +78,7 @@ async def test_a_step_that_is_recorded_between_two_pages_hides_none():
         assert {"value": number} == read.pop(step(number))
 
 
-@pytest.mark.spec("durable:U24", "durable:UT9")
+@pytest.mark.spec("durable:UT9")
 async def test_another_step_under_one_of_the_numbers_is_an_error():
     from dbos import error
 
@@ -121,7 +121,7 @@ def sending(ctx: StepContext):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF18", "durable:UT3")
+@pytest.mark.spec("durable:UF18")
 async def test_connections_that_are_lost_again_and_again_repeat_nothing_and_fail_no_run(db: str):
     kill = """
         select pg_terminate_backend(pid) from pg_stat_activity

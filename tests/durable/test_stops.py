@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from typer.testing import CliRunner
 
 from stepengine import (
     AgentCall,
@@ -21,6 +22,7 @@ from stepengine import (
     call,
     tool,
 )
+from stepengine.cli.app import app
 from stepengine.durable import DurableEngine
 from stepengine.errors import JournalError
 from stepengine.testing import ScriptedModel
@@ -92,7 +94,7 @@ def engine(db: str) -> DurableEngine:
     ],
     ids=["in a tool", "in a question", "in a child"],
 )
-@pytest.mark.spec("durable:UT12", "durable:U25", "durable:U26", "durable:UF17", "reliability:R9")
+@pytest.mark.spec("durable:U26", "reliability:I6")
 async def test_a_cancelled_run_closes_its_handlers_and_can_be_gone_on_with(db: str, until, agent, place, closed):
     async with engine(db) as worker:
         run = await worker.submit(agent)
@@ -127,7 +129,7 @@ def _is_under_way(worker, run):
     return ask
 
 
-@pytest.mark.spec("durable:UT12", "durable:U26")
+@pytest.mark.spec("durable:U26")
 async def test_what_has_ended_can_be_neither_cancelled_nor_tried_again(db: str):
     async with engine(db) as worker:
         result = await worker.run("asks", answers={"Go on?": "yes"})
@@ -140,7 +142,7 @@ async def test_what_has_ended_can_be_neither_cancelled_nor_tried_again(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:U40", "durable:UF28", "reliability:R1")
+@pytest.mark.spec("durable:U40", "reliability:R1")
 async def test_a_worker_that_leaves_records_what_is_under_way_and_the_next_one_goes_on(db: str, until):
     slow = AgentDefinition("slow", tools=[work], handle_steps=_three_times)
     options = {"models": ScriptedModel([]), "db": db, "executor": "worker-1", "polling": 0.05}
@@ -171,7 +173,7 @@ async def test_a_worker_watches_over_its_lock_although_a_look_fails(db: str, unt
         raise RuntimeError("no")
 
     async with engine(db) as worker:
-        monkeypatch.setattr(worker._process, "_look_at_waiting", fails)
+        monkeypatch.setattr(worker._process, "_end_lost_executions", fails)
 
         async def looked():
             return len(looks)
@@ -231,3 +233,17 @@ async def test_the_children_of_a_run_that_took_too_long_are_given_up(db: str, un
 
     assert RunStatus.FAILED is result.status
     assert "seconds" == result.error.kind
+
+
+@pytest.mark.spec("durable:U26")
+async def test_the_command_resumes_a_cancelled_run_which_then_ends(db: str):
+    async with engine(db) as worker:
+        waiting = await worker.run("asks")
+        await worker.cancel(waiting.journal)
+        before = await worker.result(waiting.journal)
+        typed = ["deploy", "retry", waiting.journal, "--db", db]
+        shown = await asyncio.to_thread(CliRunner().invoke, app, typed)
+        result = await worker.resume(waiting.journal, answers={"Go on?": "yes"})
+
+    assert (0, "") == (shown.exit_code, shown.output)
+    assert (RunStatus.CANCELLED, "yes") == (before.status, result.output)

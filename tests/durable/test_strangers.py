@@ -14,7 +14,7 @@ from .shared import DONE, note, worker_of
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox
-from stepengine.sandbox.strangers import agents_of_source
+from stepengine.sandbox.untrusted_handlers import load_source
 
 TEXT = """
 from stepengine import AgentDefinition, Ask, Parallel, Sleep, ToolCall
@@ -36,7 +36,7 @@ agent = AgentDefinition("stranger", tools=["note"], handle_steps=handle_steps)
 @pytest.mark.spec("programs:PG42")
 async def test_a_handler_in_the_sandbox_asks_and_goes_on_in_another_worker(db: str):
     sandbox = MontySandbox(2)
-    (agent,) = agents_of_source(TEXT, sandbox=sandbox)
+    (agent,) = load_source(TEXT, sandbox=sandbox)
     names: dict[str, object] = {}
     exec(TEXT, names)
     DONE.clear()

@@ -22,7 +22,8 @@ import pytest
 from stepengine import AgentDefinition
 from stepengine.durable import Operator, Upkeep
 from stepengine.durable import upkeep as upkeep_module
-from stepengine.durable.process import LOCK, lock_name
+from stepengine.durable.process import LOCK, worker_lock_name
+from tests import forked_processes
 
 from .shared import worker_of
 
@@ -91,22 +92,22 @@ class Deployment:
         (folder / "mine.py").write_text(AGENTS)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
-        done = subprocess.run(
+        done = forked_processes.run(
             [sys.executable, "-m", "stepengine.cli", *arguments],
             check=False, cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=90,
         )  # fmt: skip
         assert code == done.returncode, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def start(self, *arguments: str) -> Any:
+        process = forked_processes.Process(
             [sys.executable, "-m", "stepengine.cli", *arguments],
             cwd=self.folder, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._running.callback(ended, process)
         return process
 
-    def worker(self, executor: str, *arguments: str) -> subprocess.Popen[str]:
+    def worker(self, executor: str, *arguments: str) -> Any:
         process = self.start("deploy", "worker", "mine.py", "--executor", executor, *arguments)
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -132,30 +133,38 @@ class Deployment:
         return str(one["id"])
 
 
-def ended(process: subprocess.Popen[str]) -> None:
+def ended(process: Any) -> None:
     process.kill()
     process.communicate()
 
 
 @pytest.fixture
-def deployment(tmp_path: Path, db: str) -> Iterator[Deployment]:
+def deployment(tmp_path: Path, db: str, durable_forks: None) -> Iterator[Deployment]:
     with ExitStack() as running:
         yield Deployment(tmp_path, db, running)
 
 
 @pytest.mark.deep
 @pytest.mark.spec(
-    "durable:UC1", "durable:UC2", "durable:UC3", "durable:UC4", "durable:UC5", "durable:UC8", "durable:UT8",
-    "durable:U9", "durable:U29", "durable:U30", "durable:U31", "durable:U33", "durable:U41",
-    "durable:UF30",
-)  # fmt: skip
+    "durable:UC1",
+    "durable:UC2",
+    "durable:UC3",
+    "durable:UC4",
+    "durable:UC5",
+    "durable:UC8",
+    "durable:U31",
+    "durable:U28",
+    "durable:U30",
+    "durable:U33",
+    "durable:U41",
+)
 def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_happened(deployment: Deployment) -> None:
     first = deployment.worker("w1")
     assert "another process works as executor 'w1'" in deployment(
         "deploy", "worker", "mine.py", "--executor", "w1", code=4
     )
-    assert deployment("deploy", "submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
-    assert deployment("deploy", "submit", "adder", "--prompt", "8", "--id", "r1") == "r1\n"
+    assert deployment("deploy", "submit", "adder", "8", "--id", "r1") == "r1\n"
+    assert deployment("deploy", "submit", "adder", "8", "--id", "r1") == "r1\n"
     deployment.until(lambda: "ended 2" in deployment.world())
     assert "executor 'w1' is alive" in deployment("deploy", "takeover", "w1", code=4)
 
@@ -174,7 +183,7 @@ def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_ha
     question = deployment.question("r1")
     assert "is not an open question" in deployment("send", "r1", "--answer", "q99=yes", code=2)
     deployment("send", "r1", "--answer", f"{question}=yes")
-    assert "28 yes" in deployment("deploy", "submit", "adder", "--prompt", "8", "--id", "r1", "--wait")
+    assert "28 yes" in deployment("deploy", "submit", "adder", "8", "--id", "r1", "--wait")
     twice = [line for line, times in Counter(deployment.world()).items() if times > 1]
     assert len(twice) <= 2, "only the effect in flight may have begun again"
     assert len({line for line in deployment.world() if line.startswith("ended")}) == 8
@@ -190,13 +199,13 @@ def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_ha
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UC6", "durable:U34", "durable:UT17")
+@pytest.mark.spec("durable:UC6", "durable:U34")
 def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(deployment: Deployment) -> None:
     watching = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
     standing_by = deployment.start("deploy", "takeover", "--watch", "--grace", "0.5")
     deployment("deploy", "migrate")
     # One that waits gets no further either, and that is nobody's fault.
-    deployment("deploy", "submit", "adder", "--prompt", "4", "--id", "good")
+    deployment("deploy", "submit", "adder", "4", "--id", "good")
     deployment.worker("w0")
     question = deployment.question("good")
     deployment("deploy", "submit", "killer", "--id", "bad")
@@ -218,7 +227,7 @@ def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(de
 
     deployment("send", "good", "--answer", f"{question}=yes")
     deployment.worker("last")
-    assert "6 yes" in deployment("deploy", "submit", "adder", "--prompt", "4", "--id", "good", "--wait")
+    assert "6 yes" in deployment("deploy", "submit", "adder", "4", "--id", "good", "--wait")
     for process in (watching, standing_by):
         process.kill()
     said = [process.communicate()[0] for process in (watching, standing_by)]
@@ -274,7 +283,7 @@ def test_who_waits_for_a_run_is_printed_its_output_as_by_run(deployment: Deploym
     assert {"left": 3, "names": ["a"]} == json.loads(shown[shown.index("{") : shown.rindex("}") + 1])
 
 
-@pytest.mark.spec("durable:UC4", "durable:UF36", "durable:U32")
+@pytest.mark.spec("durable:UC4", "durable:U32")
 async def test_rows_that_are_not_portable_json_are_counted(db: str) -> None:
     async with await Operator.connect(db) as operator:
         await operator.submit("nobody", id="a")
@@ -318,7 +327,7 @@ async def test_a_worker_whose_runs_cannot_be_taken_over_keeps_no_other_ones_from
 async def test_the_server_may_notice_the_end_of_a_killed_worker_a_moment_after_its_runs_are_asked_for(
     db: str, monkeypatch
 ) -> None:
-    all_rows, looked, answers = upkeep_module._all, asyncio.Event(), []
+    all_rows, looked, answers = upkeep_module._fetch_all, asyncio.Event(), []
 
     async def looking(own: Any, query: str, *values: Any) -> list[Any]:
         rows = await all_rows(own, query, *values)
@@ -327,12 +336,12 @@ async def test_the_server_may_notice_the_end_of_a_killed_worker_a_moment_after_i
             looked.set()
         return rows
 
-    monkeypatch.setattr(upkeep_module, "_all", looking)
+    monkeypatch.setattr(upkeep_module, "_fetch_all", looking)
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
         upkeep = Upkeep(operator)
-        async with upkeep._connection() as own:
-            await own.execute(LOCK, (lock_name("dead-a"),))
+        async with upkeep._open_connection() as own:
+            await own.execute(LOCK, (worker_lock_name("dead-a"),))
             asked = asyncio.create_task(upkeep.takeover("dead-a"))
             await looked.wait()
         (taken,) = await asked
@@ -348,11 +357,11 @@ async def test_since_when_a_worker_is_away_is_forgotten_once_it_has_no_runs(db: 
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
         upkeep = Upkeep(operator)
-        async with upkeep._connection() as own:
-            assert [] == await upkeep._due(own, away, 3600)
+        async with upkeep._open_connection() as own:
+            assert [] == await upkeep._requeue_runs_of_dead_workers(own, away, 3600)
             assert ["dead-a"] == [*away]
             await upkeep.takeover("dead-a")
-            assert [] == await upkeep._due(own, away, 3600)
+            assert [] == await upkeep._requeue_runs_of_dead_workers(own, away, 3600)
 
     assert {} == away
 
@@ -407,13 +416,14 @@ def test_a_watch_refuses_what_it_would_ignore(option: str, monkeypatch: pytest.M
     assert "go with one EXECUTOR" in result.stderr
 
 
-@pytest.mark.spec("durable:UF34", "durable:UT19")
+@pytest.mark.spec("durable:UF34", "durable:U46")
 @pytest.mark.parametrize(
     "arguments",
     [
         ["deploy", "status"],
         ["deploy", "submit", "a"],
         ["deploy", "takeover", "w1"],
+        ["deploy", "retry", "r"],
         ["send", "r", "--answer", "q=v"],
         ["deploy", "migrate"],
     ],
@@ -459,22 +469,13 @@ OTHER = AGENTS.replace("call(count, n, 0.2)", "call(count, n + 1, 0.2)")
 
 
 @pytest.mark.deep
-@pytest.mark.spec(
-    "durable:UC7",
-    "durable:UC8",
-    "durable:UC3",
-    "durable:U36",
-    "durable:U42",
-    "durable:UF22",
-    "durable:UT13",
-    "durable:UT21",
-)
+@pytest.mark.spec("durable:UC7", "durable:UC8", "durable:UC3", "durable:U36", "durable:U42")
 def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Deployment) -> None:
     for name, text in (("newer.py", NEWER), ("other.py", OTHER)):
         (deployment.folder / name).write_text(text)
     old = deployment.worker("old", "--release", "1")
     for run in ("waiting", "answered"):
-        deployment("deploy", "submit", "adder", "--prompt", "3", "--id", run, "--release", "1")
+        deployment("deploy", "submit", "adder", "3", "--id", run, "--release", "1")
     question = {run: deployment.question(run) for run in ("waiting", "answered")}
     old.send_signal(signal.SIGTERM)
     assert old.wait(40) == 0
@@ -489,10 +490,10 @@ def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Dep
 
     began = len(deployment.world())
     deployment.worker("new", "--release", "2")  # of mine.py: which code it has is the operator's word
-    assert "3 kept" in deployment("deploy", "submit", "adder", "--prompt", "3", "--id", "answered", "--wait")
+    assert "3 kept" in deployment("deploy", "submit", "adder", "3", "--id", "answered", "--wait")
     assert len(deployment.world()) == began, "nothing that was recorded is done again"
 
-    deployment("journal", "export", "waiting", "--agents", "mine.py", "-o", "waiting.jsonl")
+    deployment("journal", "export", "waiting", "--agents", "mine.py", "--into", "waiting.jsonl")
     assert "Keep it?" in deployment("show", "waiting.jsonl")
     assert deployment("journal", "check", "waiting.jsonl").startswith("ok")
     fork = deployment(
@@ -546,14 +547,14 @@ options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
 def test_a_session_is_submitted_to_answered_for_good_and_read_on_the_command_line(deployment: Deployment) -> None:
     (deployment.folder / "mine.py").write_text(CAREFUL)
     deployment.worker("w1")
-    deployment("deploy", "submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1")
+    deployment("deploy", "submit", "wiper", "a", "--session", "s", "--id", "r1")
     question = deployment.question("r1")
     shown = deployment("deploy", "status", "--session", "s")
     deployment("send", "r1", "carefully", "--id", "m1")
     refused = deployment("send", "r1", "--answer", f"{question}=no", "--always", question, code=2)
     deployment("send", "r1", "--always", question)
-    first = deployment("deploy", "submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1", "--wait")
-    second = deployment("deploy", "submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r2", "--wait")
+    first = deployment("deploy", "submit", "wiper", "a", "--session", "s", "--id", "r1", "--wait")
+    second = deployment("deploy", "submit", "wiper", "a", "--session", "s", "--id", "r2", "--wait")
     told = json.loads(deployment("deploy", "status", "--session", "s", "--json"))
     listed = json.loads(deployment("deploy", "status", "--sessions", "--json"))
     nothing = deployment("deploy", "status", "--session", "t", code=2)

@@ -33,9 +33,9 @@ from stepengine import (
 )
 from stepengine.cli.app import app
 from stepengine.data.outcomes import Value
-from stepengine.data.waiting import Received
+from stepengine.data.waits import Received
 from stepengine.durable import DurableEngine, DurableScheduler, migrate
-from stepengine.durable.messages import HeardMessages
+from stepengine.durable.messages import MessageDelivery
 from stepengine.errors import BadYield, InputError, JournalError
 from stepengine.runtime.mail import Mail, Message
 from stepengine.testing import ScriptedModel
@@ -69,7 +69,7 @@ def test_a_message_that_the_loser_of_a_race_took_is_recorded_once_whatever_becom
     class Tree:
         mail = Mail(None, id, id)
 
-    heard, message = HeardMessages(), Message("m1", "", "order", 1)
+    heard, message = MessageDelivery(), Message("m1", "", "order", 1)
     heard.hand_over(Tree(), "m1::run", message)  # type: ignore[arg-type]
     lost = heard.taken_by(Value(Received("m1", 1), 5))
     if then == "refused":
@@ -379,7 +379,7 @@ async def test_a_time_of_a_schedule_is_started_once_whoever_looks_and_whoever_di
         await asyncio.gather(one.tick(later), other.tick(later))
         await asyncio.gather(one.finished(), other.finished())
         run = "every-minute-20260101T120300Z"
-        told = one.book.told()["every-minute"]
+        told = one.book.load_known_schedules()["every-minute"]
         assert (run, "started", 2) == (told.last.run, told.last.status, told.missed)
         assert [run] == [row for (row,) in await engine.operator.rows("select workflow_uuid from dbos.workflow_status")]
         # One that died after it had claimed a time, and before it was submitted.

@@ -27,17 +27,17 @@ from stepengine.durable.wire import (
     Ancestor,
     Order,
     Seed,
-    answers_form,
-    answers_of,
-    body_form,
-    body_of,
-    error_form,
-    error_of,
-    outcome_form,
-    outcome_of_form,
-    result_form,
-    result_of,
-    uncertain,
+    encode_answers,
+    encode_body_end,
+    encode_error,
+    encode_outcome,
+    encode_result,
+    mark_usage_uncertain,
+    parse_answers,
+    parse_body_end,
+    parse_error,
+    parse_outcome,
+    parse_result,
 )
 from stepengine.errors import DataError, StepEngineError, ToolError
 from stepengine.machine.plan import Finished
@@ -61,11 +61,11 @@ def test_an_order_comes_back_as_it_was_whatever_it_holds(names: set[str]) -> Non
     order = Order(root="r", agent_id="a", created="2026-01-01T00:00:00Z", seed="s", **{n: OPTIONAL[n] for n in names})
     stored = json.loads(json.dumps(order.form()))
 
-    assert order == Order.of(stored)
+    assert order == Order.from_form(stored)
     assert order.id == ("r/4.2" if "spawns" in names else "r")
     for broken in ({**stored, "schema": 2}, {k: v for k, v in stored.items() if k != "seed"}, {**stored, "spawns": 5}):
         with pytest.raises(DataError, match=r"schema 2|not a request of a run"):
-            Order.of(broken)
+            Order.from_form(broken)
 
 
 CHANGES = (
@@ -94,8 +94,8 @@ def test_what_a_body_leaves_comes_back_in_its_order_and_without_what_belongs_to_
         changes=tuple(changes),
     )
     result = ToolResult.text("done")
-    form = json.loads(json.dumps(body_form(ended, result, started=children, rules=OPTIONAL["rules"])))
-    left = body_of(form["body"])
+    form = json.loads(json.dumps(encode_body_end(ended, result, started=children, rules=OPTIONAL["rules"])))
+    left = parse_body_end(form["body"])
 
     own = [attrs.evolve(each, values={}) if each is CHANGES[2] else each for each in changes]
     assert own == list(left.changes)
@@ -114,9 +114,9 @@ OUTCOMES = {
 def test_a_seed_comes_back_as_it_was_and_gives_a_child_what_is_below_it_only() -> None:
     seed = Seed(OUTCOMES, {"": {"a": 1}, "1": {"b": 2}, "12": {}, "1.3": {"c": 3}})
 
-    assert seed == Seed.of(json.loads(json.dumps(seed.form())))
+    assert seed == Seed.from_form(json.loads(json.dumps(seed.form())))
     assert ({("1", 2), ("1.3", 1)}, {"1", "1.3"}) == tuple(
-        map(set, (seed.below("1").outcomes, seed.below("1").lookups))
+        map(set, (seed.select_subtree("1").outcomes, seed.select_subtree("1").lookups))
     )
 
 
@@ -124,7 +124,7 @@ def test_a_seed_comes_back_as_it_was_and_gives_a_child_what_is_below_it_only() -
     "outcome", [Value("x", 5), Failure(ToolError("bad"), 6), Stop("cancelled", 7), Stop("limit", 8, StepEngineError("full"))]
 )  # fmt: skip
 def test_an_outcome_comes_back_as_it_was(outcome: Any) -> None:
-    again = outcome_of_form(json.loads(json.dumps(outcome_form(3, outcome, REDACTOR))))
+    again = parse_outcome(json.loads(json.dumps(encode_outcome(3, outcome, REDACTOR))))
 
     assert (type(outcome), outcome.at) == (type(again), again.at)
     assert str(getattr(outcome, "error", None)) == str(getattr(again, "error", None))
@@ -133,15 +133,15 @@ def test_an_outcome_comes_back_as_it_was(outcome: Any) -> None:
 
 
 def test_what_cannot_be_stored_is_a_failure_that_says_that_it_happened() -> None:
-    again = outcome_of_form(outcome_form(1, Value(object()), REDACTOR))
+    again = parse_outcome(encode_outcome(1, Value(object()), REDACTOR))
 
     assert isinstance(again, Failure)
     assert str(again.error).startswith("the effect happened, but its outcome cannot be stored")
 
 
 def test_attempts_and_writes_stand_beside_an_outcome_only_where_there_were_some() -> None:
-    plain = outcome_form(1, Value("x"), REDACTOR)
-    full = outcome_form(1, Value("x"), REDACTOR, attempts=[{"n": 1}], writes=[{"path": "a"}])
+    plain = encode_outcome(1, Value("x"), REDACTOR)
+    full = encode_outcome(1, Value("x"), REDACTOR, attempts=[{"n": 1}], writes=[{"path": "a"}])
 
     assert plain == {k: v for k, v in full.items() if k not in ("attempts", "writes")}
     assert ([{"n": 1}], [{"path": "a"}]) == (full["attempts"], full["writes"])
@@ -150,26 +150,26 @@ def test_attempts_and_writes_stand_beside_an_outcome_only_where_there_were_some(
 def test_what_a_model_used_that_a_crash_may_have_asked_before_is_a_lower_bound() -> None:
     reply = Value(ModelReply((), model="m", usage=Usage(input_tokens=3)), 4)
 
-    assert (True, 3) == ((usage := uncertain(reply).value.usage).at_least, usage.input_tokens)
-    assert uncertain(Value(ModelReply((), model="m"))).value.usage.at_least
-    assert Value("x") == uncertain(Value("x"))
+    assert (True, 3) == ((usage := mark_usage_uncertain(reply).value.usage).at_least, usage.input_tokens)
+    assert mark_usage_uncertain(Value(ModelReply((), model="m"))).value.usage.at_least
+    assert Value("x") == mark_usage_uncertain(Value("x"))
 
 
 def test_errors_come_back_by_their_classes_and_others_by_name_and_message() -> None:
-    ours, other = error_of(error_form(ToolError("bad"))), error_of(error_form(KeyError("k")))
+    ours, other = parse_error(encode_error(ToolError("bad"))), parse_error(encode_error(KeyError("k")))
 
     assert (ToolError, "bad") == (type(ours), str(ours))
     assert (StepEngineError, "KeyError: 'k'") == (type(other), str(other))
-    assert error_of(None) is None
+    assert parse_error(None) is None
 
 
 def test_answers_come_back_in_the_order_of_their_questions_and_a_missing_one_is_named() -> None:
     questions = [Question(id="q1", text="A?"), Question(id="q2", text="B?")]
-    form = answers_form(questions, {"q2": "two", "q1": "one"})
+    form = encode_answers(questions, {"q2": "two", "q1": "one"})
 
-    assert ["one", "two"] == [answer.text for answer in answers_of(form, questions)]
+    assert ["one", "two"] == [answer.text for answer in parse_answers(form, questions)]
     with pytest.raises(DataError, match="no answer to 'q1'"):
-        answers_of({"q2": form["q2"]}, questions)
+        parse_answers({"q2": form["q2"]}, questions)
 
 
 @pytest.mark.parametrize("error", [None, ToolError("bad")])
@@ -179,8 +179,8 @@ def test_a_result_comes_back_as_it_was(error: Any, reason: Any) -> None:
         status=RunStatus.FAILED, stop_reason=reason, state=STATE, output=freeze({"a": 1}), text="t", thinking=("h",),
         children=(ChildResult(agent_id="c", output="o"),), session_id="s", error=error, warnings=("w",), leaked=("l",),
     )  # fmt: skip
-    form = json.loads(json.dumps(result_form(result)))
-    again = result_of(form)
+    form = json.loads(json.dumps(encode_result(result)))
+    again = parse_result(form)
 
     for name in (
         "status",
@@ -198,8 +198,8 @@ def test_a_result_comes_back_as_it_was(error: Any, reason: Any) -> None:
     ):
         assert getattr(result, name) == getattr(again, name), name
     assert (type(error), str(error)) == (type(again.error), str(again.error))
-    assert "own" == result_of(form, "own").output
+    assert "own" == parse_result(form, "own").output
     assert [None, True, False] == [
-        result_of({**form, **more}).session_saved
+        parse_result({**form, **more}).session_saved
         for more in ({}, {"session": {"is_saved": True}}, {"session": {"is_saved": False}})
     ]

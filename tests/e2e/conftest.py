@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import pytest
 
+from tests import forked_processes
 from tests.offline import NO_NETWORK, ROOT
 from tests.servers import Quiet, served
 
@@ -39,11 +40,11 @@ class Command:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **options: Any) -> Any:
         (self.folder / ".site").mkdir(exist_ok=True)
         (self.folder / ".site" / "sitecustomize.py").write_text(NO_NETWORK)
         environment = {**self.environment, **options.pop("env", {})}
-        return subprocess.Popen(
+        return forked_processes.Process(
             [sys.executable, "-m", "stepengine.cli", *arguments],
             env=environment, cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
         )  # fmt: skip
@@ -55,7 +56,7 @@ class Command:
 
 
 @pytest.fixture
-def stepengine(tmp_path: Path) -> Command:
+def stepengine(tmp_path: Path, forks: None) -> Command:
     (tmp_path / "work").mkdir()
     (tmp_path / "home").mkdir()
     return Command(tmp_path / "work")

@@ -1,5 +1,5 @@
 """
-Kills processes in the middle of recorded runs and resumes them (reliability K3): `python -m tests.e2e.kills --rounds 200`.
+Kills processes in the middle of recorded runs and resumes them: `python -m tests.e2e.kills --rounds 200`.
 
 One round: a run of 40 effects in a process of its own, which gets SIGKILL at a random moment; another process resumes it and
 may be killed too; the last one comes to the end. What was done in the world stands in a file that every deed appends one line

@@ -47,14 +47,15 @@ from stepengine import (
 )
 from stepengine.data.outcomes import Value
 from stepengine.engine.schedule_book import ScheduleBook
-from stepengine.engine.waking import Waker
+from stepengine.engine.waker import Waker
 from stepengine.errors import UnknownOutcome
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check
-from stepengine.journal.files import FileWriter
+from stepengine.journal.files import JournalFile
 from stepengine.journal.mailbox import Letter
-from stepengine.journal.sleeping import index_of, make_due
+from stepengine.journal.pending_items import find_waits
+from stepengine.journal.sleepers import open_wake_index, wake_for_letter
 from stepengine.journal.sqlite import SqliteWriter
-from stepengine.journal.waking import WakeIndex
+from stepengine.journal.wake_index import WakeIndex
 from stepengine.testing import ScriptedModel, text
 from tests.e2e.kills import process
 
@@ -222,7 +223,7 @@ class Night:
         """Start what the schedule says and go on with what is due, as `stepengine resume --due` does; this is what a process does."""
         points = Points(self.folder / "points.log", die_at)
         for of, name in (
-            (FileWriter, "_store"), (SqliteWriter, "_insert"), (WakeIndex, "note"), (WakeIndex, "forget"), (WakeIndex, "put_off"), (ScheduleBook, "claim"),
+            (JournalFile, "append"), (SqliteWriter, "_insert_rows"), (WakeIndex, "note"), (WakeIndex, "forget"), (WakeIndex, "put_off"), (ScheduleBook, "claim"),
         ):  # fmt: skip
             points.around(of, name)
         asyncio.run(self._work(points))
@@ -262,7 +263,7 @@ class Night:
         """Return whether no waker knows the run, since it was killed before it was suspended for the first time."""
         if not self.journal.is_there() or self.journal.history().is_complete:
             return False
-        with index_of(self.place) as index:
+        with open_wake_index(self.place) as index:
             return not index.all()
 
     def post(self) -> None:
@@ -276,10 +277,10 @@ class Night:
 
     def answer(self) -> None:
         """Say yes, once, to what the run asks."""
-        (question,) = [one.question for one in self.journal.history().waits() if one.kind == "question"]
+        (question,) = [one.question for one in find_waits(self.journal.history()) if one.kind == "question"]
         assert question is not None
         self.journal.mailbox().post(Letter(kind="answer", topic=question.id, value="yes", id="yes"))
-        make_due(self.journal)
+        wake_for_letter(self.journal)
 
 
 @attrs.define
@@ -357,7 +358,7 @@ def check_night(night: Night, tally: Tally) -> None:
         if path and seq == -1
     }
     assert ends == {"0": RunStatus.COMPLETED, "1": RunStatus.COMPLETED, "2": RunStatus.CANCELLED}, ends
-    with index_of(night.place) as index:
+    with open_wake_index(night.place) as index:
         assert index.all() == []
     replayed = asyncio.run(night.replayed())
     assert (replayed.status, replayed.output) == (RunStatus.COMPLETED, OUTPUT)

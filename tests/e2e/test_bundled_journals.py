@@ -14,7 +14,7 @@ import pytest
 
 from stepengine import Engine, RunStatus
 from stepengine.journal import FileJournal
-from stepengine.workspace.network import blocked
+from stepengine.workspace.network import block_test_network
 
 from .bundled import ROOT, recorder
 
@@ -43,7 +43,7 @@ def test_every_bundled_agent_has_one_journal_and_there_are_no_others() -> None:
     assert {file.stem.replace("_", "-") for file in (ROOT / "agents").glob("[!_]*.py")} == set(script.BUNDLED)
 
 
-@pytest.mark.spec("reliability:JR19")
+@pytest.mark.spec("replay:J34")
 def test_the_committed_journals_are_those_of_the_index() -> None:
     """
     Journals that users have do not change with the code, so these must not either. A new one gets its line by hand; one that
@@ -54,13 +54,13 @@ def test_the_committed_journals_are_those_of_the_index() -> None:
     assert GOLDEN == {name: hashlib.sha256(content).hexdigest() for name, content in found.items()}
 
 
-@pytest.mark.spec("requirements:Q15", "requirements:P2", "requirements:Q10", "reliability:JR19")
+@pytest.mark.spec("requirements:Q15", "reliability:I3", "requirements:Q10", "replay:J34")
 @pytest.mark.parametrize("name", [name for name in GOLDEN if not name.startswith(PORTS)])
 def test_a_recorded_run_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
     path = CASSETTES / name
     agent = script.PLAYS[path.stem].host or script.BUNDLED[path.stem]
     tools = script.tools_for(tmp_path)
-    with Engine([agent], tools) as engine, blocked([]) as refused:
+    with Engine([agent], tools) as engine, block_test_network([]) as refused:
         result = engine.replay_sync(FileJournal(path))
 
     assert RunStatus.COMPLETED is result.status

@@ -148,7 +148,7 @@ def test_the_sample_project_is_left_alone_by_tools_for_python() -> None:
     assert {".sample"} == {file.suffix for file in (HERE / "project").iterdir()}
 
 
-@pytest.mark.spec("requirements:P14")
+@pytest.mark.spec("ecosystem:EC122")
 def test_the_wheel_carries_the_demo() -> None:
     """
     What hatchling would put into the wheel, without building it.
@@ -164,7 +164,7 @@ def test_the_wheel_carries_the_demo() -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P14")
+@pytest.mark.spec("ecosystem:EC122")
 def test_the_demo_and_the_agents_work_from_an_installed_package(stepengine: Any) -> None:
     """
     As a wheel lays them out: the agents inside of the package, and no checkout around it.

@@ -1,5 +1,5 @@
 """
-A model that obeys whatever it reads, in files, in what commands print, on pages and in results of MCP servers (reliability K14).
+A model that obeys whatever it reads, in files, in what commands print, on pages and in results of MCP servers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:K14", "reliability:PM40", "reliability:PM41", "reliability:PM42", "reliability:R19")
+@pytest.mark.spec("reliability:R19")
 @pytest.mark.parametrize("source", SOURCES)
 async def test_whatever_a_model_is_talked_into_nothing_happens_outside_the_rules(
     source: str, web: Site, tmp_path: Path

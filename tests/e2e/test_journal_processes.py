@@ -83,7 +83,7 @@ def started(stepengine: Any, folder: Path, wait: str) -> Any:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:R1", "reliability:R2", "requirements:K10")
+@pytest.mark.spec("reliability:R1", "reliability:R2")
 def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens_twice(
     stepengine: Any, folder: Path
 ) -> None:
@@ -101,7 +101,7 @@ def test_a_killed_run_goes_on_in_another_process_and_no_committed_effect_happens
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:K10", "ecosystem:EC141")
+@pytest.mark.spec("reliability:R2", "ecosystem:EC141")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
     stepengine: Any, folder: Path, number: Any, code: int
@@ -110,7 +110,7 @@ def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
     process.send_signal(number)
     _, said = process.communicate(timeout=30)
     assert process.returncode == code, said
-    assert "go on with: stepengine resume run.jsonl" in said
+    assert "resume it with: stepengine resume run.jsonl" in said
     before = len(done(folder))
     again = stepengine.start("resume", "run.jsonl", "-q")
     deadline = time.monotonic() + 30
@@ -119,14 +119,14 @@ def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
     again.send_signal(number)
     _, said = again.communicate(timeout=30)
     assert again.returncode == code, said
-    assert "go on with: stepengine resume run.jsonl" in said
+    assert "resume it with: stepengine resume run.jsonl" in said
     last = stepengine("resume", "run.jsonl", "-q")
     assert last.returncode == 3, last.stderr
     assert max(Counter(done(folder)).values()) == 1
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P1", "requirements:P2", "requirements:P3", "requirements:K10", "ecosystem:EC141")
+@pytest.mark.spec("reliability:I3", "replay:D1", "reliability:R2", "ecosystem:EC141")
 def test_recorded_with_a_server_answered_later_then_replayed_without_network_until_the_agent_changes(
     stepengine: Any, folder: Path, chat_server: Any
 ) -> None:
@@ -193,7 +193,7 @@ Engine(models=provider, interactor=Absent()).run_sync(load_agent("agents/buyer.p
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:X58", "requirements:K10", "reliability:R2")
+@pytest.mark.spec("requirements:X58", "reliability:R2")
 @pytest.mark.parametrize(("journal", "is_edited"), [("run.jsonl", False), ("run.jsonl", True), ("runs.db", True)])
 def test_a_run_killed_in_ask_goes_on_in_another_process_with_the_answer_also_after_its_prompt_was_changed(
     stepengine: Any, folder: Path, chat_server: Any, journal: str, is_edited: bool

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stepengine.cli.commands.init import make_project
+from stepengine.engine import make_project
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "todo-plans"

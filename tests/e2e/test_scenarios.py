@@ -97,7 +97,7 @@ def called(result: RunResult[Any]) -> list[tuple[str, str]]:
     return [(call.tool_name, call.result.status) for call in result.tool_calls]
 
 
-@pytest.mark.spec("requirements:S1", "requirements:F3", "requirements:F5", "requirements:E10", "requirements:D10")
+@pytest.mark.spec("generator-contract:T6", "generator-contract:T5", "requirements:E10", "requirements:D10")
 def test_s1_a_file_is_read_and_another_is_written(tmp_path: Path, run_snapshot: Any) -> None:
     (tmp_path / "notes.txt").write_text("buy milk\n")
     agent = AgentDefinition("simple", model=MODEL, tools=["read_files", "write_file"])
@@ -134,7 +134,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.mark.spec("requirements:S2", "requirements:G10", "requirements:G22", "requirements:G16", "requirements:G17")
+@pytest.mark.spec("requirements:G10", "ecosystem:EC76", "requirements:G17")
 async def test_s2_one_definition_runs_on_three_providers_with_the_same_effects() -> None:
     agent = AgentDefinition("adder", tools=[add], system_prompt="Be brief.")
     shapes: dict[str, list[tuple[Any, ...]]] = {}
@@ -162,7 +162,7 @@ async def test_s2_one_definition_runs_on_three_providers_with_the_same_effects()
 ASKED = {"questions": [{"question": "For how many?", "options": ["2", "4"]}]}
 
 
-@pytest.mark.spec("requirements:S3", "requirements:K3", "requirements:K5", "requirements:L3", "requirements:L6")
+@pytest.mark.spec("requirements:K5", "requirements:K3", "requirements:L3", "reliability:SS05")
 def test_s3_the_next_message_of_a_chat_answers_the_question_and_no_other_chat_sees_it(tmp_path: Path) -> None:
     looked_up: list[str] = []
 
@@ -212,7 +212,7 @@ def test_s3_the_next_message_of_a_chat_answers_the_question_and_no_other_chat_se
     assert ["hello"] == [m.text for m in requests[-1].messages]
 
 
-@pytest.mark.spec("requirements:S5", "requirements:M3", "requirements:M7", "requirements:N11", "requirements:N16")
+@pytest.mark.spec("requirements:M15", "requirements:M3", "requirements:M9", "requirements:N11", "requirements:N16")
 async def test_s5_the_console_asks_before_writing_and_running_and_a_refused_command_does_not_run(
     tmp_path: Path,
 ) -> None:
@@ -254,7 +254,7 @@ async def test_s5_the_console_asks_before_writing_and_running_and_a_refused_comm
     assert ["Correct it.", "and keep it short"] == [m.text for m in result.state.message_history if m.role == "user"]
 
 
-@pytest.mark.spec("requirements:S6", "requirements:I2", "requirements:I8", "requirements:B4", "requirements:B16")
+@pytest.mark.spec("requirements:I2", "requirements:I8", "requirements:B4", "requirements:B16")
 def test_s6_a_long_run_stays_below_its_threshold_and_loses_nothing() -> None:
     threshold, steps = 10_000, 30
 
@@ -310,7 +310,7 @@ def test_s6_a_long_run_stays_below_its_threshold_and_loses_nothing() -> None:
     assert all(f"page {n}: word word" in lines for n in range(1, steps + 1)), "the journal holds every text"
 
 
-@pytest.mark.spec("requirements:S7", "requirements:E3", "requirements:E22", "requirements:F6", "requirements:D19")
+@pytest.mark.spec("generator-contract:G32", "generator-contract:T7", "generator-contract:G33")
 def test_s7_each_mistake_of_the_model_is_told_to_it_and_the_file_changes_once(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
 
@@ -344,7 +344,7 @@ def test_s7_each_mistake_of_the_model_is_told_to_it_and_the_file_changes_once(tm
     assert 1 == sum(type(e) is FileChanged for e in events)
 
 
-@pytest.mark.spec("requirements:S8", "requirements:H13", "requirements:H14", "requirements:L3", "requirements:X2")
+@pytest.mark.spec("requirements:H13", "requirements:H16", "requirements:L3", "reliability:GN30")
 def test_s8_everything_is_put_in_by_the_caller_and_hooks_that_fail_do_what_their_place_says(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -399,7 +399,7 @@ def test_s8_everything_is_put_in_by_the_caller_and_hooks_that_fail_do_what_their
     assert asked == len(requests), "no model was called"
 
 
-@pytest.mark.spec("requirements:S9", "requirements:D6", "requirements:D7", "requirements:D16")
+@pytest.mark.spec("requirements:D7", "generator-contract:G46", "reliability:I12")
 def test_s9_an_agent_that_never_stops_ends_as_its_limit_says() -> None:
     @tool
     def again() -> str:
@@ -430,7 +430,7 @@ def test_s9_an_agent_that_never_stops_ends_as_its_limit_says() -> None:
     assert raised.result is not None
 
 
-@pytest.mark.spec("requirements:S9", "requirements:D17", "requirements:C18")
+@pytest.mark.spec("requirements:D7", "requirements:D17", "generator-contract:G40")
 async def test_s9_interrupted_in_a_tool_it_is_cancelled_whole_and_can_be_continued() -> None:
     began, cleaned = asyncio.Event(), []
 
@@ -465,7 +465,7 @@ async def test_s9_interrupted_in_a_tool_it_is_cancelled_whole_and_can_be_continu
         assert (RunStatus.COMPLETED, "Where were we?") == (again.status, again.text)
 
 
-@pytest.mark.spec("requirements:S10", "requirements:J1", "requirements:J5", "requirements:J10", "requirements:X16")
+@pytest.mark.spec("generator-contract:L3", "generator-contract:L1", "generator-contract:S1", "requirements:X16")
 def test_s10_three_children_at_once_of_which_one_crashes_and_one_asks_for_what_it_may_not() -> None:
     def crash(ctx: StepContext) -> Steps:
         raise ValueError("the disk is gone")
@@ -577,7 +577,7 @@ class World:
         return Engine([agent or self.agent], models=ScriptedModel(said))
 
 
-@pytest.mark.spec("requirements:S11", "requirements:K10", "requirements:C1", "requirements:P1")
+@pytest.mark.spec("reliability:R2", "generator-contract:G7")
 def test_s11_after_every_record_the_run_may_die_and_comes_to_the_same_end(tmp_path: Path) -> None:
     world, whole = World(), tmp_path / "whole.jsonl"
     with world.engine() as engine:
@@ -604,7 +604,7 @@ def test_s11_after_every_record_the_run_may_die_and_comes_to_the_same_end(tmp_pa
         assert not world.done, "a replay touches nothing"
 
 
-@pytest.mark.spec("requirements:S11", "requirements:C12", "requirements:P3")
+@pytest.mark.spec("reliability:R2", "generator-contract:G9", "replay:D1")
 def test_s11_a_changed_handler_is_told_with_its_file_and_line_and_nothing_is_done(tmp_path: Path) -> None:
     world, whole = World(), tmp_path / "whole.jsonl"
     with world.engine() as engine:
@@ -619,7 +619,9 @@ def test_s11_a_changed_handler_is_told_with_its_file_and_line_and_nothing_is_don
     assert not world.done
 
 
-@pytest.mark.spec("requirements:S12", "requirements:I12", "requirements:I13", "requirements:F19", "requirements:P9")
+@pytest.mark.spec(
+    "requirements:F20", "requirements:I12", "requirements:I15", "generator-contract:T34", "interfaces:IF67"
+)
 async def test_s12_open_todos_are_reminded_of_and_big_outputs_are_kept_behind_an_id() -> None:
     @tool
     def big(n: int) -> str:
@@ -703,7 +705,7 @@ async def test_s12_open_todos_are_reminded_of_and_big_outputs_are_kept_behind_an
     assert "[x] t2" in shown.getvalue() or "3/3" in shown.getvalue()
 
 
-@pytest.mark.spec("requirements:S12", "requirements:P9")
+@pytest.mark.spec("requirements:F20", "interfaces:IF67")
 def test_s12_without_the_command_line_none_of_this_is_installed() -> None:
     def twice(request: ModelRequest) -> ModelReply:
         if request.messages[-1].role == "user":

@@ -273,7 +273,7 @@ async def test_a_run_whose_own_handler_broke_it_off_has_no_end_in_its_record_and
     assert RunStatus.COMPLETED is (await again.resume(journal, agent="boss")).status
 
 
-@pytest.mark.spec("requirements:X59", "requirements:N14")
+@pytest.mark.spec("requirements:X59", "requirements:X16")
 async def test_other_runs_go_on():
     case = Case(**CASES["tool in parallel"])
     fine = Engine([AgentDefinition("fine", handle_steps=steps(*[Perform(asyncio.sleep, 0)] * 20))])

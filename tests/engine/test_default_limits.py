@@ -26,7 +26,7 @@ def endless(request):
     return tool_call("look") if request.tools else text("That was it.")
 
 
-@pytest.mark.spec("reliability:R6")
+@pytest.mark.spec("reliability:R6", "generator-contract:G46")
 async def test_a_run_has_fifty_steps_and_then_says_what_was_done():
     model = ScriptedModel([endless] * 60)
     result = await Engine(models=model).run(AgentDefinition("a", model="t/m", tools=[look]), "go")

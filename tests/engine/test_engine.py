@@ -65,7 +65,7 @@ def engine(*replies, agents=(), **fields):
 # --- what is checked when an engine is built --------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:A19")
+@pytest.mark.spec("requirements:H16")
 async def test_the_smallest_agent_is_an_id_and_a_model():
     result = await engine("hello").run(AgentDefinition("x", model="test/m"), "hi")
 
@@ -111,7 +111,7 @@ def test_an_unknown_spawnable_agent_is_refused():
         Engine([plain("boss", spawnable_agents=["nobody"], tools=["spawn_agents"])])
 
 
-@pytest.mark.spec("requirements:J18")
+@pytest.mark.spec("requirements:Q10")
 def test_agents_reachable_through_spawnable_agents_are_collected():
     leaf = plain("leaf")
     middle = plain("middle", spawnable_agents=[leaf], tools=["spawn_agents"])
@@ -364,7 +364,7 @@ async def test_an_agent_without_a_model_uses_the_engine_s_then_the_one_provider_
     assert "'x'" in str(failed.error)
 
 
-@pytest.mark.spec("requirements:X13")
+@pytest.mark.spec("requirements:G12")
 async def test_model_strings_are_normalised_by_the_registry():
     scripted = ScriptedModel(["a", "b"])
     models = Models({"test": scripted}, aliases={"default": "test/m"})
@@ -405,7 +405,7 @@ async def test_a_prompt_object_is_rendered_for_each_run_and_its_failure_is_a_fai
     assert ["run_started", "run_failed", "run_finished"] == [e.type for e in events][-3:]
 
 
-@pytest.mark.spec("requirements:D9", "requirements:D10", "requirements:D12", "requirements:D15", "requirements:X41")
+@pytest.mark.spec("requirements:D9", "requirements:D10", "requirements:D12", "requirements:D15")
 async def test_the_result_holds_text_state_calls_and_usage():
     replies = [
         tool_call("add", {"a": 1, "b": 2}, usage=Usage(input_tokens=10, output_tokens=1)),
@@ -423,7 +423,7 @@ async def test_the_result_holds_text_state_calls_and_usage():
     assert {"test/m"} == set(result.usage_by_model)
 
 
-@pytest.mark.spec("requirements:A14", "requirements:D13")
+@pytest.mark.spec("generator-contract:S1", "generator-contract:S2")
 @pytest.mark.parametrize("schema", [Wanted, SCHEMA])
 async def test_structured_output_is_validated_and_given_in_the_form_of_its_schema(schema):
     replies = [tool_call("set_output", {"size": 1}), tool_call("set_output", {"name": "x"}), "done"]
@@ -434,7 +434,7 @@ async def test_structured_output_is_validated_and_given_in_the_form_of_its_schem
     assert [True, False] == [c.is_error for c in result.tool_calls]
 
 
-@pytest.mark.spec("requirements:D20", "requirements:X16")
+@pytest.mark.spec("generator-contract:G36", "requirements:X16")
 async def test_what_fails_inside_a_run_is_a_failed_result_that_unwrap_raises():
     result = await engine(failure(ModelError("no", status=400))).run(plain(), "hi")
 
@@ -444,7 +444,7 @@ async def test_what_fails_inside_a_run_is_a_failed_result_that_unwrap_raises():
         result.unwrap()
 
 
-@pytest.mark.spec("requirements:N14", "requirements:O8")
+@pytest.mark.spec("requirements:X16", "requirements:O8")
 async def test_a_crashing_handler_fails_its_own_run_and_says_where():
     def crash(ctx):
         yield STEP
@@ -458,7 +458,7 @@ async def test_a_crashing_handler_fails_its_own_run_and_says_where():
     assert "test_engine.py:" in failed.error.location
 
 
-@pytest.mark.spec("requirements:D7", "requirements:X8")
+@pytest.mark.spec("requirements:D7")
 @pytest.mark.parametrize("how", ["stop", "raise", "final_answer"])
 async def test_the_step_limit_ends_a_run_in_one_of_three_ways(how):
     scripted = ScriptedModel([tool_call("add", {"a": 1, "b": 2})] * 2 + ["summary"])
@@ -477,7 +477,7 @@ async def test_the_step_limit_ends_a_run_in_one_of_three_ways(how):
     assert 2 == len(result.tool_calls)
 
 
-@pytest.mark.spec("requirements:D6", "requirements:A17")
+@pytest.mark.spec("generator-contract:G46", "requirements:A17")
 async def test_limits_of_the_run_go_before_those_of_the_agent_and_the_engine():
     def steps(ctx):
         seen.append(ctx.agent_state.steps_remaining)
@@ -495,7 +495,7 @@ async def test_limits_of_the_run_go_before_those_of_the_agent_and_the_engine():
     assert [5, 7, 9, 50] == seen
 
 
-@pytest.mark.spec("requirements:A18")
+@pytest.mark.spec("requirements:H1")
 async def test_hooks_of_the_engine_run_before_those_of_the_agent():
     order = []
     hooks = {
@@ -535,7 +535,7 @@ async def test_session_user_and_metadata_reach_hooks_and_tools():
 # --- going on ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:D17", "requirements:D24", "requirements:X24")
+@pytest.mark.spec("requirements:D17", "requirements:D24", "requirements:D18")
 async def test_a_run_continues_from_a_previous_state_which_stays_as_it_was():
     scripted = ScriptedModel(
         [
@@ -631,7 +631,7 @@ def parent(*calls, **fields):
     return plain("boss", handle_steps=handle, **fields)
 
 
-@pytest.mark.spec("requirements:J6", "requirements:D15", "requirements:J9", "requirements:J2")
+@pytest.mark.spec("generator-contract:L8", "requirements:D15", "requirements:A13", "generator-contract:L3")
 async def test_children_have_their_own_ids_and_what_they_used_rolls_up():
     kid = plain("kid", input_schema=Wanted)
     other = plain("other")
@@ -654,7 +654,7 @@ async def test_children_have_their_own_ids_and_what_they_used_rolls_up():
     assert (f"{run_id}-0",) == result.state.child_run_ids
 
 
-@pytest.mark.spec("requirements:J6")
+@pytest.mark.spec("generator-contract:L8")
 async def test_a_grandchild_knows_its_ancestors():
     seen = {}
 
@@ -685,7 +685,7 @@ async def test_a_child_without_a_model_uses_its_spawners():
     assert {"test/m", "test/own"} == {c.model for c in scripted.calls}
 
 
-@pytest.mark.spec("requirements:A11", "requirements:J7")
+@pytest.mark.spec("generator-contract:L15")
 @pytest.mark.parametrize("inherits", [False, True])
 async def test_a_child_starts_with_its_parents_conversation_only_when_it_says_so(inherits):
     def handle(ctx):
@@ -700,7 +700,7 @@ async def test_a_child_starts_with_its_parents_conversation_only_when_it_says_so
     assert expected == [m.text for m in scripted.calls[1].all_messages]
 
 
-@pytest.mark.spec("requirements:J15", "requirements:K3")
+@pytest.mark.spec("reliability:SP10", "requirements:K3")
 async def test_a_question_of_a_child_suspends_the_tree_and_an_answer_up_front_does_not():
     def ask(ctx):
         answer = yield from Ask("Really?")
@@ -721,7 +721,7 @@ async def test_a_question_of_a_child_suspends_the_tree_and_an_answer_up_front_do
 # --- events and ways to start -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:D22", "requirements:N8", "requirements:N10", "requirements:X18", "requirements:X35")
+@pytest.mark.spec("requirements:N10", "requirements:N8", "generator-contract:T34")
 async def test_run_stream_handle_and_observer_show_the_same_run():
     observed = []
     replies = [tool_calls(tool_call("add", {"a": 1, "b": 2}), tool_call("add", {"a": 3, "b": 4})), "done"]
@@ -783,7 +783,7 @@ class Hanging(ScriptedModel):
         yield
 
 
-@pytest.mark.spec("reliability:SS10", "requirements:G20")
+@pytest.mark.spec("reliability:SS10", "reliability:I12")
 @pytest.mark.parametrize("how", ["break", "drop"])
 async def test_leaving_a_stream_cancels_the_run(how):
     model = Hanging()
@@ -801,7 +801,7 @@ async def test_leaving_a_stream_cancels_the_run(how):
         await model.left.wait()
 
 
-@pytest.mark.spec("reliability:SS12", "requirements:D16")
+@pytest.mark.spec("reliability:SS12", "reliability:I12")
 async def test_a_timeout_around_a_run_reaches_the_caller_after_the_run_has_ended():
     events, model = [], Hanging()
     built = Engine(models=model, observers=[events.append])
@@ -816,7 +816,7 @@ async def test_a_timeout_around_a_run_reaches_the_caller_after_the_run_has_ended
     assert 0 == asyncio.current_task().cancelling()
 
 
-@pytest.mark.spec("requirements:N6", "requirements:D16")
+@pytest.mark.spec("requirements:N6", "reliability:I12")
 async def test_interrupt_gives_a_result_with_status_cancelled_and_may_be_called_twice():
     model = Hanging()
     handle = Engine(models=model).start(plain(), "go")
@@ -1042,7 +1042,7 @@ async def test_events_that_nobody_iterates_keep_no_subscription():
         assert "run_finished" == [event.type async for event in kept][-1]
 
 
-@pytest.mark.spec("reliability:SS08")
+@pytest.mark.spec("reliability:SS06")
 async def test_overrides_of_concurrent_tasks_do_not_meet():
     built = engine("engine's own")
 
@@ -1074,7 +1074,7 @@ async def test_a_tool_may_start_a_new_root_run_that_shares_no_limits():
     assert () == result.children
 
 
-@pytest.mark.spec("reliability:TL02")
+@pytest.mark.spec("requirements:X59")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 async def test_a_keyboard_interrupt_out_of_a_tool_is_raised_again_after_the_run_has_ended(kind):
     events = []
@@ -1093,7 +1093,7 @@ async def test_a_keyboard_interrupt_out_of_a_tool_is_raised_again_after_the_run_
     assert ["user", "assistant", "tool"] == [m.role for m in result.state.message_history]
 
 
-@pytest.mark.spec("requirements:D19")
+@pytest.mark.spec("generator-contract:G33")
 async def test_a_tool_error_never_ends_a_run():
     @tool
     def broken() -> str:
@@ -1106,7 +1106,7 @@ async def test_a_tool_error_never_ends_a_run():
     assert (RunStatus.COMPLETED, True) == (result.status, result.tool_calls[0].is_error)
 
 
-@pytest.mark.spec("requirements:C4", "requirements:C6")
+@pytest.mark.spec("generator-contract:G42", "generator-contract:G32")
 async def test_a_handler_may_use_other_tools_of_the_engine_without_showing_them_to_the_model():
     def handle(ctx):
         result = yield ToolCall("add", {"a": 2, "b": 2}, include_tool_call=False)

@@ -41,7 +41,7 @@ def other() -> str:
     return "other"
 
 
-@pytest.mark.spec("reliability:SP03")
+@pytest.mark.spec("reliability:SP04")
 async def test_agents_may_spawn_each_other_within_the_depth_and_a_child_has_no_rights_of_its_parent():
     said = []
 
@@ -70,7 +70,7 @@ async def test_agents_may_spawn_each_other_within_the_depth_and_a_child_has_no_r
     assert "agent 'thief' may not spawn 'leaf'; it may spawn: none" in said[0][2]
 
 
-@pytest.mark.spec("requirements:J10")
+@pytest.mark.spec("generator-contract:S1")
 @pytest.mark.parametrize("mode", ["last_message", "all_messages", "structured_output"])
 async def test_a_parent_receives_the_output_of_a_child_as_its_output_mode_says(mode):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -93,7 +93,7 @@ async def test_a_parent_receives_the_output_of_a_child_as_its_output_mode_says(m
         assert {"last_message": "three", "structured_output": {"n": 3}}[mode] == output
 
 
-@pytest.mark.spec("requirements:B5")
+@pytest.mark.spec("generator-contract:G23")
 async def test_a_state_names_exactly_the_tools_of_its_own_agent_with_their_specifications():
     seen = {}
 
@@ -112,7 +112,7 @@ async def test_a_state_names_exactly_the_tools_of_its_own_agent_with_their_speci
     assert [["other"], ["add"]] == [[spec.name for spec in request.tools] for request in model.calls]
 
 
-@pytest.mark.spec("requirements:X19")
+@pytest.mark.spec("requirements:B17")
 async def test_a_stored_state_names_the_agent_and_none_of_its_hooks():
     def secret_hook(ctx):
         return None
@@ -157,7 +157,7 @@ async def test_input_sent_while_a_permission_is_asked_for_waits_and_answers_noth
         assert 1 == len(model.calls)
 
 
-@pytest.mark.spec("reliability:RS08")
+@pytest.mark.spec("reliability:RS02")
 async def test_handle_task_generator_and_tree_are_freed_without_the_collector():
     kept = []
 

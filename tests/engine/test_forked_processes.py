@@ -36,9 +36,7 @@ from stepengine.testing import ScriptedModel, tool_call
 from stepengine.workspace.threads import ThreadPool
 from tests.servers import Quiet, served
 
-COUNTERPARTS = (
-    ("pypi:gunicorn", "27.0.1", "works", "workers that are forked from a preloaded application run agents and tools"),
-)
+COUNTERPARTS = (("pypi:gunicorn", "27.0.1", "works", "forked workers run agents and tools"),)
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
@@ -275,7 +273,7 @@ FINE = {
     "workspace/after_fork.py": "it is the lock",
     "workspace/threads.py": "a job dies with its thread, and the pool renews its condition",
     "workspace/atomic.py": "the locks of files are forgotten",
-    "journal/store.py": "a writer refuses in a child before it takes its lock",
+    "journal/line_journal.py": "a writer refuses in a child before it takes its lock",
     "journal/held.py": "a writer refuses in a child before it takes the lock of its file",
     "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",
@@ -518,11 +516,11 @@ def test_a_child_is_told_that_its_parent_has_the_file_of_batches(tmp_path: Path)
             return {}
 
     provider: Any = Batched(Batching([]), file=tmp_path / "batches.db")
-    provider._open_output()
+    provider._open_sent_calls()
 
     def child() -> str:
         try:
-            provider._open_output()
+            provider._open_sent_calls()
         except DataError as error:
             return error.message
         return "opened"

@@ -4,9 +4,11 @@ The public names, and that importing them loads nothing heavy.
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,18 @@ def test_every_public_name_is_there(name):
 
 def test_what_the_package_lists_is_its_public_names_and_nothing_else():
     assert sorted(stepengine.__all__) == dir(stepengine)
+
+
+def test_type_checkers_see_every_public_name():
+    """
+    A name that is only in `__all__` would be `Any` to whoever imports it, without a word from mypy.
+    """
+    tree = ast.parse(Path(stepengine.__file__).read_text(encoding="utf-8"))
+    (checked,) = [s for s in tree.body if isinstance(s, ast.If) and ast.unparse(s.test) == "TYPE_CHECKING"]
+    imported = [alias.asname or alias.name for s in checked.body if isinstance(s, ast.ImportFrom) for alias in s.names]
+    defined = [s.name for s in tree.body if isinstance(s, ast.FunctionDef)]
+
+    assert {*stepengine.__all__} - {*imported, *defined, "__version__", "events", "errors"} == set()
 
 
 def test_an_unknown_name_is_an_attribute_error():

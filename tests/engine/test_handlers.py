@@ -36,7 +36,7 @@ def agent(handler=None, agent_id="worker", **fields):
     return AgentDefinition(agent_id, **{"model": "test/m", "handle_steps": handler, **fields})
 
 
-@pytest.mark.spec("requirements:O4", "requirements:C20", "requirements:O1")
+@pytest.mark.spec("requirements:O4", "generator-contract:G4", "requirements:O1")
 async def test_what_a_handler_logs_and_notifies_reaches_the_logger_and_the_stream_and_not_the_history(caplog):
     def handle(ctx):
         yield STEP
@@ -107,7 +107,7 @@ async def test_what_a_tool_logs_and_shows_carries_its_run_and_its_call(caplog, i
     assert 1 == len({e.seq for e in shown if e.type in ("tool_log", "tool_progress", "tool_finished")})
 
 
-@pytest.mark.spec("requirements:C18", "reliability:R9")
+@pytest.mark.spec("generator-contract:G40", "reliability:I6")
 @pytest.mark.parametrize("way", ["return", "error", "cancel", "limit", "suspend", "model failure"])
 async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way):
     order = []
@@ -148,7 +148,7 @@ async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way):
     assert ["finally", status] == order
 
 
-@pytest.mark.spec("requirements:N14", "requirements:X2")
+@pytest.mark.spec("requirements:X16", "reliability:GN30")
 @pytest.mark.parametrize("point", ["pre_run", "pre_step", "post_step", "post_run"])
 async def test_a_crashing_hook_ends_at_most_its_own_run(point):
     def crash(*args):
@@ -202,7 +202,7 @@ async def test_a_parallel_batch_gives_every_call_its_result_in_call_order():
     assert ["good"] == finished
 
 
-@pytest.mark.spec("requirements:J3", "requirements:J5")
+@pytest.mark.spec("generator-contract:L6", "generator-contract:L3")
 async def test_children_run_at_once_and_a_failing_one_disturbs_no_other():
     meeting = []
     everybody = asyncio.Event()
@@ -231,7 +231,7 @@ async def test_children_run_at_once_and_a_failing_one_disturbs_no_other():
     assert [["completed", "a"], ["failed", None], ["completed", "c"]] == result.output
 
 
-@pytest.mark.spec("requirements:K8")
+@pytest.mark.spec("requirements:X54")
 async def test_a_permission_question_is_answered_through_the_handle():
     @tool(in_thread=False)
     def dangerous() -> str:
@@ -254,7 +254,7 @@ async def test_a_permission_question_is_answered_through_the_handle():
         assert RunStatus.COMPLETED is result.status
 
 
-@pytest.mark.spec("reliability:SP08", "reliability:R10")
+@pytest.mark.spec("reliability:I12", "reliability:R10")
 async def test_cancelling_a_run_ends_a_tree_of_three_levels_from_the_leaves():
     order, hanging = [], asyncio.Event()
     counter = []
@@ -291,7 +291,7 @@ async def test_cancelling_a_run_ends_a_tree_of_three_levels_from_the_leaves():
     assert before == asyncio.all_tasks()
 
 
-@pytest.mark.spec("requirements:D16")
+@pytest.mark.spec("reliability:I12")
 async def test_a_cancelled_run_holds_a_result_for_every_call():
     started = asyncio.Event()
 

@@ -118,7 +118,7 @@ class Slow(ScriptedModel):
 # --- events -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:X57", "interfaces:IF2", "interfaces:IF6")
+@pytest.mark.spec("interfaces:IF6", "interfaces:IF2")
 async def test_who_comes_at_any_time_gets_every_event_with_the_same_place():
     engine = Engine([plain()], models=ScriptedModel(["Hello."]))
     async with engine.start("a", "go") as handle:
@@ -140,7 +140,7 @@ async def test_who_comes_at_any_time_gets_every_event_with_the_same_place():
     assert f"{handle.epoch}-0" == first[0].id == f"{first[0].to_json()['epoch']}-{first[0].to_json()['index']}"
 
 
-@pytest.mark.spec("requirements:X57", "interfaces:IF4", "interfaces:IF6")
+@pytest.mark.spec("interfaces:IF6", "interfaces:IF4")
 async def test_a_reader_who_comes_in_the_middle_of_a_reply_gets_what_was_said_before():
     model = Slow(*[f"{n} " for n in range(100)])
     async with Engine([plain()], models=model).start("a", "go") as handle:
@@ -159,7 +159,7 @@ async def test_a_reader_who_comes_in_the_middle_of_a_reply_gets_what_was_said_be
     assert sum(isinstance(e, TextDelta) for e in shown[1]) < 60
 
 
-@pytest.mark.spec("requirements:X57", "interfaces:IF6")
+@pytest.mark.spec("interfaces:IF6")
 @pytest.mark.parametrize("cuts", [1, 3, 7])
 async def test_a_reader_who_loses_the_connection_again_and_again_loses_and_doubles_nothing(cuts):
     model = Slow(*[f"{n} " for n in range(40)])
@@ -185,7 +185,7 @@ async def test_a_reader_who_loses_the_connection_again_and_again_loses_and_doubl
     assert rest[0] == rest[1]
 
 
-@pytest.mark.spec("requirements:X57", "requirements:N7", "interfaces:IF4", "interfaces:IF6")
+@pytest.mark.spec("interfaces:IF6", "reliability:GN34", "interfaces:IF4")
 async def test_who_is_too_late_for_the_buffer_is_told_how_much_is_missing():
     def chatty(ctx):
         for number in range(10_100):
@@ -206,7 +206,7 @@ async def test_who_is_too_late_for_the_buffer_is_told_how_much_is_missing():
     assert [e.id for e in late[2:]] == [e.id for e in in_time]
 
 
-@pytest.mark.spec("requirements:X57", "interfaces:IF6")
+@pytest.mark.spec("interfaces:IF6")
 async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_wrong_one_is_refused():
     async with Engine([plain()], models=ScriptedModel(["ok"])).start("a", "go") as handle:
         await handle.result()
@@ -231,7 +231,7 @@ async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_
         assert [] == await all_of(handle.events(after=shown[-1].id))
 
 
-@pytest.mark.spec("requirements:X57", "requirements:O4", "interfaces:IF2", "interfaces:IF3")
+@pytest.mark.spec("interfaces:IF6", "requirements:O4", "interfaces:IF2", "interfaces:IF12")
 async def test_an_observer_of_an_engine_can_tell_its_runs_apart_and_children_carry_the_root():
     seen: list[Any] = []
 
@@ -255,7 +255,7 @@ async def test_an_observer_of_an_engine_can_tell_its_runs_apart_and_children_car
     assert len(seen) == sum(e.run_id in {r.state.run_id for r in results} for e in seen)
 
 
-@pytest.mark.spec("requirements:X57", "interfaces:IF10")
+@pytest.mark.spec("interfaces:IF6", "interfaces:IF12")
 async def test_the_deltas_of_two_calls_of_one_tool_carry_the_ids_of_their_calls():
     @tool(in_thread=False)
     def put(key: str) -> str:
@@ -285,7 +285,7 @@ async def test_the_deltas_of_two_calls_of_one_tool_carry_the_ids_of_their_calls(
     assert {call_id: f'{{"key": "{key}"}}' for call_id, key in started.items()} == inputs
 
 
-@pytest.mark.spec("requirements:X57", "interfaces:IF5")
+@pytest.mark.spec("interfaces:IF6", "interfaces:IF5")
 async def test_a_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
     replies = [ModelReply([ThinkingPart("Hm."), TextPart("Hello.")])]
     events = [e async for e in Engine([plain()], models=ScriptedModel(replies)).stream("a", "go")]
@@ -295,7 +295,7 @@ async def test_a_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
         assert {(e.path, e.seq) for e in deltas} == {(e.path, e.seq) for e in whole} != set()
 
 
-@pytest.mark.spec("interfaces:IF12", "interfaces:IF34", "requirements:N9")
+@pytest.mark.spec("interfaces:IF12", "interfaces:IF34", "requirements:N8")
 async def test_who_watches_is_told_what_children_said_or_why_not_what_was_spent_and_the_todos():
     def boss(ctx):
         yield STEP
@@ -343,7 +343,7 @@ async def test_who_watches_a_child_that_waits_for_an_answer_is_told_of_no_error(
     assert [("suspended", "")] == [(e.status.value, e.error) for e in events if isinstance(e, AgentFinished)]
 
 
-@pytest.mark.spec("requirements:X57", "requirements:K10", "interfaces:IF2", "interfaces:IF8")
+@pytest.mark.spec("interfaces:IF6", "reliability:R2", "interfaces:IF2", "interfaces:IF8")
 async def test_a_run_that_is_resumed_in_the_background_shows_only_what_is_new_in_another_epoch():
     def handle_steps(ctx):
         yield Perform(turns)
@@ -417,7 +417,7 @@ def asks(ctx):
     return answer.value
 
 
-@pytest.mark.spec("requirements:K8", "requirements:X57", "interfaces:IF7")
+@pytest.mark.spec("requirements:X54", "interfaces:IF6", "interfaces:IF7")
 async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_late_can_still_answer():
     agent = plain(handle_steps=asks, model=None)
     async with Engine([agent]) as engine:
@@ -443,7 +443,7 @@ async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_lat
     assert asked.question == ended[3].pending_questions[0]
 
 
-@pytest.mark.spec("interfaces:IF9", "requirements:N12")
+@pytest.mark.spec("interfaces:IF9", "requirements:N3")
 async def test_questions_are_answered_and_turns_interrupted_from_any_thread():
     async def elsewhere(call, *arguments):
         thread = threading.Thread(target=call, args=arguments)
@@ -473,7 +473,7 @@ def render(ctx: ToolContext, what: str) -> str:
 JOBS: list[str] = []
 
 
-@pytest.mark.spec("requirements:E27", "requirements:N5", "requirements:N12")
+@pytest.mark.spec("requirements:E27", "requirements:N3")
 @pytest.mark.parametrize("thread", [False, True])
 async def test_the_result_of_a_deferred_tool_comes_from_outside_and_an_unknown_call_is_an_error(thread):
     JOBS.clear()
@@ -554,7 +554,7 @@ async def test_who_sees_that_a_deferred_call_began_may_have_its_result_at_once()
     assert 1 == len(JOBS)
 
 
-@pytest.mark.spec("requirements:N12")
+@pytest.mark.spec("requirements:N3")
 def test_what_can_be_sent_is_a_closed_set():
     assert {"UserInput", "ToolResultInput", "AnswerInput", "Interrupt", "Shutdown"} == {
         kind.__name__ for kind in RunInput.__args__
@@ -593,7 +593,7 @@ async def test_a_key_for_the_other_side_is_the_same_when_the_call_is_repeated():
 # --- from turn to turn --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:N4", "requirements:N6", "requirements:N2", "requirements:C19", "interfaces:IF9")
+@pytest.mark.spec("requirements:N4", "requirements:N6", "requirements:N1", "interfaces:IF9")
 @pytest.mark.parametrize("store", [False, True])
 async def test_a_handle_that_is_kept_open_is_idle_after_a_turn_and_goes_on_with_the_next_input(store):
     model = ScriptedModel(["one", "two", "three"])
@@ -660,7 +660,7 @@ async def test_what_was_said_too_late_for_a_turn_is_the_next_one_and_an_interrup
     assert handle.done
 
 
-@pytest.mark.spec("requirements:N14")
+@pytest.mark.spec("requirements:X16")
 async def test_a_crashed_turn_leaves_handle_and_engine_fit_for_the_next_one():
     model = ScriptedModel([failure(ValueError("bug")), "fine", "also fine"])
     async with Engine([plain()], models=model) as engine:
@@ -675,7 +675,7 @@ class Down(BaseException):
     """What a test framework raises in the middle of a run: it is for whoever called it."""
 
 
-@pytest.mark.spec("requirements:N14", "requirements:X59")
+@pytest.mark.spec("requirements:X16", "requirements:X59")
 @pytest.mark.parametrize("how", ["raised", "cancelled"])
 @pytest.mark.parametrize("turn", [1, 2])
 @pytest.mark.parametrize("late", [False, True])
@@ -725,7 +725,7 @@ async def test_a_turn_that_crashes_ends_its_kept_open_handle_whatever_was_said_t
 # --- many ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:N13")
+@pytest.mark.spec("requirements:N1")
 async def test_what_is_under_way_is_found_listed_and_ended_by_its_id():
     async def for_ever():
         await asyncio.Event().wait()
@@ -853,7 +853,7 @@ async def crowd(handles: int, chars: int) -> int:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:N7", "requirements:X57", "reliability:RS09", "interfaces:IF4")
+@pytest.mark.spec("reliability:GN34", "interfaces:IF6", "interfaces:IF4")
 async def test_a_thousand_handles_with_a_stuck_reader_each_end_all_and_need_no_more_for_longer_texts():
     little, much, long = await crowd(1_000, 80), await crowd(1_000, 960), await crowd(50, 8_000)
 
@@ -865,7 +865,7 @@ async def test_a_thousand_handles_with_a_stuck_reader_each_end_all_and_need_no_m
 
 
 @pytest.mark.spec("requirements:N3")
-async def test_text_for_send_message_is_a_user_message_and_anything_else_is_refused_with_the_way():
+async def test_text_that_is_sent_is_a_user_message_before_the_next_model_call():
     asked = asyncio.Event()
     go_on = asyncio.Event()
 
@@ -881,9 +881,7 @@ async def test_text_for_send_message_is_a_user_message_and_anything_else_is_refu
     async with Engine(models=model) as engine:
         handle = engine.start(AgentDefinition("a", model="t/m", handle_steps=handle_steps), "go")
         await asked.wait()
-        assert handle.send_message("more")
-        with pytest.raises(InputError, match=r"takes text or a Message, not a dict; .*handle\.post"):
-            handle.send_message({"text": "more"})
+        handle.send_input("more")
         go_on.set()
         await handle.result()
 

@@ -125,7 +125,7 @@ def journal(request: Any, tmp_path: Path) -> Any:
     return made[request.param]()
 
 
-@pytest.mark.spec("requirements:K3", "requirements:K10", "replay:J26", "reliability:R2")
+@pytest.mark.spec("requirements:K3", "reliability:R2", "reliability:JR37")
 def test_a_suspended_run_is_resumed_with_answers_in_another_engine_and_nothing_is_done_twice(journal: Any) -> None:
     desk = Desk()
     with desk.engine(*REPLIES) as engine:
@@ -140,7 +140,7 @@ def test_a_suspended_run_is_resumed_with_answers_in_another_engine_and_nothing_i
     assert done.output["answer"] == "yes"
 
 
-@pytest.mark.spec("requirements:P2")
+@pytest.mark.spec("reliability:I3")
 def test_a_replay_performs_nothing_and_gives_an_equal_result_and_an_equal_journal(journal: Any) -> None:
     first = recorded(journal)
     desk = Desk(forbidden=True)
@@ -153,7 +153,7 @@ def test_a_replay_performs_nothing_and_gives_an_equal_result_and_an_equal_journa
     assert copies[0] == copies[1] == first.journal.content().splitlines(keepends=True)
 
 
-@pytest.mark.spec("requirements:P1")
+@pytest.mark.spec("reliability:I3")
 @pytest.mark.parametrize(
     ("named", "default"), [("anthropic/claude-x", None), ("nobody/knows", None), ("claude-x", None), (None, "nobody/y")]
 )
@@ -190,7 +190,7 @@ def test_a_root_that_names_no_model_is_replayed_with_the_one_that_it_had(now: st
     assert ["test/m", "test/m"] == [request.model.replace(":", "/") for request in scripted.calls]
 
 
-@pytest.mark.spec("requirements:P3", "reliability:R13")
+@pytest.mark.spec("replay:D1")
 def test_a_divergence_names_step_file_line_and_field() -> None:
     journal = MemoryJournal()
     recorded(journal)
@@ -274,7 +274,7 @@ def test_a_journal_has_one_writer_and_one_run(tmp_path: Path) -> None:
         engine.resume_sync(path)
 
 
-@pytest.mark.spec("requirements:K10")
+@pytest.mark.spec("reliability:R2")
 def test_what_cannot_start_gives_the_journal_back(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     with Desk().engine(*REPLIES) as engine:
@@ -349,7 +349,7 @@ def test_a_stream_that_nobody_iterates_gives_its_journal_back(tmp_path: Path) ->
     assert asyncio.run(go()).status is RunStatus.SUSPENDED
 
 
-@pytest.mark.spec("requirements:P2")
+@pytest.mark.spec("reliability:I3")
 def test_many_replays_of_one_journal_may_run_at_once() -> None:
     journal = MemoryJournal()
     first = recorded(journal)

@@ -33,13 +33,14 @@ from stepengine import (
     UserMessage,
     tool,
 )
-from stepengine.data.ceilings import ceiling_of
+from stepengine.data.ceilings import ceiling_from_answer
 from stepengine.data.models import ModelReply, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import AnswerRejected, LimitExceeded
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.models import Provider
 from stepengine.testing import ScriptedModel, text, tool_call
+from tests import forked_processes
 
 ONE = 60
 """What a model call costs here: a prompt of a few tokens and 50 tokens at most, at a dollar each."""
@@ -101,7 +102,7 @@ class Somebody:
     def __call__(self, question: Any) -> Any:
         answer = self.said[len(self.asked) % len(self.said)]
         self.asked.append(question.id)
-        allowed = ceiling_of(question, answer if isinstance(answer, Answer) else Answer(text=answer))
+        allowed = ceiling_from_answer(question, answer if isinstance(answer, Answer) else Answer(text=answer))
         if allowed is not None and not question.path and allowed.kind == "cost":
             self.purse.allowed = max(self.purse.allowed, float(allowed.most))
         return answer
@@ -495,6 +496,7 @@ KILLED = textwrap.dedent(
 )
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.spec("reliability:LA4")
 @pytest.mark.parametrize(("how", "asked"), [("open", 2), ("behind", 1), ("never", 1)])
 def test_a_run_whose_process_is_killed_at_the_question_or_behind_its_answer_goes_on_and_asks_nothing_twice(
@@ -504,7 +506,7 @@ def test_a_run_whose_process_is_killed_at_the_question_or_behind_its_answer_goes
 
     def process(how: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", KILLED, str(file), how]
-        return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+        return forked_processes.run(command, capture_output=True, text=True, timeout=50, check=False)
 
     first = process(how)
     if how != "never":

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from stepengine import Engine, load_agent, load_agents
-from stepengine.engine.loading import load_folder
+from stepengine.engine.loader import load_folder
 from stepengine.errors import DefinitionError
 
 AGENT = 'from stepengine import AgentDefinition\n\nagent = AgentDefinition("{id}", model="test/m")\n'
@@ -33,7 +33,7 @@ def folder(tmp_path, monkeypatch):
     return agents
 
 
-@pytest.mark.spec("requirements:J18")
+@pytest.mark.spec("requirements:Q10")
 @pytest.mark.parametrize("how", ["code-reviewer", "code_reviewer", "agents/code_reviewer.py"])
 def test_an_agent_is_loaded_by_path_or_by_id(folder, how):
     agent = load_agent(how)
@@ -45,7 +45,7 @@ def test_an_id_that_differs_from_its_file_is_found_too(folder):
     assert "named-differently" == load_agent("named-differently").id
 
 
-@pytest.mark.spec("requirements:J18")
+@pytest.mark.spec("requirements:Q10")
 def test_a_folder_is_loaded_in_the_order_of_its_names(folder):
     assert ["code-reviewer", "named-differently"] == [a.id for a in load_agents(folder)]
 

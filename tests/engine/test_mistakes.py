@@ -246,7 +246,7 @@ def test_an_output_with_a_json_form_of_its_own_is_kept() -> None:
 # --- names of parameters ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:X67", "generator-contract:T1")
+@pytest.mark.spec("generator-contract:T1")
 def test_names_that_a_handler_gives_are_mended_everywhere_and_recorded_as_they_were_meant() -> None:
     def handler(_: Any) -> Any:
         first = yield from ToolCall("find", {"maxResults": 3, "paths": ["a"]})
@@ -273,13 +273,13 @@ def test_names_that_a_handler_gives_are_mended_everywhere_and_recorded_as_they_w
     assert [i["max_results"] for i in inputs if "paths" in i] == [3, 3, 4]
 
 
-@pytest.mark.spec("requirements:X67")
+@pytest.mark.spec("generator-contract:T1")
 def test_params_of_the_root_run_are_mended_too() -> None:
     with Engine([kid], models=ScriptedModel([])) as engine:
         assert engine.run_sync("kid", params={"maxContextLength": 4}).output == 4
 
 
-@pytest.mark.spec("requirements:X67", "generator-contract:T2")
+@pytest.mark.spec("generator-contract:T1", "generator-contract:T2")
 @pytest.mark.parametrize(
     "given",
     [{"maxResults": 3, "paths": '["a"]'}, {"maxResults": "3", "paths": "a"}, {"max_results": "3", "paths": ["a"]}],
@@ -305,7 +305,7 @@ def test_values_of_a_handler_and_of_a_model_are_read_alike_and_recorded_as_they_
     assert inputs == [codebuff] * 2
 
 
-@pytest.mark.spec("requirements:X67", "generator-contract:T2")
+@pytest.mark.spec("generator-contract:T1", "generator-contract:T2")
 @pytest.mark.parametrize("given", [{"max_results": "many", "paths": []}, {"max_results": 1, "paths": None}], ids=repr)
 def test_values_that_cannot_be_read_are_refused_at_the_handlers_line(given: Any) -> None:
     def handler(_: Any) -> Any:

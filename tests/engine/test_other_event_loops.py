@@ -23,7 +23,7 @@ COUNTERPARTS = (
         "pypi:trio",
         "0.35.0",
         "refused",
-        "runs under its loop are refused in words that say what to do; `run_sync` in a thread works",
+        "call `run_sync` in a thread",
     ),
 )
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stepengine import AgentCall, AgentDefinition, Engine, load_agent
 from stepengine.engine import packages, trust
-from stepengine.engine.packages import FILE, FORMAT, find, find_installed, read_declaration
+from stepengine.engine.packages import FILE, FORMAT, find_agent, find_installed_packages, read_declaration
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
@@ -109,12 +109,12 @@ class Person:
     """
 
     def __init__(self, *agreed: str) -> None:
-        self.agreed, self.asked = agreed, list[trust.Wishes]()
+        self.agreed, self.asked = agreed, list[trust.AccessRequest]()
 
-    def allows(self, foreign: trust.Foreign) -> bool:
+    def allows(self, foreign: trust.UntrustedFolder) -> bool:
         return False
 
-    def agrees(self, wishes: trust.Wishes) -> bool:
+    def agrees(self, wishes: trust.AccessRequest) -> bool:
         self.asked.append(wishes)
         return wishes.package in self.agreed
 
@@ -214,7 +214,7 @@ def test_a_package_that_cannot_be_used_is_told_and_costs_no_other(
     site.put("fine", {"a": leaf("reviewer", "r")}, {"reviewer": {}}, publisher="fine")
     site.put("odd", {"a": "raise SystemExit('imported')\n"}, **{"agents": {"reviewer": {}}, **options})
 
-    found = find_installed()
+    found = find_installed_packages()
 
     (problem,) = {*found.problems.values()}
     assert problem.startswith("the agents of 'odd' cannot be used: ")
@@ -237,9 +237,9 @@ def test_a_declaration_that_lies_elsewhere_than_the_package_is_not_taken(
     (other / FILE).write_text(json.dumps({"format": FORMAT, "agents": {"reviewer": {}}}))
     monkeypatch.syspath_prepend(str(other.parent))
 
-    assert not find_installed().packages
+    assert not find_installed_packages().packages
     assert "no 'stepengine-agents.json' lies in the folder of 'acme_agents'" in "".join(
-        find_installed().problems.values()
+        find_installed_packages().problems.values()
     )
 
 
@@ -292,29 +292,31 @@ def test_what_was_agreed_to_holds_for_versions_that_want_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
-    wishes = trust.Wishes("Acme_Agents", "1.0", "acme", ("tool a: read", "host b"))
-    assert trust.not_agreed(wishes) is None
+    wishes = trust.AccessRequest("Acme_Agents", "1.0", "acme", ("tool a: read", "host b"))
+    assert trust.find_unapproved_access(wishes) is None
 
-    trust.agree(wishes)
+    trust.approve_access(wishes)
 
-    assert () == trust.not_agreed(wishes)
-    assert () == trust.not_agreed(trust.Wishes("acme-agents", "2.0", "acme", ("host b",)))
-    assert ("host c",) == trust.not_agreed(trust.Wishes("acme-agents", "2.0", "acme", ("host c", "host b")))
-    assert trust.not_agreed(trust.Wishes("acme-agents", "2.0", "other", ("host b",))) is None
-    assert (True, False) == (trust.withdraw("acme.agents"), trust.withdraw("acme.agents"))
-    assert trust.not_agreed(wishes) is None
+    assert () == trust.find_unapproved_access(wishes)
+    assert () == trust.find_unapproved_access(trust.AccessRequest("acme-agents", "2.0", "acme", ("host b",)))
+    assert ("host c",) == trust.find_unapproved_access(
+        trust.AccessRequest("acme-agents", "2.0", "acme", ("host c", "host b"))
+    )
+    assert trust.find_unapproved_access(trust.AccessRequest("acme-agents", "2.0", "other", ("host b",))) is None
+    assert (True, False) == (trust.withdraw_approval("acme.agents"), trust.withdraw_approval("acme.agents"))
+    assert trust.find_unapproved_access(wishes) is None
 
 
 @pytest.mark.spec("packages:PK6")
 def test_what_others_may_write_is_no_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
-    wishes = trust.Wishes("acme-agents", "1.0", "acme", ())
-    trust.agree(wishes)
+    wishes = trust.AccessRequest("acme-agents", "1.0", "acme", ())
+    trust.approve_access(wishes)
     (tmp_path / "state" / "agreed").chmod(0o777)
 
-    assert trust.not_agreed(wishes) is None
+    assert trust.find_unapproved_access(wishes) is None
     with pytest.raises(DefinitionError, match="STEPENGINE_STATE_DIR"):
-        trust.agree(wishes)
+        trust.approve_access(wishes)
 
 
 TOOLED = """
@@ -562,7 +564,7 @@ def test_heads_of_runs_without_packages_are_as_they_were() -> None:
 
 
 def test_the_id_of_no_installed_package_is_none_of_ours() -> None:
-    assert find("nobody-at-all/reviewer@1.0") is None
-    assert find("reviewer") is None
-    assert find("a/b/c") is None
-    assert packages.versions() == {}
+    assert find_agent("nobody-at-all/reviewer@1.0") is None
+    assert find_agent("reviewer") is None
+    assert find_agent("a/b/c") is None
+    assert packages.list_agent_versions() == {}

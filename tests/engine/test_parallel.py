@@ -403,7 +403,7 @@ async def test_a_member_has_its_intent_when_it_is_admitted_and_a_crash_leaves_no
     assert RunStatus.COMPLETED is result.status
 
 
-@pytest.mark.spec("reliability:I3", "reliability:SP13")
+@pytest.mark.spec("reliability:I3", "reliability:I2")
 async def test_a_child_that_ran_is_not_refused_on_replay_whoever_comes_first_there():
     """
     Two runs share what the tree may have; which of them comes too late depends on their timing, but not on replay.
@@ -459,7 +459,7 @@ KILLED = """
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:X50", "reliability:JR07", "reliability:I11")
+@pytest.mark.spec("requirements:X50", "reliability:R3", "reliability:I11")
 @pytest.mark.parametrize("after", [1, 9, 400])
 def test_a_process_killed_among_a_thousand_performs_leaves_at_most_its_window_in_doubt(tmp_path, after):
     path, log, script = tmp_path / "run.jsonl", tmp_path / "log", tmp_path / "killed.py"

@@ -90,13 +90,13 @@ def world():
 PUT, GET = tool_call("put", {"x": 1}), tool_call("get", {"x": 2})
 
 
-@pytest.mark.spec("requirements:M8", "requirements:X4")
+@pytest.mark.spec("requirements:H16", "requirements:M17")
 def test_without_a_policy_every_call_is_allowed(world):
     assert RunStatus.COMPLETED is world.run([tool_calls(PUT, GET), text("ok")], None).status
     assert [("put", 1), ("get", 2)] == world.done
 
 
-@pytest.mark.spec("requirements:M18", "reliability:PM37", "requirements:M15")
+@pytest.mark.spec("requirements:M18", "requirements:M15")
 def test_a_denied_call_gets_the_rule_s_message_and_the_others_run(world):
     policy = Policy([Rule.deny_tool("put", "Never.", id="no-put"), Rule.allow_tool("get", id="yes-get")])
     result = world.run([tool_calls(PUT, GET), text("ok")], policy)
@@ -107,7 +107,7 @@ def test_a_denied_call_gets_the_rule_s_message_and_the_others_run(world):
     assert [("put", "deny", "no-put"), ("get", "allow", "yes-get")] == world.decided()
 
 
-@pytest.mark.spec("reliability:PM39", "reliability:GN23", "reliability:GN24", "reliability:R7")
+@pytest.mark.spec("reliability:PM39", "generator-contract:G30", "generator-contract:G32", "reliability:R7")
 @pytest.mark.parametrize("source", ["call", "silent", "parallel", "text", "model", "child"])
 def test_no_way_of_asking_leads_past_a_deny(world, source):
     block = '<codebuff_tool_call>\n{"cb_tool_name": "put", "x": 1}\n</codebuff_tool_call>'
@@ -133,7 +133,7 @@ def test_no_way_of_asking_leads_past_a_deny(world, source):
     assert ("put", 1) not in world.done
 
 
-@pytest.mark.spec("reliability:SP14", "requirements:M2")
+@pytest.mark.spec("reliability:SP14", "requirements:M3", "reliability:R7")
 def test_a_child_stands_under_the_same_policy_with_its_own_id_and_lifts_nothing(world):
     def loosened(ctx, call):
         return Decision.allow(rule_id="mine")
@@ -178,7 +178,7 @@ def test_hooks_and_policy_merge_deny_before_ask_before_allow(said, ruled):
     assert (expected == "ask") == (result.status is RunStatus.SUSPENDED)
 
 
-@pytest.mark.spec("reliability:PM28", "reliability:R8")
+@pytest.mark.spec("reliability:R8")
 def test_the_policy_judges_the_input_that_a_hook_made(world):
     def harmless(ctx, call):
         return Change(input={"x": 99})
@@ -199,7 +199,7 @@ def only(x):
     return When(lambda request: request.input["x"] == x)
 
 
-@pytest.mark.spec("requirements:M15", "requirements:M17", "requirements:K10")
+@pytest.mark.spec("requirements:M15", "requirements:M17", "reliability:R2", "reliability:R8")
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [("yes", [("put", 1)]), ("no", []), ("not on Fridays", []), (True, [("put", 1)]), (False, [])],
@@ -230,7 +230,7 @@ class Confirmer:
         return self.answer
 
 
-@pytest.mark.spec("requirements:M16", "reliability:PM30")
+@pytest.mark.spec("requirements:M15", "reliability:PM30")
 @pytest.mark.parametrize(("answer", "done"), [(True, 1), ("yes", 1), (False, 0), ("", 0), (OSError("no terminal"), 0)])
 def test_somebody_in_process_is_asked_and_who_cannot_answer_has_not_agreed(world, answer, done):
     result = world.run([PUT, text("ok")], Policy(), interactor=Confirmer(answer))
@@ -246,7 +246,7 @@ INJECTED = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("reliability:PM40", "reliability:PM41", "reliability:PM42")
+@pytest.mark.spec("reliability:R19")
 @pytest.mark.parametrize("payload", INJECTED, ids=map(str, range(len(INJECTED))))
 def test_a_result_that_says_otherwise_changes_no_rule(world, payload):
     """
@@ -350,7 +350,7 @@ def puts(*numbers):
     return [tool_call("put", {"x": n}) for n in numbers]
 
 
-@pytest.mark.spec("requirements:M11", "requirements:X29", "reliability:PM31")
+@pytest.mark.spec("requirements:M11", "requirements:X29", "reliability:R7")
 def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
     policy = Policy([Rule("deny", only(9), id="never nine", scope="agent:lead")])
     person = Person(put=ANY_PUT, get=True)
@@ -413,7 +413,7 @@ def test_an_always_for_a_command_is_for_exactly_its_words_and_for_a_script_for_e
     ]
 
 
-@pytest.mark.spec("requirements:M11", "requirements:M10")
+@pytest.mark.spec("requirements:M11")
 def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(world):
     class Generous(Person):
         def ask(self, question):
@@ -581,7 +581,7 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
     assert [c["command"] for c in commands[:4]] == ran
 
 
-@pytest.mark.spec("requirements:X71", "requirements:K9")
+@pytest.mark.spec("requirements:X71", "requirements:X54")
 def test_an_answer_covers_only_what_its_question_offers(world):
     person = Person(put=Answer(remember="session", covers="allow everything"))
     result = world.run([PUT, text("ok")], Policy(), interactor=person)
@@ -684,7 +684,7 @@ def unattended(world, **options):
     return Engine([agent], world.tools, world.model, permissions=policy, **options)
 
 
-@pytest.mark.spec("requirements:M17", "requirements:X4")
+@pytest.mark.spec("requirements:M17")
 @pytest.mark.parametrize(
     ("engine", "run", "status"),
     [
@@ -848,7 +848,7 @@ def test_who_answers_can_change_the_call_and_the_model_is_shown_the_one_that_ran
         assert journal.lines() == engine.replay_sync(journal).journal.lines()
 
 
-@pytest.mark.spec("requirements:X54", "requirements:X29", "reliability:PM28")
+@pytest.mark.spec("requirements:X54", "requirements:X29", "reliability:R8")
 @pytest.mark.parametrize(
     ("edited", "said"),
     [({"x": 9}, "Never nine."), ({"x": "many"}, "it does not fit"), ({}, "it does not fit")],
@@ -864,7 +864,7 @@ def test_a_changed_input_is_checked_and_judged_like_the_first(world, edited, sai
     assert ["deny"] == [decision for _, decision, _ in told]
 
 
-@pytest.mark.spec("reliability:PM28", "reliability:R8")
+@pytest.mark.spec("reliability:R8")
 def test_what_a_hook_makes_of_a_changed_input_is_asked_about_again(world):
     def capped(ctx, call):
         return Change(input={"x": 10}) if call.input["x"] > 10 else None
@@ -956,7 +956,7 @@ SAID = st.one_of(
 )  # fmt: skip
 
 
-@pytest.mark.spec("reliability:R7", "reliability:R8", "reliability:PM31", "requirements:X29")
+@pytest.mark.spec("reliability:R7", "reliability:R8", "requirements:X29")
 @given(
     replies=st.lists(st.lists(NUMBERS, min_size=1, max_size=3), min_size=1, max_size=4),
     said=st.lists(SAID, min_size=1, max_size=4),

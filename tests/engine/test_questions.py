@@ -50,7 +50,7 @@ def asking(**fields):
 # --- who answers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:K7", "requirements:K1")
+@pytest.mark.spec("requirements:K3", "requirements:K2")
 @pytest.mark.parametrize("kind", [Saying, Later])
 async def test_an_interactor_of_the_tool_answers_what_the_model_asks_with_it(kind):
     own = kind("red")
@@ -63,7 +63,7 @@ async def test_an_interactor_of_the_tool_answers_what_the_model_asks_with_it(kin
     assert {"selected": ["red"], "question_index": 0} == result.tool_calls[0].result.data["answers"][0]
 
 
-@pytest.mark.spec("requirements:K7")
+@pytest.mark.spec("requirements:K3")
 async def test_an_interactor_of_the_tool_goes_before_the_engines_and_answers_nothing_else():
     def judge(ctx: HookContext, call):
         return Decision.ask("May it?") if call.tool_name == "add" else None
@@ -91,7 +91,7 @@ class Tall:
         return "no"
 
 
-@pytest.mark.spec("requirements:K7")
+@pytest.mark.spec("requirements:K3")
 @pytest.mark.parametrize("wrong", ["x", 5, input, Saying, Tall(), {"ask": 1}])
 @pytest.mark.parametrize("where", ["engine", "tool"])
 def test_nobody_who_can_be_asked_is_refused_where_it_is_written(wrong, where):
@@ -123,7 +123,7 @@ class Fickle:
         return self.answers.pop(0)
 
 
-@pytest.mark.spec("requirements:X54", "requirements:K9")
+@pytest.mark.spec("requirements:X54")
 async def test_an_interactor_whose_answer_is_no_option_is_asked_again_three_times():
     wrong = ["green", Answer(selected=("green",)), Answer(selected=("red", "blue"))]
     for right in ("blue", Answer(declined=True)):
@@ -136,7 +136,7 @@ async def test_an_interactor_whose_answer_is_no_option_is_asked_again_three_time
     assert "green" == (await Engine(interactor=Fickle("green")).run(choosing(allow_text=True))).output
 
 
-@pytest.mark.spec("requirements:X54", "requirements:K8", "requirements:K12")
+@pytest.mark.spec("requirements:X54", "requirements:K12")
 async def test_whoever_holds_the_run_is_told_that_an_answer_is_none_and_may_give_another_one():
     async with Engine().start(choosing()) as handle:
         events = handle.events()

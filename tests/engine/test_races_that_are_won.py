@@ -21,6 +21,7 @@ from stepengine import (
     Perform,
     Race,
     Receive,
+    RunStatus,
     Sleep,
     Start,
     ToolCall,
@@ -159,4 +160,66 @@ async def test_all_of_a_race_begin_together_however_few_members_may_be_under_way
         replayed = await engine.replay(journal)
 
     assert [(1, "soon")] * 3 == result.output
+    assert result == replayed
+
+
+@pytest.mark.spec("waiting:WT5")
+async def test_a_background_child_of_a_body_that_loses_its_race_is_cancelled_without_a_reason_of_its_own() -> None:
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    def works(ctx: Any) -> Any:
+        yield from Perform.idempotent(slow)
+
+    @tool
+    def starts() -> Any:
+        """Start a child in the background."""
+        yield from Start(AgentCall("works"))
+        yield from Perform.idempotent(slow)
+
+    def handle_steps(ctx: Any) -> Any:
+        return (yield from Race(ToolCall(starts), Perform(asyncio.sleep, 0.02)))[0]
+
+    agents = [
+        AgentDefinition("works", handle_steps=works),
+        AgentDefinition("lead", handle_steps=handle_steps, tools=[starts], spawnable_agents=["works"]),
+    ]
+    journal = MemoryJournal()
+    async with Engine(agents, models=ScriptedModel([])) as engine:
+        result = await engine.run("lead", journal=journal)
+        replayed = await engine.replay(journal)
+
+    assert 1 == result.output
+    assert [(RunStatus.CANCELLED, None)] == [(child.status, child.error) for child in result.children]
+    assert result == replayed
+
+
+def asks_steps(ctx: Any) -> Any:
+    return (yield from Ask("Go?"))
+
+
+@tool
+def asks_in_a_child() -> Any:
+    """Start a child that asks."""
+    return (yield from AgentCall("asks")).status.value
+
+
+@pytest.mark.spec("waiting:WT5")
+@pytest.mark.parametrize("loser", [AgentCall("asks"), ToolCall(asks_in_a_child)], ids=["child", "child of a body"])
+async def test_a_member_that_was_suspended_before_its_race_was_won_is_cancelled_and_asks_nothing(loser: Any) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        return (yield from Race(loser, Perform(asyncio.sleep, 0.02)))[0]
+
+    agents = [
+        AgentDefinition("asks", handle_steps=asks_steps),
+        AgentDefinition("lead", handle_steps=handle_steps, tools=[asks_in_a_child], spawnable_agents=["asks"]),
+    ]
+    journal = MemoryJournal()
+    async with Engine(agents, models=ScriptedModel([])) as engine:
+        result = await engine.run("lead", journal=journal)
+        replayed = await engine.replay(journal)
+
+    assert (RunStatus.COMPLETED, 1) == (result.status, result.output)
+    assert [(RunStatus.CANCELLED, ())] == [(child.status, child.questions) for child in result.children]
+    assert () == result.pending_questions
     assert result == replayed

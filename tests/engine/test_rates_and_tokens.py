@@ -79,7 +79,7 @@ def looking(seen: list[int | None]) -> Any:
     return look
 
 
-@pytest.mark.spec("requirements:N15", "requirements:X35")
+@pytest.mark.spec("requirements:N15", "generator-contract:T34")
 async def test_all_runs_of_an_engine_and_their_children_share_the_limits_of_a_provider() -> None:
     provider, events = Crowded(), []
     limit = RateLimit(max_concurrency=2)
@@ -168,7 +168,7 @@ async def test_tools_of_one_reply_run_at_once_as_far_as_the_limit_says(limit: in
 # --- tokens ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:X45", "requirements:I1", "requirements:E11")
+@pytest.mark.spec("requirements:X45", "requirements:I1", "requirements:E10")
 async def test_a_tool_sees_what_is_left_by_what_was_reported_and_the_estimate_of_what_came_after() -> None:
     seen: list[int | None] = []
 
@@ -276,7 +276,7 @@ async def test_tokens_are_counted_by_the_provider_when_it_can_be_asked_and_estim
     assert {transcript_tokens(request.messages)} == estimates
 
 
-@pytest.mark.spec("requirements:X45", "requirements:E11")
+@pytest.mark.spec("requirements:X45", "requirements:E10")
 async def test_hooks_and_tools_see_the_same_number_of_tokens_left() -> None:
     """
     What the provider reported counts for both; the estimate alone would say that hardly anything is used.

@@ -23,7 +23,7 @@ from stepengine.engine.schedule_book import ScheduleBook
 from stepengine.engine.scheduler import standings
 from stepengine.errors import AgentError, DefinitionError, JournalError
 from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.journal.sleeping import index_of
+from stepengine.journal.sleepers import open_wake_index
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 PLACES = pytest.mark.parametrize("place", ["runs", "runs.db"])
@@ -228,6 +228,7 @@ async def main():
         for number in range(step, 10_000):
             await scheduler.tick(begin + timedelta(minutes=10 * min(number, 60)))
             print(min(number, 60), flush=True)
+        await scheduler.finished()
 
 asyncio.run(main())
 """
@@ -238,7 +239,7 @@ import asyncio, sys, time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from stepengine import AgentDefinition, Engine, Perform, Schedule, Scheduler
-from stepengine.engine.waking import Waker
+from stepengine.engine.waker import Waker
 
 class Later:
     ahead = timedelta()
@@ -313,7 +314,7 @@ async def test_a_run_that_has_ended_is_left_to_nobody(tmp_path: Path) -> None:
         await ticked(scheduler, at("2026-05-01T00:00"))
         assert ["daily-20260501T070000Z"] == await ticked(scheduler, at("2026-05-01T07:00"))
 
-    with index_of(tmp_path) as index:
+    with open_wake_index(tmp_path) as index:
         assert [] == index.all()
 
 
@@ -614,7 +615,7 @@ async def test_in_the_background_times_are_waited_for_and_a_change_is_noticed(tm
             await scheduler.finished()
             scheduler.replace([*scheduler.schedules, Schedule(agent, cron="* * * * *", id="minutely")])
             # Who begins to sleep when the clock was set already, for as long as it meant to before, sleeps too long.
-            await until(lambda: "minutely" in scheduler.book.told() and clock.asleep)
+            await until(lambda: "minutely" in scheduler.book.load_known_schedules() and clock.asleep)
             await clock.set(at("2026-05-01T07:01"))
             await until(lambda: len(names(tmp_path)) == 2)
             await scheduler.finished()
@@ -632,7 +633,7 @@ async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytes
             await until(lambda: "cannot be used to remember schedules" in caplog.text)
             (tmp_path / ".schedules.db").unlink()
             scheduler.replace(scheduler.schedules)
-            await until(lambda: "daily" in scheduler.book.told())
+            await until(lambda: "daily" in scheduler.book.load_known_schedules())
             await clock.set(at("2026-05-01T07:00"))
             scheduler.replace(scheduler.schedules)
             await until(lambda: names(tmp_path))
@@ -652,7 +653,7 @@ async def test_whatever_goes_wrong_with_a_look_the_next_one_comes(
             await until(lambda: "they are looked at again" in caplog.text)
             monkeypatch.undo()
             scheduler.replace(scheduler.schedules)
-            await until(lambda: "daily" in scheduler.book.told() and clock.asleep)
+            await until(lambda: "daily" in scheduler.book.load_known_schedules() and clock.asleep)
             await clock.set(at("2026-05-01T07:00"))
             await until(lambda: names(tmp_path))
             await scheduler.finished()
@@ -667,6 +668,6 @@ def test_what_was_started_can_be_counted_from_the_book_alone(tmp_path: Path) -> 
         book.claim("s", at("2026-05-01T00:00") + hour * HOUR, run=f"s-{hour}")
     book.mark("s", at("2026-05-01T02:00"), "failed", "it broke")
 
-    told = book.told()["s"]
+    told = book.load_known_schedules()["s"]
     assert (at("2026-05-01T02:00"), "failed", "it broke") == (told.last.at, told.last.status, told.last.error)
     assert ["s-1"] == [ran.run for ran in book.claimed()]

@@ -26,7 +26,7 @@ from stepengine import (
 )
 from stepengine.data.effects import CallModel
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.planning import RunRequest, info_of
+from stepengine.engine.run_plans import RunRequest, pop_run_info
 from stepengine.models import ModelReply
 from stepengine.runtime import IO, Item, Performer, Services
 from stepengine.testing import Clock, ScriptedModel, text, tool_call
@@ -238,7 +238,7 @@ async def test_what_runs_are_started_with_is_what_the_constructors_would_make_of
         AgentDefinition("heir", inherit_parent_system_prompt=True),
     ]
     engine = Engine(agents, models=ScriptedModel([text("1"), text("2")]), limits=Limits(max_seconds=60))
-    info = info_of({"session_id": "s", "user_id": "u", "metadata": {"k": [1]}})
+    info = pop_run_info({"session_id": "s", "user_id": "u", "metadata": {"k": [1]}})
     request = RunRequest(agent=engine._launcher.catalog.find("lead"), prompt="go", info=info)
     result = await engine._launcher.ready(request, prepare=prepare, wrap=wrap).run()
 

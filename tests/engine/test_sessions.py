@@ -36,7 +36,7 @@ from stepengine import (
 )
 from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.questions import Decision
-from stepengine.engine.session_turns import Queue
+from stepengine.engine.session_turns import SessionQueue
 from stepengine.errors import (
     AnswerRejected,
     DefinitionError,
@@ -120,7 +120,7 @@ BOOKING = AgentDefinition("booking", handle_steps=booking)
 # --- loading and saving ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:L3", "requirements:L7", "requirements:L16", "requirements:L8")
+@pytest.mark.spec("requirements:L3", "requirements:L1")
 async def test_a_run_goes_on_from_what_its_session_holds_and_leaves_it_for_the_next(store):
     model = ScriptedModel([text("Hello."), text("I said hello.")])
     first = await Engine([BOT], models=model, sessions=store).run(
@@ -147,7 +147,7 @@ async def test_a_run_goes_on_from_what_its_session_holds_and_leaves_it_for_the_n
     assert first.state.run_id != second.state.run_id
 
 
-@pytest.mark.spec("requirements:L4", "requirements:L6")
+@pytest.mark.spec("requirements:L4", "reliability:SS05")
 async def test_without_an_id_a_session_is_made_and_without_a_store_there_is_none(tmp_path):
     store = FileSessions(tmp_path / "below" / "sessions")
     engine = Engine([BOT], models=ScriptedModel([text("a"), text("b"), text("c")]), sessions=store)
@@ -162,7 +162,7 @@ async def test_without_an_id_a_session_is_made_and_without_a_store_there_is_none
         await engine.run(BOT, "x", session_id="s" * 1001)
 
 
-@pytest.mark.spec("requirements:L1", "requirements:L2", "requirements:X31")
+@pytest.mark.spec("requirements:L1", "requirements:L2", "requirements:L4")
 async def test_a_store_with_two_methods_is_enough_and_what_it_lacks_is_named():
     store = Histories()
     model = ScriptedModel([text("Hello."), text("Yes.")])
@@ -220,7 +220,7 @@ async def test_a_run_is_saved_however_it_ends_unless_it_never_began(store):
     assert ("completed", True, 5, "completed") == await status(ScriptedModel([text("ok")]))
 
 
-@pytest.mark.spec("requirements:L5", "reliability:SS03")
+@pytest.mark.spec("reliability:SS03")
 async def test_a_store_that_fails_to_load_keeps_the_run_from_starting(tmp_path):
     class Failing(Histories):
         async def get_history(self, session_id):
@@ -239,7 +239,7 @@ async def test_a_store_that_fails_to_load_keeps_the_run_from_starting(tmp_path):
     assert not model.calls
 
 
-@pytest.mark.spec("requirements:L5", "reliability:SS03")
+@pytest.mark.spec("reliability:SS03")
 async def test_a_store_that_fails_to_save_does_not_lose_the_result(caplog):
     class Full(Histories):
         async def save_history(self, session_id, messages):
@@ -323,7 +323,7 @@ async def test_a_handler_that_goes_on_counts_once_what_it_had_spent(tmp_path):
 # --- questions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:K4", "requirements:K5", "requirements:K6", "requirements:K10", "requirements:X11")
+@pytest.mark.spec("requirements:L3", "requirements:K5", "requirements:K6", "reliability:R2", "requirements:X11")
 @pytest.mark.parametrize("kind", ["memory", "files", "sqlite", "states", "histories"])
 async def test_the_next_message_answers_what_the_model_asked_and_calls_that_ran_do_not_run_again(kind, tmp_path):
     store = {"states": States, "histories": Histories}.get(kind, lambda: store_of(kind, tmp_path))()
@@ -351,7 +351,7 @@ async def test_the_next_message_answers_what_the_model_asked_and_calls_that_ran_
     assert [{"question_index": 0, "text": "4"}] == request.messages[3].result.data["answers"]
 
 
-@pytest.mark.spec("requirements:K4", "requirements:K5", "requirements:K10", "requirements:X11")
+@pytest.mark.spec("requirements:L3", "requirements:K5", "reliability:R2", "requirements:X11")
 @pytest.mark.parametrize("kind", ["memory", "files", "sqlite", "states"])
 async def test_the_next_message_answers_a_handler_through_the_journal_that_the_store_keeps(kind, tmp_path):
     def fresh():
@@ -479,7 +479,7 @@ async def test_a_conversation_that_waits_goes_on_after_an_edit_when_that_is_said
     assert ["b"] == [request.system_prompt for request in later.calls]
 
 
-@pytest.mark.spec("requirements:K5", "requirements:L7")
+@pytest.mark.spec("requirements:K5", "requirements:L3")
 async def test_what_comes_with_an_answer_reaches_the_run_and_its_session(tmp_path):
     def handler(ctx):
         answer = yield from Ask("Well?")
@@ -501,7 +501,7 @@ async def test_what_comes_with_an_answer_reaches_the_run_and_its_session(tmp_pat
     assert {"via": "mail"} == dict(FileSessions(tmp_path).load("x").info.metadata)
 
 
-@pytest.mark.spec("requirements:K9", "requirements:K12")
+@pytest.mark.spec("requirements:X54", "requirements:K12")
 async def test_an_answer_that_does_not_fit_changes_nothing(store):
     def handler(ctx):
         return (yield from Ask("Which?", ["red", "blue"]))
@@ -521,7 +521,7 @@ async def test_an_answer_that_does_not_fit_changes_nothing(store):
 # --- several at once, and the end of processes ----------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:SS01", "requirements:L15")
+@pytest.mark.spec("reliability:SS01")
 async def test_two_messages_at_once_wait_for_each_other_and_lose_nothing(store):
     prompts = [f"message {number}" for number in range(6)]
     engines = [Engine([BOT], models=Slow(lambda: asyncio.sleep(0.01)), sessions=store) for _ in range(2)]
@@ -597,7 +597,7 @@ async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_com
     assert ["a", "to a", "c", "to c"] == [m.text for m in store.load("x").messages]
 
 
-@pytest.mark.spec("requirements:N6", "requirements:D16", "requirements:L15")
+@pytest.mark.spec("requirements:N6", "reliability:I12", "reliability:SS01")
 @pytest.mark.parametrize("way", ["interrupt", "max_seconds", "cancel", "shutdown"])
 async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_its_turn(way):
     first_may_end, store = asyncio.Event(), MemorySessions()
@@ -633,10 +633,10 @@ async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_
     assert ["1", "to 1", "3", "to 3"] == [m.text for m in store.load("x").messages]
 
 
-@pytest.mark.spec("requirements:L15")
+@pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("who", ["waits", "is in"])
 async def test_a_run_whose_event_loop_was_closed_keeps_nobody_out_of_its_session(who):
-    queue, loop = Queue(), asyncio.new_event_loop()
+    queue, loop = SessionQueue(), asyncio.new_event_loop()
     coming = queue.enter("x")
     own = None if who == "is in" else await queue.enter("x")
     task = loop.create_task(coming)
@@ -735,7 +735,7 @@ async def test_a_run_in_a_session_that_starts_another_one_in_it_is_told_so_and_d
     assert after.session_saved
 
 
-@pytest.mark.spec("requirements:L15")
+@pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 async def test_two_that_share_no_store_object_do_not_overwrite_each_other(kind, tmp_path):
     async def quicker():
@@ -751,7 +751,7 @@ async def test_two_that_share_no_store_object_do_not_overwrite_each_other(kind, 
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:L15", "reliability:SS01")
+@pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 async def test_across_processes_the_later_save_is_a_conflict_that_overwrites_nothing(kind, tmp_path):
     async def quicker():
@@ -850,7 +850,7 @@ async def test_a_run_that_another_process_saved_for_it_is_saved(goes_on, tmp_pat
     assert expected == [m.text for m in ours.load("x").messages]
 
 
-@pytest.mark.spec("requirements:L5")
+@pytest.mark.spec("reliability:SS03")
 async def test_a_save_that_failed_once_is_made_up_for_by_the_next_message(tmp_path, monkeypatch):
     store = FileSessions(tmp_path)
     engine = Engine([BOT], models=ScriptedModel([text("Hello."), text("Yes.")]), sessions=store)
@@ -947,7 +947,7 @@ async def test_conversations_of_children_are_sessions_of_their_own_when_they_are
     assert (True, ()) == (plain.session_saved, store.load("y").info.child_session_ids)
 
 
-@pytest.mark.spec("requirements:L14")
+@pytest.mark.spec("requirements:B1")
 async def test_a_session_that_was_loaded_does_not_change_when_its_run_goes_on(store):
     engine = Engine([BOT], models=ScriptedModel([text("a"), text("b")]), sessions=store)
     await engine.run(BOT, "x", session_id="x")

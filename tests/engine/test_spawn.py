@@ -84,12 +84,9 @@ async def spawned(*entries: Any, given: Any = None, **fields: Any) -> Any:
 
 @pytest.mark.spec(
     "generator-contract:L3",
-    "generator-contract:L4",
     "generator-contract:L6",
-    "generator-contract:D15",
-    "requirements:J4",
-    "requirements:J9",
-    "generator-contract:T29",
+    "requirements:A13",
+    "generator-contract:L1",
     "reliability:SP04",
     "requirements:X16",
 )
@@ -127,7 +124,7 @@ async def test_every_entry_has_its_result_in_its_place_and_bad_ones_start_nothin
     assert result.status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("generator-contract:L3", "generator-contract:L13", "generator-contract:D16")
+@pytest.mark.spec("generator-contract:L3")
 async def test_a_call_of_which_every_entry_is_bad_is_an_error_result_for_models_and_handlers_alike():
     failed, result = await spawned({"agent_type": "nobody"}, {"agent_type": "forbidden"})
 
@@ -214,7 +211,7 @@ async def test_what_models_write_instead_of_a_list_of_objects_is_understood(give
     assert 'p/{"k": 1}' == result.data[0]["output"]
 
 
-@pytest.mark.spec("generator-contract:L2", "requirements:J2")
+@pytest.mark.spec("generator-contract:L2", "generator-contract:L3")
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
@@ -240,12 +237,12 @@ async def test_an_id_matches_when_every_part_that_it_gives_is_equal(wanted, foun
 
 @pytest.mark.spec("generator-contract:L2")
 def test_parts_that_a_request_leaves_out_match_anything_and_the_first_match_wins():
-    from stepengine.machine.spawning import matching_id
+    from stepengine.machine.child_effects import find_matching_id
 
     allowed = ["acme/helper@1", "other/helper@2", "helper"]
 
     assert [
-        matching_id(w, allowed) for w in ("helper", "acme/helper", "helper@2", "other/helper@2", "other/helper@1")
+        find_matching_id(w, allowed) for w in ("helper", "acme/helper", "helper@2", "other/helper@2", "other/helper@1")
     ] == [
         "helper",
         "acme/helper@1",
@@ -253,7 +250,7 @@ def test_parts_that_a_request_leaves_out_match_anything_and_the_first_match_wins
         "other/helper@2",
         None,
     ]
-    assert matching_id("helper", allowed[:2]) == "acme/helper@1"
+    assert find_matching_id("helper", allowed[:2]) == "acme/helper@1"
 
 
 KID = AgentDefinition("kid", description="Says hello.", handle_steps=echo)
@@ -374,7 +371,7 @@ async def test_a_prompt_that_is_no_text_and_params_that_are_no_object_are_droppe
     assert output == (await engine.run(agent, "go")).tool_calls[0].result.data[0]["output"]
 
 
-@pytest.mark.spec("generator-contract:L28", "requirements:J9")
+@pytest.mark.spec("generator-contract:L28", "requirements:A13")
 async def test_wrong_params_of_an_agents_tool_are_an_error_entry_that_names_the_fields():
     engine, agent, _ = boss(tool_call("typed", {"prompt": "x", "params": {"size": 1}}))
     result = (await engine.run(agent, "go")).tool_calls[0].result
@@ -383,7 +380,7 @@ async def test_wrong_params_of_an_agents_tool_are_an_error_entry_that_names_the_
     assert "name: Field required" in result.data[0]["error"]
 
 
-@pytest.mark.spec("generator-contract:L29", "generator-contract:L30")
+@pytest.mark.spec("generator-contract:L29")
 def test_agents_that_cannot_be_offered_as_tools_are_refused_when_the_engine_is_built():
     class Strange(pydantic.BaseModel):
         call: Any = None
@@ -424,7 +421,7 @@ async def test_definitions_inside_the_params_schema_still_hold_when_it_is_part_o
     assert "#/properties/params/properties/b" == made["plain"]["properties"]["params"]["properties"]["a"]["$ref"]
 
 
-@pytest.mark.spec("requirements:J17", "requirements:X15")
+@pytest.mark.spec("requirements:J17")
 async def test_an_agent_is_an_ordinary_tool_with_a_name_and_description_of_its_own():
     structured = AgentDefinition(
         "counter", output_schema={"type": "object"}, handle_steps=lambda ctx: (yield from two())
@@ -474,7 +471,7 @@ async def test_an_output_that_is_no_json_is_an_error_of_the_agents_own_tool_that
     assert "output.deep[0]" in result.text
 
 
-@pytest.mark.spec("requirements:J11", "requirements:F18", "requirements:X15")
+@pytest.mark.spec("requirements:J11", "requirements:E25", "requirements:J17")
 async def test_the_task_tool_lists_its_agents_and_gives_the_final_text():
     talker = AgentDefinition("talker", model="test/m", description="Talks.", display_name="The Talker")
     made = task_tool([talker, ECHO, CRASH])
@@ -506,7 +503,7 @@ async def test_the_task_tool_lists_its_agents_and_gives_the_final_text():
         task_tool([talker, talker])
 
 
-@pytest.mark.spec("requirements:X15", "reliability:SP02")
+@pytest.mark.spec("requirements:J17", "reliability:SP02")
 async def test_every_way_to_spawn_is_counted_by_the_same_limits():
     def handle(ctx):
         yield AgentCall("echo-one")
@@ -529,7 +526,7 @@ async def test_every_way_to_spawn_is_counted_by_the_same_limits():
     assert "max_total_children is 5" in result.output
 
 
-@pytest.mark.spec("generator-contract:T31", "requirements:J18")
+@pytest.mark.spec("generator-contract:T31", "requirements:Q10")
 async def test_an_agent_of_the_engine_can_be_looked_up_by_its_id():
     engine, agent, _ = boss(
         tool_calls(
@@ -570,7 +567,7 @@ async def test_an_agent_of_the_engine_can_be_looked_up_by_its_id():
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("generator-contract:L9", "generator-contract:D34", "requirements:J12")
+@pytest.mark.spec("requirements:J12")
 async def test_the_events_of_children_say_who_started_whom_with_what_also_when_they_fail():
     engine, agent, _ = boss(
         tool_call("spawn_agents", {"agents": [{"agent_type": "echo-one", "prompt": "p", "params": {"k": 1}}]}),
@@ -623,7 +620,7 @@ async def test_what_a_child_returned_after_its_tokens_were_spent_reaches_its_par
         alone.unwrap()
 
 
-@pytest.mark.spec("requirements:D15", "requirements:J6")
+@pytest.mark.spec("requirements:D15", "generator-contract:L8")
 async def test_a_run_and_a_child_tell_what_was_spent_under_the_same_names():
     def reply(words, cost, model=None):
         return ModelReply(words, usage=Usage(10, 5), cost=None if cost is None else Decimal(cost), model=model)

@@ -66,7 +66,7 @@ class Nursery:
         return Engine([boss], models=empty(), limits=Limits(max_concurrent_children=4))
 
 
-@pytest.mark.spec("reliability:SP05", "requirements:J14")
+@pytest.mark.spec("reliability:SP05", "generator-contract:L6")
 async def test_fail_fast_cancels_the_siblings_and_each_of_them_says_so_live_and_on_replay():
     live, journal = Nursery(), MemoryJournal()
     result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 20)
@@ -165,7 +165,7 @@ class Nested:
         return Engine([AgentDefinition("boss", spawnable_agents=children, handle_steps=self.boss)], models=empty())
 
 
-@pytest.mark.spec("reliability:SP05", "reliability:SP08")
+@pytest.mark.spec("reliability:SP05", "reliability:I12")
 async def test_a_sibling_that_waits_for_children_of_its_own_is_cancelled_with_them():
     live, journal = Nested(), MemoryJournal()
     result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 20)
@@ -199,7 +199,7 @@ async def test_any_member_that_fails_cancels_the_children_and_other_members_fini
     assert "OSError: broke" in error
 
 
-@pytest.mark.spec("reliability:SP08", "generator-contract:L12")
+@pytest.mark.spec("reliability:I12", "generator-contract:L6")
 async def test_a_run_that_is_stopped_while_nobody_failed_closes_the_whole_group():
     class Waiting(Nested):
         def boss(self, ctx):

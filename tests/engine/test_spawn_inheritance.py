@@ -78,7 +78,7 @@ def shared(bodies: list[bytes]) -> bytes:
 # --- the prefix of siblings -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("generator-contract:L18", "generator-contract:L16", "requirements:J8")
+@pytest.mark.spec("generator-contract:L18", "generator-contract:L15", "requirements:J8")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 async def test_ten_siblings_that_inherit_send_the_parents_request_byte_for_byte_as_their_prefix(wire):
     entries = [{"agent_type": f"kid-{i}", "prompt": f"part {i}"} for i in range(10)]
@@ -156,7 +156,7 @@ async def test_a_child_that_inherits_the_prompt_is_shown_the_schema_of_its_outpu
     assert 1 == told[1].count("The whole output.")
 
 
-@pytest.mark.spec("generator-contract:L18", "reliability:SP14", "reliability:SP03")
+@pytest.mark.spec("generator-contract:L18", "reliability:SP14", "reliability:SP04")
 async def test_a_child_that_inherits_the_prompt_is_shown_its_parents_tools_and_may_call_its_own_only():
     leaf = agent("leaf", description="A leaf.", input_schema=InputSchema(prompt="What to fetch.", params=Wanted))
     twig = agent("twig", input_schema=InputSchema())
@@ -223,12 +223,11 @@ async def test_what_is_inherited_is_handed_down_further():
 
 
 @pytest.mark.spec(
-    "generator-contract:L14",
+    "generator-contract:L18",
     "generator-contract:L17",
     "generator-contract:L19",
-    "generator-contract:L20",
-    "generator-contract:L22",
-    "requirements:A11",
+    "generator-contract:L15",
+    "generator-contract:L8",
 )
 @pytest.mark.parametrize("prompt", [False, True], ids=["own prompt", "inherited prompt"])
 @pytest.mark.parametrize("history", [False, True], ids=["empty history", "inherited history"])
@@ -268,7 +267,7 @@ async def test_history_and_prompt_are_inherited_independently_of_each_other(hist
     )
 
 
-@pytest.mark.spec("generator-contract:L10", "generator-contract:L15", "generator-contract:L21")
+@pytest.mark.spec("generator-contract:L8", "generator-contract:L15")
 @pytest.mark.parametrize("history", [False, True])
 async def test_a_child_sees_images_and_tags_only_through_an_inherited_history(history):
     picture = UserMessage([ImagePart(data=b"png")], ("PICTURE",), ttl="user_prompt")
@@ -326,16 +325,7 @@ def without_notes(messages: Any) -> list[str]:
     return [m.text for m in messages if "<system-reminder>" not in m.text]
 
 
-@pytest.mark.spec(
-    "generator-contract:L23",
-    "generator-contract:L24",
-    "generator-contract:L25",
-    "generator-contract:L26",
-    "generator-contract:T30",
-    "generator-contract:D13",
-    "generator-contract:D32",
-    "generator-contract:V13",
-)
+@pytest.mark.spec("generator-contract:L23", "generator-contract:L25", "requirements:D15")
 async def test_an_inline_child_of_a_model_leaves_its_history_before_the_reply_and_takes_its_own_messages_away():
     scripted = ScriptedModel(
         [
@@ -367,7 +357,7 @@ async def test_an_inline_child_of_a_model_leaves_its_history_before_the_reply_an
     assert 2 == child.spending.usage.requests
 
 
-@pytest.mark.spec("generator-contract:L26", "generator-contract:L15")
+@pytest.mark.spec("generator-contract:L25", "generator-contract:L15")
 async def test_what_a_reply_says_before_its_inline_call_is_seen_inside_and_stands_there_once_afterwards():
     def reply(*parts: Any) -> Any:
         return ModelReply(parts)
@@ -386,7 +376,7 @@ async def test_what_a_reply_says_before_its_inline_call_is_seen_inside_and_stand
     assert ["before ", "after"] == [p.text for p in result.state.message_history[-3].content if hasattr(p, "text")]
 
 
-@pytest.mark.spec("generator-contract:L25", "generator-contract:L27", "generator-contract:G42")
+@pytest.mark.spec("generator-contract:L25", "generator-contract:G42")
 @pytest.mark.parametrize("recorded", [True, False])
 async def test_an_inline_child_may_replace_the_history_of_the_handler_that_runs_it(recorded):
     def prune(ctx):
@@ -534,7 +524,7 @@ async def test_an_inline_child_leaves_the_context_too_and_any_other_child_keeps_
     assert [1, 1, 2] == [c.output for c in result.children]
 
 
-@pytest.mark.spec("generator-contract:P7")
+@pytest.mark.spec("generator-contract:P7", "generator-contract:G2")
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize(
     ("asked", "own"),

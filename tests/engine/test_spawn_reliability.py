@@ -52,7 +52,7 @@ QUICK = AgentDefinition("quick", handle_steps=quick)
 # --- outputs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:SP12", "requirements:D14", "requirements:J5")
+@pytest.mark.spec("reliability:SP12", "generator-contract:S12", "generator-contract:L3")
 async def test_outputs_that_are_too_long_no_json_or_against_their_schema_are_shown_as_such():
     def huge(ctx):
         return "a" * 10_000_000
@@ -98,7 +98,7 @@ async def test_outputs_that_are_too_long_no_json_or_against_their_schema_are_sho
 # --- orders -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:SP13", "reliability:I2", "requirements:J4", "requirements:J3")
+@pytest.mark.spec("reliability:I2", "generator-contract:L6")
 async def test_whatever_order_children_finish_in_addresses_history_and_replay_are_the_same():
     def engine(order: Any, *, dead: bool = False) -> Engine:
         turns = {name: asyncio.Event() for name in order}
@@ -147,7 +147,7 @@ async def test_whatever_order_children_finish_in_addresses_history_and_replay_ar
 # --- what a child cannot gain -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:A18")
+@pytest.mark.spec("reliability:SP14", "requirements:J8", "requirements:H1", "reliability:R7")
 async def test_nothing_that_a_child_brings_lifts_what_is_denied_for_the_tree():
     asked: list[tuple[str, str]] = []
     ran: list[str] = []
@@ -318,7 +318,7 @@ def sure(journal: MemoryJournal) -> tuple[set[tuple[str, int]], Counter[str]]:
     return set(history.results), deeds
 
 
-@pytest.mark.spec("reliability:SP15", "reliability:I11")
+@pytest.mark.spec("reliability:I11")
 async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_that_has_a_result():
     whole, journal = Office(), MemoryJournal()
     expected = await whole.engine().run("boss", journal=journal)
@@ -387,7 +387,7 @@ async def test_nothing_new_is_done_before_each_child_has_heard_all_that_is_recor
 # --- ten thousand -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:SP17", "requirements:J13", "requirements:X26", "requirements:X50")
+@pytest.mark.spec("reliability:SP17", "requirements:J13", "generator-contract:L6", "requirements:X50")
 @pytest.mark.deep
 async def test_ten_thousand_items_need_no_limits_and_children_that_ended_leave_nothing_behind():
     begun, most = 0, 0
@@ -464,7 +464,7 @@ class Many:
         return Engine([AgentDefinition("boss", spawnable_agents=[kid], handle_steps=self.boss)], models=empty())
 
 
-@pytest.mark.spec("reliability:SP17", "generator-contract:L12", "requirements:J14")
+@pytest.mark.spec("reliability:SP17", "generator-contract:L6")
 @pytest.mark.parametrize("helper", ["map_agents", "best_of"])
 async def test_a_run_that_is_stopped_starts_no_more_children_and_closes_every_one(helper):
     many, before = Many(helper), asyncio.all_tasks()
@@ -481,7 +481,7 @@ async def test_a_run_that_is_stopped_starts_no_more_children_and_closes_every_on
     assert asyncio.all_tasks() <= before
 
 
-@pytest.mark.spec("generator-contract:L7", "generator-contract:L8", "requirements:J6")
+@pytest.mark.spec("requirements:D15", "generator-contract:L8")
 async def test_a_child_has_a_fresh_state_with_a_budget_of_its_own_and_everything_it_used_counts_above():
     seen: dict[str, Any] = {}
 

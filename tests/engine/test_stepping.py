@@ -141,7 +141,7 @@ def test_the_frames_of_a_waiting_tool_are_shown_with_and_without_a_time_limit(ti
     assert moment.location.startswith(f"{__file__}:")
 
 
-@pytest.mark.spec("reliability:R13")
+@pytest.mark.spec("replay:D1")
 @pytest.mark.parametrize("timeout", [None, 5.0])
 def test_a_divergence_in_a_tool_names_its_line_with_and_without_a_time_limit(timeout: float | None) -> None:
     agent = looker(timeout)

@@ -29,11 +29,11 @@ from stepengine import (
     Wait,
 )
 from stepengine.debugging import debug, render_run
-from stepengine.debugging.viewing.payload import RunPayload, Texts
-from stepengine.debugging.viewing.walking import walk
+from stepengine.debugging.viewer.handler_positions import collect_handler_positions
+from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
-from stepengine.journal.records import Result, shown_address
+from stepengine.journal.records import Result, format_address
 from stepengine.journal.show import render, run_tree
 from stepengine.testing import ScriptedModel, text
 
@@ -104,7 +104,7 @@ def ends_of(journal: Journal) -> list[str]:
     The addresses of all results, that of the root run apart, as they stand in the journal.
     """
     results = [r for r in journal.history().records if type(r) is Result]
-    return [shown_address(r.path, r.seq) for r in results if (r.path, r.seq) != ("", -1)]
+    return [format_address(r.path, r.seq) for r in results if (r.path, r.seq) != ("", -1)]
 
 
 # --- the walk -------------------------------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ async def test_inside_of_a_child_in_the_background_are_its_own_variables(journal
         assert "waiting" == cancelled.frames[0].function
         told = one.goto("#7")
         assert ["a", "b", "c", "ctx", "won"] == sorted(k for k in told.frames[0].locals if k != "self")
-        one.to(one.into("0"))
+        one.move_to(one.follow_child("0"))
         assert "0#" == one.moment().address[:2]
-        one.out()
+        one.follow_all()
         assert "#0" == one.goto("#0").address
 
 
@@ -303,10 +303,10 @@ async def test_show_tells_each_wait_and_where_children_in_the_background_ended(j
 
 async def test_the_page_has_a_row_for_each_wait_and_the_lines_of_all_handlers(journal: MemoryJournal) -> None:
     await recorded(journal)
-    walked = RunPayload(Texts(), "run.jsonl")
+    walked = RunPayload(PageTexts(), "run.jsonl")
     walked.take(journal.history())
 
-    told = walk(engine_of().stepper(journal), walked)
+    told = collect_handler_positions(engine_of().stepper(journal), walked)
 
     assert "" == told.missing
     addresses = ("#0", "#3", "#7", "#8", "#9", "#10", "0#0", "0#1", "0#2", "1#0")

@@ -253,7 +253,7 @@ class Hanging(httpx2.AsyncByteStream):
         await asyncio.Event().wait()
 
 
-@pytest.mark.spec("requirements:D15", "requirements:G20")
+@pytest.mark.spec("requirements:D15", "reliability:I12")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 async def test_what_a_provider_had_told_of_its_usage_counts_when_it_is_stopped(wire):
     events = wire.stream("x" * 400, [("add", '{"a": 2, "b": 3}')], "tool_use")

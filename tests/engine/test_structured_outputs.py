@@ -122,7 +122,7 @@ def test_a_final_text_with_the_value_inside_data_is_read_the_same_way():
     assert result.output == Found(Flight(number="A1"))
 
 
-@pytest.mark.spec("generator-contract:S14")
+@pytest.mark.spec("generator-contract:S14", "reliability:TL20")
 @pytest.mark.parametrize("schema", [Found, Tree, RootModel[list[Flight]], RootModel[dict[str, Flight]]])
 def test_references_of_the_schema_of_set_output_resolve(schema):
     _, requests = ran(schema, text("done"), output_retries=0)
@@ -131,7 +131,7 @@ def test_references_of_the_schema_of_set_output_resolve(schema):
     assert list(dangling(spec.input_schema)) == []
 
 
-@pytest.mark.spec("generator-contract:S14")
+@pytest.mark.spec("generator-contract:S14", "reliability:TL20")
 def test_references_of_a_json_schema_stay_right_when_it_is_shown_inside_data():
     nested = {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#"}}, {"$ref": "#/definitions/Old"}],

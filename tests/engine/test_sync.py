@@ -39,7 +39,7 @@ def ran(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
 
 
-@pytest.mark.spec("requirements:D23")
+@pytest.mark.spec("reliability:SS09")
 def test_a_run_can_be_started_from_synchronous_code():
     with Engine(models=ScriptedModel(["hello", "a step"])) as engine:
         result = engine.run_sync(plain(), "hi")
@@ -48,7 +48,7 @@ def test_a_run_can_be_started_from_synchronous_code():
     assert ("hello", True) == (result.text, step.steps_complete)
 
 
-@pytest.mark.spec("requirements:D23", "reliability:TL13", "reliability:SS09")
+@pytest.mark.spec("reliability:SS09", "reliability:TL13")
 async def test_it_works_inside_a_running_loop_with_async_and_sync_tools():
     here = asyncio.get_running_loop()
     loops, threads = [], []
@@ -155,13 +155,13 @@ def test_misuse_raises_in_the_calling_thread():
         engine.run_sync("nobody")
 
 
-@pytest.mark.spec("reliability:SS08")
+@pytest.mark.spec("reliability:SS06")
 def test_overrides_reach_the_loop_thread():
     with Engine(models=ScriptedModel([])) as engine, engine.override(models=ScriptedModel(["other"])):
         assert "other" == engine.run_sync(plain(), "hi").text
 
 
-@pytest.mark.spec("reliability:TL02")
+@pytest.mark.spec("requirements:X59")
 def test_a_keyboard_interrupt_out_of_a_tool_reaches_the_caller_and_not_the_loop():
     @tool
     async def interrupt() -> str:
@@ -191,7 +191,7 @@ class Hanging(ScriptedModel):
             self.left = True
 
 
-@pytest.mark.spec("requirements:D16")
+@pytest.mark.spec("reliability:I12")
 def test_ctrl_c_cancels_the_run_and_waits_for_its_end():
     model = Hanging()
     with Engine(models=model) as engine:
@@ -201,7 +201,7 @@ def test_ctrl_c_cancels_the_run_and_waits_for_its_end():
         assert model.left
 
 
-@pytest.mark.spec("requirements:D16", "reliability:SS12")
+@pytest.mark.spec("reliability:I12", "reliability:SS12")
 def test_ctrl_c_in_asyncio_run_ends_the_run_before_the_interrupt_is_raised():
     program = """
         import asyncio, os, signal
@@ -255,7 +255,7 @@ def test_a_signal_handler_is_refused():
     assert "signal handler 'handler'" in refused[0]
 
 
-@pytest.mark.spec("reliability:SS11")
+@pytest.mark.spec("reliability:SS10")
 @pytest.mark.parametrize(
     "ending",
     [

@@ -40,7 +40,7 @@ def with_child(name):
     return ScriptedModel([tool_call(name), spawn, tool_call(name), tool_call(name), text("kid"), text("boss")])
 
 
-@pytest.mark.spec("requirements:E6", "requirements:E7")
+@pytest.mark.spec("requirements:E6")
 @pytest.mark.parametrize("session", [None, "s1"])
 async def test_a_body_is_told_who_calls_it_in_which_step_and_below_whom(session):
     seen, lengths = {}, {}
@@ -63,7 +63,7 @@ async def test_a_body_is_told_who_calls_it_in_which_step_and_below_whom(session)
     assert {("boss", 0): 2, ("kid", 0): 0, ("kid", 1): 2} == lengths
 
 
-@pytest.mark.spec("requirements:E9")
+@pytest.mark.spec("requirements:E6")
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_a_cancelled_run_sets_the_signal_before_the_body_is_interrupted(in_thread):
     started, release = asyncio.Event(), threading.Event()
@@ -99,7 +99,7 @@ async def test_a_cancelled_run_sets_the_signal_before_the_body_is_interrupted(in
     assert (RunStatus.CANCELLED, [False, True]) == (result.status, seen)
 
 
-@pytest.mark.spec("requirements:E9", "requirements:O1")
+@pytest.mark.spec("requirements:E6", "requirements:O1")
 async def test_what_a_body_logs_and_what_it_raised_reach_the_log_of_the_engine_with_its_place(caplog):
     @tool(in_thread=False)
     def fails(ctx: ToolContext) -> None:
@@ -137,7 +137,7 @@ async def test_a_cost_that_a_tool_reports_without_usage_counts_for_the_run():
     assert result.usage.at_least
 
 
-@pytest.mark.spec("requirements:E12", "requirements:X20")
+@pytest.mark.spec("requirements:E12", "requirements:G17")
 async def test_credits_and_side_effects_of_a_result_reach_the_log_and_the_totals():
     @tool(in_thread=False)
     def writes() -> ToolResult:

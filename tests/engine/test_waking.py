@@ -35,7 +35,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.yields import Ask, Parallel, Send, Start, Wait
-from stepengine.engine.waking import Waker, Woken
+from stepengine.engine.waker import Waker, Woken
 from stepengine.errors import (
     BadYield,
     DefinitionError,
@@ -45,11 +45,12 @@ from stepengine.errors import (
     JournalMissing,
     StepEngineError,
 )
-from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, run_end, send_message
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import FileMailbox, Letter
-from stepengine.journal.sleeping import index_of, sleepers
-from stepengine.journal.waking import WAKING
+from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
+from stepengine.journal.wake_index import WAKING
 from stepengine.runtime.mail import Message
 from stepengine.testing import ScriptedModel, text
 
@@ -265,6 +266,20 @@ async def test_nobody_posts_to_a_child_that_is_not_there(journal: Journal) -> No
         assert 1 == (await engine.resume(journal)).output
 
 
+@pytest.mark.spec("waiting:WT2")
+async def test_a_program_without_an_engine_sends_a_message_to_the_run_of_a_journal(journal: Journal) -> None:
+    async with Engine([agent(receives)]) as engine:
+        await engine.run("napper", journal=journal)
+        assert [True, False] == [send_message(journal, "go", {"n": [7]}, id="one") for _ in range(2)]
+        assert {"n": [7]} == (await engine.resume(journal)).output
+    with pytest.raises(BadYield):
+        send_message(journal, "two words", 1)
+    with pytest.raises(InputError, match="JSON"):
+        send_message(journal, "go", object())
+    with pytest.raises(StepEngineError, match="has ended"):
+        send_message(journal, "go", 1)
+
+
 def starts_late(ctx: Any) -> Any:
     yield from Receive("begin")
     child = yield from Start(AgentCall("napper"))
@@ -393,7 +408,7 @@ async def test_an_answer_reaches_a_question_that_waits_and_one_that_was_left_ope
             await asyncio.to_thread(one.mailbox().post, letter)
             result = await asyncio.wait_for(handle.result(), 20)
         async with engine.start("both", journal=two) as handle:
-            await until(lambda: two.is_there() and two.history().open_questions())
+            await until(lambda: two.is_there() and open_questions(two.history()))
             await asyncio.to_thread(two.mailbox().post, Letter(kind="answer", topic="q0", value="no"))
             suspended = await handle.result()
         gone_on = await engine.resume(two)
@@ -613,7 +628,7 @@ async def test_a_short_sleep_is_waited_for_here_and_a_long_one_suspends(journal:
     assert (RunStatus.COMPLETED, "woke") == (short.status, short.output)
     assert RunStatus.SUSPENDED is long.status
     assert clock.begun + timedelta(seconds=100) == long.wakes_at
-    assert [("time", long.wakes_at)] == [(one.kind, one.wakes_at) for one in journal.history().waits()]
+    assert [("time", long.wakes_at)] == [(one.kind, one.wakes_at) for one in find_waits(journal.history())]
 
 
 @pytest.mark.spec("waiting:WT20")
@@ -688,7 +703,7 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
     folder.mkdir()
     (folder / "other.jsonl").write_text("")
     for place in (folder, database):
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             assert [] == index.all()  # from now on only what is noted is in it
     async with Engine([agent(sleeps), agent(asks, "asks")]) as engine:
         await engine.run("napper", journal=alone / "a.jsonl")
@@ -697,9 +712,9 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
         await engine.run("asks", journal=SqliteJournal(database, "b"))
 
         assert ["a.jsonl"] == [p.name for p in alone.iterdir()]
-        with index_of(folder) as index:
+        with open_wake_index(folder) as index:
             assert [("a.jsonl", one.wakes_at, {"time"})] == [(s.run, s.wakes_at, s.kinds) for s in index.all()]
-        with index_of(database) as index:
+        with open_wake_index(database) as index:
             found = [(s.run, s.wakes_at, s.kinds) for s in index.all()]
             assert [("a", two.wakes_at, {"time"}), ("b", None, {"question"})] == found
             assert [] == index.due(datetime.now(UTC))
@@ -707,7 +722,7 @@ async def test_a_suspended_run_is_noted_in_a_place_and_not_beside_a_journal_that
         await engine.resume(SqliteJournal(database, "a"), now=True)
         await engine.resume(SqliteJournal(database, "b"), answers={"q0": "yes"})
     for place in (folder, database):
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             assert [] == index.all()
 
 
@@ -719,7 +734,7 @@ async def test_a_run_that_is_extended_and_sleeps_is_noted_with_its_new_time(jour
 
     place = tmp_path / "runs.db" if isinstance(journal, SqliteJournal) else tmp_path
     (tmp_path / "other.jsonl").write_text("")
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         assert [] == index.all()
     async with Engine([agent(sleeps)]) as engine:
         first = await engine.run("napper", journal=journal)
@@ -727,10 +742,10 @@ async def test_a_run_that_is_extended_and_sleeps_is_noted_with_its_new_time(jour
         later = await engine.resume(journal, on_divergence="extend")
 
         assert (RunStatus.SUSPENDED, True) == (later.status, later.wakes_at > first.wakes_at)
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             assert [later.wakes_at] == [one.wakes_at for one in index.all()]
         await engine.resume(journal, on_divergence="extend", now=True)
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         assert [] == index.all()
 
 
@@ -743,7 +758,7 @@ async def test_an_index_that_is_made_anew_says_what_was_noted_and_what_came_mean
         journal = SqliteJournal(place, "d")
         journal.mailbox().post(Letter(kind="message", topic="go", value=1))
         SqliteJournal(place, "e").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         noted = {s.run: (s.wakes_at, s.kinds, s.agent_id) for s in index.all()}
         index.renew()
         renewed = {s.run: (s.wakes_at, s.kinds, s.agent_id) for s in index.all()}
@@ -760,7 +775,7 @@ async def test_a_run_of_an_agent_with_a_very_long_id_sleeps_like_any_other(tmp_p
     async with Engine([agent(sleeps, long), agent(sleeps)]) as engine:
         result = await engine.run(long, journal=SqliteJournal(place, "long"))
         await engine.run("napper", journal=SqliteJournal(place, "other"))
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         noted = [one.run for one in index.all()]
         index.renew()
         found = [one.run for one in index.all()]
@@ -779,7 +794,7 @@ async def test_a_folder_of_what_was_put_aside_and_what_is_damaged_sleeps_without
     (tmp_path / "c.jsonl").write_bytes(b"")
     (tmp_path / "d.jsonl").mkdir()
 
-    assert ["a.jsonl"] == [one.run for one in sleepers(tmp_path)]
+    assert ["a.jsonl"] == [one.run for one in find_sleeping_runs(tmp_path)]
 
 
 # --- waking ---------------------------------------------------------------------------------------------------------
@@ -809,14 +824,14 @@ async def test_a_waker_resumes_what_is_due_and_leaves_what_waits_for_a_person(tm
         woken = {one.run: one.result and one.result.output for one in told}
         told.clear()
         SqliteJournal(place, "q").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             assert index.post_arrived("q", "answer")
         await waker(place, engine, told, week).once()
 
     assert 0 == early
     assert {f"s{n}": "woke" for n in range(5)} == woken
     assert [("q", "woken", RunStatus.COMPLETED)] == [(o.run, o.state, o.result and o.result.status) for o in told]
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         assert [] == index.all()
 
 
@@ -868,7 +883,7 @@ async def test_a_run_that_somebody_has_for_long_is_looked_at_again_within_a_minu
     async def resume(journal: Journal, _: object) -> RunResult:
         raise JournalLocked("somebody has it")
 
-    with index_of(tmp_path) as index:
+    with open_wake_index(tmp_path) as index:
         index.note("a.jsonl", clock.now(), ("time",), "napper")
     one = Waker(tmp_path, resume, tell=told.append, clock=clock)
     for _ in range(12):
@@ -943,7 +958,7 @@ async def test_a_run_that_a_waker_had_when_it_was_told_to_stop_is_due_for_the_ne
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         assert ["r"] == [one.run for one in index.due(datetime.now(UTC) + later)]
 
 
@@ -975,14 +990,14 @@ async def test_a_run_that_was_removed_is_forgotten(tmp_path: Path) -> None:
         await one.once()
 
     assert ["gone"] == [woken.state for woken in told]
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         assert [] == index.all()
 
 
 def test_a_place_without_runs_is_refused_or_empty(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="neither a folder nor a database"):
-        index_of(tmp_path / "run.jsonl")
-    with index_of(tmp_path) as index:
+        open_wake_index(tmp_path / "run.jsonl")
+    with open_wake_index(tmp_path) as index:
         assert [] == index.all()
 
 
@@ -991,8 +1006,8 @@ import asyncio, os, sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from stepengine import *
-from stepengine.engine.waking import Waker
-from stepengine.journal import waking
+from stepengine.engine.waker import Waker
+from stepengine.journal import wake_index
 
 place, log, point = sys.argv[1], sys.argv[2], sys.argv[3]
 
@@ -1022,17 +1037,17 @@ async def main():
                 await engine.run("napper", str(n), journal=f"{place}#r{n}")
             return
         if point == "note":
-            noted = waking.WakeIndex.note
+            noted = wake_index.WakeIndex.note
             def note(self, *given):
                 noted(self, *given)
                 os.kill(os.getpid(), 9)
-            waking.WakeIndex.note = note
+            wake_index.WakeIndex.note = note
         if point == "resume":
-            put_off = waking.WakeIndex.put_off
+            put_off = wake_index.WakeIndex.put_off
             def killed(self, *given):
                 put_off(self, *given)
                 os.kill(os.getpid(), 9)
-            waking.WakeIndex.put_off = killed
+            wake_index.WakeIndex.put_off = killed
         async def resume(journal, one):
             return await engine.resume(journal, in_doubt="retry")
         await Waker(place, resume, clock=Clock(), at_once=1).once()
@@ -1070,35 +1085,35 @@ def test_each_effect_happens_once_whenever_a_waker_is_killed(tmp_path: Path, poi
 
     assert {f"{n}{w}" for n in range(4) for w in ("", "again")} == set(lines)
     assert [] == [line for line in set(lines) if lines.count(line) != (once if line == "1" else 1)]
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         assert [] == index.all()
 
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_a_message_that_is_written_down_while_the_run_lies_down_makes_it_due(
+async def test_a_message_that_is_written_down_while_the_run_is_being_suspended_makes_it_due(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lie_down = JournaledRun._lie_down
+    find_entry = run_end.find_wake_entry
 
     def waits(ctx: Any) -> Any:
         return (yield from Receive("go"))
 
-    def disturbed(run: JournaledRun, *given: Any) -> None:
+    def disturbed(run: JournaledRun, *given: Any) -> Any:
         journal.mailbox().post(Letter(kind="message", topic="go", value=1, id="late"))
         run.mail.keep(Message("late", "", "go", 1))
-        lie_down(run, *given)
+        return find_entry(run, *given)
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         index.all()
-    monkeypatch.setattr(JournaledRun, "_lie_down", disturbed)
+    monkeypatch.setattr(run_end, "find_wake_entry", disturbed)
     async with Engine([agent(waits)]) as engine:
         await engine.run("napper", journal=journal)
         monkeypatch.undo()
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             due = [one.run for one in index.due(datetime.now(UTC))]
-        found = [one.wakes_at is not None for one in sleepers(place)]
+        found = [one.wakes_at is not None for one in find_sleeping_runs(place)]
         result = await engine.resume(journal)
 
     assert 1 == len(due)
@@ -1108,26 +1123,26 @@ async def test_a_message_that_is_written_down_while_the_run_lies_down_makes_it_d
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
-async def test_an_answer_that_is_read_while_the_run_lies_down_and_given_to_nobody_makes_it_due(
+async def test_an_answer_that_is_read_while_the_run_is_being_suspended_and_given_to_nobody_makes_it_due(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lie_down, box = JournaledRun._lie_down, journal.mailbox()
+    find_entry, box = run_end.find_wake_entry, journal.mailbox()
 
-    def disturbed(run: JournaledRun, *given: Any) -> None:
-        (question,) = journal.history().open_questions()
+    def disturbed(run: JournaledRun, *given: Any) -> Any:
+        (question,) = open_questions(journal.history())
         box.post(Letter(kind="answer", topic=question, value="yes"))
         box.post(Letter(kind="message", topic="go", value=1, path="7"))
         run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]
-        lie_down(run, *given)
+        return find_entry(run, *given)
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         index.all()
-    monkeypatch.setattr(JournaledRun, "_lie_down", disturbed)
+    monkeypatch.setattr(run_end, "find_wake_entry", disturbed)
     async with Engine([agent(asks)]) as engine:
         await engine.run("napper", journal=journal)
         monkeypatch.undo()
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             due = [one.run for one in index.due(datetime.now(UTC))]
         result = await engine.resume(journal)
 
@@ -1142,11 +1157,38 @@ async def test_a_letter_to_a_run_that_has_not_begun_wakes_nobody_again_and_again
         return (yield from Receive("go"))
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
-    with index_of(place) as index:
+    with open_wake_index(place) as index:
         index.all()
     async with Engine([agent(waits)]) as engine:
         await engine.run("napper", journal=journal)
         journal.mailbox().post(Letter(kind="message", topic="go", value=1, path="7"))
         await engine.resume(journal)
-        with index_of(place) as index:
+        with open_wake_index(place) as index:
             assert [] == index.due(datetime.now(UTC))
+
+
+@pytest.mark.spec("waiting:WT2", "waiting:WT21")
+@pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
+async def test_a_received_message_neither_ends_the_next_wait_for_its_topic_nor_wakes_the_run(journal: Journal) -> None:
+    def receives_two(ctx: Any) -> Any:
+        first = yield from Receive("go")
+        second = yield from Receive("go")
+        return [first, second]
+
+    place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
+    with open_wake_index(place) as index:
+        index.all()
+    async with Engine([agent(receives_two)]) as engine:
+        await engine.run("napper", journal=journal)
+        await engine.post(journal, "go", 1)
+        for _ in range(2):
+            waiting = await engine.resume(journal)
+            assert RunStatus.SUSPENDED is waiting.status
+            with open_wake_index(place) as index:
+                assert [] == index.due(datetime.now(UTC))
+                index.renew()
+                assert [] == index.due(datetime.now(UTC))
+        await engine.post(journal, "go", 2)
+        result = await engine.resume(journal)
+
+    assert [1, 2] == result.output

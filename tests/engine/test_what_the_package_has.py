@@ -13,7 +13,7 @@ from stepengine.testing import ScriptedModel, tool_call
 from stepengine.testing import text as said
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import read_files
-from stepengine.tools.makers import MAKERS, line_for
+from stepengine.tools.makers import MAKERS, python_for_tools
 
 GIVEN = re.compile(r"give the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
 STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]"
@@ -89,7 +89,7 @@ def test_a_name_in_the_place_of_a_tool_is_told_what_makes_the_tool():
         Engine(tools=["order"])
     with pytest.raises(ToolNotAvailable, match=re.escape('tools=[*file_tools(".")]')):
         ToolRegistry().specs(["read_files"])
-    assert "" == line_for(["order", "set_output"])
+    assert "" == python_for_tools(["order", "set_output"])
 
 
 @pytest.mark.parametrize("given", ["file-lister", "file_lister"])

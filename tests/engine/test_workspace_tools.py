@@ -159,7 +159,7 @@ def test_tools_that_the_engine_or_the_agent_has_go_before_those_of_the_workspace
 
 @pytest.mark.spec("requirements:X14")
 def test_a_folder_is_opened_for_an_agent_that_names_a_tool_of_it_and_for_no_other() -> None:
-    wide, gone = Workspace("/"), Workspace.over(["false"], name="gone")
+    wide, gone = Workspace("/"), Workspace.from_command(["false"], name="gone")
     for place in (wide, gone):
         with Engine([naming()], workspace=place) as engine:
             assert "worker" == engine.agent("worker").id
@@ -174,7 +174,7 @@ def test_a_folder_is_opened_for_an_agent_that_names_a_tool_of_it_and_for_no_othe
 
 @pytest.mark.spec("requirements:X14")
 def test_a_place_elsewhere_has_the_tools_that_with_access_allows(folder: Path) -> None:
-    with Workspace.over(["env"], folder, python=sys.executable) as place:
+    with Workspace.from_command(["env"], folder, python=sys.executable) as place:
         message = refused("write_file", workspace=place)
         allowed = workspace_in(message, workspace=place)
         model = ScriptedModel([tool_call("write_file", {"path": "new.txt", "content": "n"}), text("Done.")])

@@ -1,5 +1,5 @@
 """
-`git bisect run stepengine test`: the commit that changed what recorded runs do (evaluation JG84).
+`git bisect run stepengine test`: the commit that changed what recorded runs do (evaluation JG12).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SKIPPING = "{python} -m stepengine.cli test journals --agent agents/shop.py; c=$?; [ $c = 2 ] && exit 125; exit $c"
 
 
-@pytest.mark.spec("evaluation:JG84")
+@pytest.mark.spec("evaluation:JG12")
 def test_an_agent_that_cannot_be_loaded_is_wrong_usage_and_a_damaged_journal_is_not(folder: Any) -> None:
     """
     Zero as recorded, 5 diverged, 2 where the file of the agent fails or is not there, 1 for a journal that nobody can read.
@@ -41,7 +41,7 @@ def test_an_agent_that_cannot_be_loaded_is_wrong_usage_and_a_damaged_journal_is_
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG84")
+@pytest.mark.spec("evaluation:JG12")
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
 def test_bisecting_finds_the_commit_and_passes_over_those_that_cannot_be_loaded(folder: Any) -> None:
     """

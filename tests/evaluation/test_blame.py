@@ -17,10 +17,11 @@ from stepengine import STEP, STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, 
 from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DataError, ModelError
-from stepengine.evaluation.blame import blame, change_point, expected_calls
+from stepengine.evaluation import blame
+from stepengine.evaluation.blame import expected_calls, find_change_point
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.samples import course_from
-from stepengine.journal import MemoryJournal
+from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
@@ -112,7 +113,7 @@ async def test_without_noise_the_rates_are_whole_and_the_spoilt_step_is_the_last
     assert len(work.done) == report.performed
 
 
-@pytest.mark.spec("evaluation:JG77", "evaluation:JG8", "evaluation:JG135")
+@pytest.mark.spec("evaluation:JG77", "evaluation:JG8")
 async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_and_what_would_help() -> None:
     """
     A better reply calls what is not recorded: that is unknown and no failure, and the tool is named.
@@ -206,6 +207,23 @@ async def test_a_run_that_passes_and_one_that_never_does_have_no_step_to_blame()
     assert "no step is to blame: 0 of 48 runs pass" in never.why
 
 
+@pytest.mark.spec("evaluation:JG76")
+async def test_a_program_names_the_run_by_its_file_and_the_check_as_text_or_function(tmp_path: Path) -> None:
+    work = Work()
+    work.recorded(0).copy_to(FileJournal(tmp_path / "good.jsonl"))
+
+    def is_passed(result: Any) -> bool:
+        return bool(result.text == "passed")
+
+    async with work.engine() as engine:
+        reports = [await blame(engine, tmp_path / "good.jsonl", one, k=2) for one in ("text == 'passed'", is_passed)]
+        none = await blame(engine, str(tmp_path / "good.jsonl"), lambda result: result.text == "failed", k=1)
+
+    assert ["text == 'passed'", "is_passed"] == [report.check for report in reports]
+    assert all("this run passes" in report.why for report in reports)
+    assert "this run passes" not in none.why
+
+
 @pytest.mark.spec("evaluation:JG79")
 async def test_a_step_of_a_child_is_named_with_the_step_of_its_parent() -> None:
     """
@@ -237,11 +255,11 @@ def test_a_fall_is_found_only_where_chance_does_not_explain_it() -> None:
     Clear falls at every place, none in level or rising rates, and neighbours that may be as well.
     """
     for place in range(1, 6):
-        assert (place, place, place) == change_point([(8, 8)] * place + [(0, 8)] * (6 - place))
-    assert change_point([(4, 8)] * 6) is None
-    assert change_point([(0, 8)] * 3 + [(8, 8)] * 3) is None
-    assert change_point([(1, 2), (0, 2)]) is None
-    best, first, last = change_point([(8, 8), (8, 8), (4, 8), (0, 8), (0, 8)]) or (0, 0, 0)
+        assert (place, place, place) == find_change_point([(8, 8)] * place + [(0, 8)] * (6 - place))
+    assert find_change_point([(4, 8)] * 6) is None
+    assert find_change_point([(0, 8)] * 3 + [(8, 8)] * 3) is None
+    assert find_change_point([(1, 2), (0, 2)]) is None
+    best, first, last = find_change_point([(8, 8), (8, 8), (4, 8), (0, 8), (0, 8)]) or (0, 0, 0)
     assert (2, 3) == (first, last)
     assert best in (2, 3)
 
@@ -259,11 +277,11 @@ async def test_a_check_may_be_an_expression_or_a_function_and_its_own_failure_is
         assert "please" in ended.text, "it says no please"
         return True
 
-    assert Check.of_expression("tools.count('work') == 5 and status == 'completed'").of(result).passed
-    assert "it says no please" == Check("polite", polite).of(result).reason
-    assert "steps > 99 does not hold" == Check.of_expression("steps > 99").of(result).reason
+    assert Check.of_expression("tools.count('work') == 5 and status == 'completed'").apply(result).passed
+    assert "it says no please" == Check("polite", polite).apply(result).reason
+    assert "steps > 99 does not hold" == Check.of_expression("steps > 99").apply(result).reason
     with pytest.raises(DataError, match="the check nonsense failed: NameError"):
-        Check.of_expression("nonsense").of(result)
+        Check.of_expression("nonsense").apply(result)
     with pytest.raises(DataError, match="is not an expression"):
         Check.of_expression("import os")
 
@@ -289,7 +307,7 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
         "checks.py", "def counts(result):\n    assert 'three' in result.text, 'it does not count'\n    return True\n"
     )
     Path("looked.txt").unlink()
-    words = ("compare", "blame", "bad.jsonl", "--script", "script.py", "-k", "4", "--tools", "recorded")
+    words = ("compare", "blame", "bad.jsonl", "--script", "script.py", "-n", "4", "--tools", "recorded")
 
     said = folder.type(*words, "--check", "'three' in text").stdout
     report = folder.json(*words, "--check", "checks:counts")
@@ -330,7 +348,7 @@ def test_a_budget_that_is_spent_leaves_a_partial_report_and_a_code_that_says_so(
         "bad.jsonl",
         "--script",
         "script.py",
-        "-k",
+        "-n",
         "4",
         "--tools",
         "recorded",
@@ -345,3 +363,18 @@ def test_a_budget_that_is_spent_leaves_a_partial_report_and_a_code_that_says_so(
     assert (enough["stopped"], enough["blamed"]["step"]) == (None, 2)
     assert "budget" in report["stopped"]
     assert 0 < float(report["spent"]) <= 0.1
+
+
+@pytest.mark.spec("evaluation:JG77", "evaluation:JG79")
+async def test_a_step_from_which_one_run_ended_and_three_did_not_is_not_measurable() -> None:
+    """The first run repeats the recorded reply; the others call what nobody recorded."""
+    work = Work(steps=2, idempotent=False)
+    journal, first = work.recorded(1), iter([1])
+
+    async with work.engine(lambda request: work.reply(request, next(first, 0))) as engine:
+        report = await blame(engine, journal, PASSED, k=4, steps=(1, 1))
+
+    (step,) = report.steps
+    assert (0, 1, 3) == (step.ok, step.failed, step.unknown)
+    assert not step.is_measurable
+    assert "not measurable" in "\n".join(report.lines())

@@ -1,5 +1,5 @@
 """
-`stepengine eval`: how good agents are at a set of tasks, and what is run again of it (evaluation JG60-JG67, JG97, JG123).
+`stepengine eval`: how good agents are at a set of tasks, and what is run again of it (evaluation JG60-JG67, JG123).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import re
 from decimal import Decimal
 from html import unescape
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,10 +17,10 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, Perform
 from stepengine.cli.exits import Exit
-from stepengine.evaluation.evaluating import Case, Evaluation, Outcome, _cut_off
-from stepengine.evaluation.reporting import summary_lines
+from stepengine.evaluation.case_runs import Case, Evaluation, Outcome, _find_interruption
+from stepengine.evaluation.report_pages import summary_lines
 from stepengine.evaluation.scoring import Pair, Row, Scores
-from stepengine.evaluation.statistics import mean_of, paired
+from stepengine.evaluation.statistics import estimate_difference, estimate_mean
 from stepengine.journal import MemoryJournal
 
 GREETING = '''
@@ -151,8 +152,10 @@ def test_where_nothing_was_measured_no_number_is_told() -> None:
     A side whose samples are all left out has no mean, and no difference to the other one.
     """
     outcome = Outcome(Evaluation("e", [Case("c", "x")], {}), (), (), 1, 0, Decimal(0))
-    rows = [Row(side, "pass", mean_of([]), 0, 1) for side in ("old", "new")]
-    scores = Scores(outcome, tuple(rows), (Pair("old", "new", "pass", paired({}, {}), 0, 0, 0),), (), {}, {})
+    rows = [Row(side, "pass", estimate_mean([]), 0, 1) for side in ("old", "new")]
+    scores = Scores(
+        outcome, tuple(rows), (Pair("old", "new", "pass", estimate_difference({}, {}), 0, 0, 0),), (), {}, {}
+    )
     told = "\n".join(summary_lines(scores))
 
     assert "nan" not in told
@@ -178,6 +181,15 @@ def test_the_p_value_beside_a_difference_is_that_of_its_interval_and_of_its_gate
     assert (0.024, 0.072) == pytest.approx((pair["p"], pair["p_adjusted"]), abs=1e-3)
     assert "(+0.10 to +1.00), p 0.024, for 3 comparisons at once 0.072; " in " ".join(said.split())
     assert "gate new.pass - old.pass > 0: holds" in said
+
+
+def test_no_sample_reads_what_is_installed(greeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[dict[str, object]] = []
+    monkeypatch.setattr(metadata, "entry_points", lambda **query: read.append(query) or metadata.EntryPoints())
+    greeting.type("eval", "greeting.py", "-q", "--out", "o")
+
+    assert [] == [query for query in read if query.get("group") == "stepengine.agents"]
+    assert results("o")["pairs"]
 
 
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG67", "evaluation:JG94")
@@ -213,7 +225,7 @@ def test_a_gate_decides_the_exit_code_and_what_is_none_costs_nothing(greeting: A
 
 
 @pytest.mark.deep
-@pytest.mark.spec("evaluation:JG66", "evaluation:JG97")
+@pytest.mark.spec("evaluation:JG66")
 def test_the_same_seed_gives_the_same_results_but_for_times_and_another_order_with_another(greeting: Any) -> None:
     orders = []
     for out, seed in (("a", "5"), ("b", "5"), ("c", "6")):
@@ -680,4 +692,4 @@ def test_a_server_that_was_lost_when_a_person_had_answered_it_is_no_fault_of_the
     journal = MemoryJournal()
     Engine([agent := AgentDefinition("boss", handle_steps=handler)]).run_sync(agent, journal=journal)
 
-    assert "#0 was cut off: the connection was lost" == _cut_off(journal.history())
+    assert "#0 was cut off: the connection was lost" == _find_interruption(journal.history())

@@ -11,7 +11,8 @@ import pytest
 
 from stepengine import AgentDefinition
 from stepengine.errors import DataError
-from stepengine.evaluation import Case, Evaluation, contains, evaluate, evaluate_sync
+from stepengine.evaluation import Case, Evaluation, contains, evaluate, evaluate_sync, max_cost
+from stepengine.evaluation.report_pages import render_report
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytestmark = pytest.mark.spec("evaluation:JG99")
@@ -100,3 +101,23 @@ def test_a_file_is_found_with_its_agents_beside_it_and_tools_work_in_a_copy(tmp_
 
     assert report.passed, str(report)
     json.dumps(report.scores.to_json())
+
+
+@pytest.mark.parametrize(("cost", "said"), [("0.02", ""), ("0.03", "it cost $0.03, more than $0.02")])
+def test_a_run_that_costs_more_than_max_cost_allows_fails_and_one_that_costs_as_much_passes(
+    cost: str, said: str
+) -> None:
+    case = Case("ann", "Greet Ann", checks=[max_cost("0.02")])
+    report = evaluate_sync(attrs.evolve(GREETING, cases=[case]), replies=[text("Hello", cost=cost)])
+
+    (sample,) = report.scores.outcome.samples
+    assert said == sample.scores["max_cost"].reason
+    assert report.passed is not bool(said)
+
+
+def test_a_report_of_one_agent_has_no_table_of_ratios() -> None:
+    report = evaluate_sync(GREETING, replies=[text("Ann Bob")])
+
+    page = render_report(report.scores, (), str)
+    assert "<caption>Means</caption>" in page
+    assert "Ratios" not in page

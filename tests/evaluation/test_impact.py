@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine import STEP, AgentDefinition, Engine
 from stepengine.cli.exits import Exit
-from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, Sample
-from stepengine.evaluation.samples import Course
-from stepengine.journal import MemoryJournal
+from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, first_difference
+from stepengine.evaluation.samples import Course, course_from
+from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.testing import ScriptedModel, text
 
 
 @pytest.mark.spec("evaluation:JG70", "evaluation:JG71", "evaluation:JG72", "evaluation:JG87")
@@ -253,7 +255,7 @@ def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
     """
     Without a terminal, --yes or --budget nothing is asked; a budget that runs out ends the command with 4.
     """
-    monkeypatch.setattr("stepengine.cli.commands.impact.models_of_script", lambda file: None)
+    monkeypatch.setattr("stepengine.cli.commands.impact.make_scripted_models", lambda file: None)
     refused = ten.type("compare", "impact", "journals", "--agent", "now.py", code=Exit.USAGE)
 
     assert "asked about 150 times, for about $2.0000 to $4.0000" in refused.stderr
@@ -366,7 +368,9 @@ courses = st.builds(
     Course, st.none(), st.just(()), st.integers(0, 3), st.integers(0, 30), costs, st.sampled_from(["completed", "failed"]),
     st.none(),
 )  # fmt: skip
-samples = st.lists(st.builds(Sample, courses, st.booleans(), st.booleans(), st.just(Again())), max_size=2).map(tuple)
+samples = st.lists(st.builds(ForkSample, courses, st.booleans(), st.booleans(), st.just(Again())), max_size=2).map(
+    tuple
+)
 
 
 @pytest.mark.spec("evaluation:JG74", "evaluation:JG75", "evaluation:JG86")
@@ -393,3 +397,52 @@ def test_whatever_was_paid_for_no_number_is_told_that_is_none(runs: Any, n: int)
     assert "nan" not in told.replace("unknown", "")
     assert "inf" not in told
     json.dumps(report.to_json(), allow_nan=False, default=str)
+
+
+def _count_shelves(ctx: Any) -> Any:
+    yield STEP
+    return {"shelves": 3}
+
+
+COUNTER = AgentDefinition("counter", model="t/m", handle_steps=_count_shelves)
+
+
+def _record(agent: AgentDefinition, journal: Journal) -> Journal:
+    with Engine([agent], models=ScriptedModel([text("Three.")]), pricing=None) as engine:
+        assert "completed" == engine.run_sync(agent.id, "Count.", journal=journal).status
+    return journal
+
+
+@pytest.mark.spec("evaluation:JG71")
+def test_the_output_of_a_course_is_that_of_the_run_and_without_one_its_text() -> None:
+    plain = AgentDefinition("plain", model="t/m")
+    courses = [course_from(_record(agent, MemoryJournal()).history(), "#0") for agent in (COUNTER, plain)]
+
+    assert [{"shelves": 3}, "Three."] == [course.output for course in courses]
+
+
+@pytest.mark.spec("evaluation:JG70")
+async def test_a_run_that_stopped_before_its_end_was_recorded_is_the_same_if_all_its_effects_are(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "cut.jsonl"
+    _record(COUNTER, FileJournal(file))
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-1]))
+    journal = FileJournal(file)
+    assert not journal.history().is_complete
+
+    async with Engine([COUNTER], models=ScriptedModel(), pricing=None) as engine:
+        assert "same" == (await first_difference(engine, "cut", journal)).kind
+
+
+@pytest.mark.spec("evaluation:JG71")
+async def test_the_message_of_a_difference_is_the_first_line_of_the_divergence() -> None:
+    journal = _record(COUNTER, MemoryJournal())
+    changed = AgentDefinition("counter", model="t/m", system_prompt="Count twice.", handle_steps=_count_shelves)
+
+    async with Engine([changed], models=ScriptedModel(), pricing=None) as engine:
+        found = await first_difference(engine, "run", journal)
+
+    assert found.message.startswith("the run diverged")
+    assert "\n" not in found.message

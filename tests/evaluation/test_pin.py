@@ -15,7 +15,9 @@ import pytest
 from stepengine import Engine, load_agent
 from stepengine.cli.exits import Exit
 from stepengine.errors import DataError
-from stepengine.evaluation.pinning import WrittenTest, pin_name, written_test
+from stepengine.evaluation import PinnedTest, pin
+from stepengine.evaluation.origins import Origin, find_origin
+from stepengine.evaluation.pinned_tests import WrittenTest, format_test, pin_name
 from stepengine.journal import FileJournal, MemoryJournal, scan
 from stepengine.testing import ScriptedModel, text
 from stepengine.tools.bundled import file_tools
@@ -105,6 +107,21 @@ def passes(folder: Any, name: str) -> str:
     return ""
 
 
+def test_python_pins_a_run_as_the_command_does(clerk: Any) -> None:
+    clerk.type("compare", "pin", "runs/wrong.jsonl", "--check", "output == 3")
+    typed = {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
+    for path in typed:
+        path.unlink()
+    with Engine([load_agent("clerk")]) as engine:
+        passing = pin(engine, "runs/wrong.jsonl", "output == 4")
+        made = pin(engine, "runs/wrong.jsonl", "output == 3")
+
+    assert passing == "this run does what the check asks for, so there is nothing to pin"
+    assert isinstance(made, PinnedTest)
+    assert (Path("tests/test_pin_wrong.py"), "output == 3 does not hold") == (made.file, made.reason)
+    assert typed == {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
+
+
 @pytest.mark.spec("evaluation:JG80")
 def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clerk.write("tests/ready.txt", "")
@@ -154,7 +171,7 @@ def test_the_test_loads_no_file_for_an_agent_that_another_holds(folder: Any) -> 
 @pytest.mark.spec("evaluation:JG81")
 def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     reason = 'said """x\x00\x1b[2J \\'
-    written = written_test(WrittenTest("it", ["a.py"], "steps > 1", reason, False, "journals/it.jsonl"))
+    written = format_test(WrittenTest("it", ["a.py"], "steps > 1", reason, False, "journals/it.jsonl"))
 
     names: dict[str, Any] = {"__file__": __file__}
     exec(compile(written, "test_pin_it.py", "exec"), names)
@@ -257,7 +274,7 @@ def test_when_the_clean_copy_is_not_clean_nothing_is_written(clerk: Any, monkeyp
     """
     A scan has the last word: what it finds in the copy ends the command, and the copy is gone.
     """
-    monkeypatch.setattr("stepengine.evaluation.pinning.scrub", _copied)
+    monkeypatch.setattr("stepengine.evaluation.pinned_tests.scrub", _copied)
     clerk.record("runs/leak.jsonl", f"pens with {KEY}", [text("Three.")], agent="agents/clerk.py")
     said = clerk.type("compare", "pin", "runs/leak.jsonl", "--check", "output == 3", code=Exit.USAGE)
 
@@ -295,3 +312,13 @@ def test_a_check_may_be_a_function_of_the_project_and_the_agent_may_use_bundled_
     monkeypatch.chdir(folder.path / "elsewhere")
 
     assert "it says no please" == passes(folder, "rude")
+
+
+@pytest.mark.parametrize("words", ['AgentDefinition("first-here", ', 'AgentDefinition(id="second-here", '])
+def test_the_origin_of_an_agent_is_the_line_of_the_call_with_its_id(tmp_path: Path, words: str) -> None:
+    file = tmp_path / "looker.py"
+    other = 'helper = AgentDefinition("helper", model="t/m")'
+    file.write_text(f"from stepengine import AgentDefinition\n\n{other}\nagent = {words}model='t/m')\n")
+    agent = load_agent(str(file))
+
+    assert Origin(file, 4) == find_origin(agent)

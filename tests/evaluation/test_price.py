@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from stepengine import Usage
 from stepengine.cli.exits import Exit
-from stepengine.evaluation.prices import RecordedCall, calls_of, family_of, priced
+from stepengine.evaluation import price
+from stepengine.evaluation.prices import RecordedCall, model_family, price_calls, recorded_calls
 from stepengine.journal import FileJournal
 from stepengine.models.pricing import cost_of
 from stepengine.testing import text, tool_call
@@ -40,8 +41,8 @@ def test_the_range_holds_what_the_same_tokens_cost_and_every_guess_about_them(us
     """
     For any usage: the recorded buckets, no cache, no thoughts, and the tokens of other tokenizers all lie within.
     """
-    same = priced([RecordedCall("x/claude-1", usage, None, shared)], "y/claude-2", by_bucket, NOW)
-    other = priced([RecordedCall("x/claude-1", usage, None, shared)], "y/gpt-5", by_bucket, NOW)
+    same = price_calls([RecordedCall("x/claude-1", usage, None, shared)], "y/claude-2", by_bucket, NOW)
+    other = price_calls([RecordedCall("x/claude-1", usage, None, shared)], "y/gpt-5", by_bucket, NOW)
     no_cache = Usage(usage.prompt_tokens, usage.output_tokens, 0, 0, usage.reasoning_tokens)
 
     assert same.low is not None
@@ -58,10 +59,10 @@ def test_a_family_shares_a_tokenizer() -> None:
     """
     Names of one maker's models are one family, whoever serves them.
     """
-    assert "claude" == family_of("anthropic/claude-sonnet-4-5") == family_of("bedrock/claude-3")
-    assert family_of("openai/gpt-5") == family_of("openai/o3") == "gpt"
-    assert "" == family_of("")
-    assert family_of("meta/llama-4") != family_of("openai/gpt-5")
+    assert "claude" == model_family("anthropic/claude-sonnet-4-5") == model_family("bedrock/claude-3")
+    assert model_family("openai/gpt-5") == model_family("openai/o3") == "gpt"
+    assert "" == model_family("")
+    assert model_family("meta/llama-4") != model_family("openai/gpt-5")
 
 
 @pytest.mark.spec("evaluation:JG82", "evaluation:JG87", "evaluation:JG12")
@@ -77,6 +78,7 @@ def test_the_command_prices_runs_and_leaves_with_one_where_there_is_no_price(fol
     whole = 2 * cost_of(MODEL, Usage(1000, 100), NOW)
 
     assert "stepengine.price/1" == report["format"]
+    assert report["runs"][0]["models"] == [one.to_json() for one in price("run.jsonl", MODEL, "openai/gpt-5-mini")]
     assert ("0.03", 0) == (mine["recorded"], mine["unknown"])
     assert Decimal(mine["low"]) <= whole * Decimal("1.36")
     assert Decimal(mine["high"]) == pytest.approx(whole * Decimal("1.35"))
@@ -87,7 +89,7 @@ def test_the_command_prices_runs_and_leaves_with_one_where_there_is_no_price(fol
     assert "together" in said.stdout
     assert "would also act otherwise" in said.stderr
     folder.type("compare", "price", "none.jsonl", "--model", MODEL, code=Exit.USAGE)
-    assert 0 < calls_of(FileJournal("run.jsonl"))[1].shared < 1
+    assert 0 < recorded_calls(FileJournal("run.jsonl"))[1].shared < 1
 
 
 @pytest.mark.spec("evaluation:JG82")

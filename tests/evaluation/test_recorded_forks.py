@@ -37,9 +37,10 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import InputError, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
 from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.pending_items import open_questions
 from stepengine.journal.recorded_forks import Called, Purse
+from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.records import Intent
-from stepengine.journal.replayer import RecordedPart
 from stepengine.runtime.clock import SystemClock
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -327,7 +328,7 @@ async def test_a_question_has_its_recorded_answer_and_another_one_suspends_the_r
 
     assert ("yes", RunStatus.COMPLETED) == (ended[0].result.output, ended[0].result.status)
     assert RunStatus.SUSPENDED is ended[1].result.status
-    assert ["Really?"] == [q.text for _, q in ended[1].journal.history().open_questions().values()]
+    assert ["Really?"] == [q.text for _, q in open_questions(ended[1].journal.history()).values()]
 
 
 @pytest.mark.spec("evaluation:JG7")
@@ -437,7 +438,7 @@ def test_an_equal_call_of_the_same_run_answers_before_one_of_a_sibling(office: A
         past = RecordedPart(office.journal.history(), Fingerprints(office.journal.redactor))
         asked = Intent(path, 99, history.form(history.intents[common[path]]))
 
-        assert common[path] == past.same_elsewhere(asked)
+        assert common[path] == past.find_equal_unused(asked)
 
 
 @pytest.mark.spec("evaluation:JG7")

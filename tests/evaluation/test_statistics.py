@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.evaluation.statistics import (
-    by_case,
-    holm,
-    log_ratio,
-    mean_of,
-    paired,
-    rate,
+    adjust_p_values,
+    estimate_difference,
+    estimate_mean,
+    estimate_rate,
+    estimate_ratio,
+    mean_by_case,
     t_quantile,
-    wilson,
+    wilson_interval,
 )
 
 
@@ -42,14 +42,16 @@ def test_the_interval_of_a_rate_is_wilsons_and_where_all_went_alike_the_rule_of_
     """
     Values worked out by hand; without a try nothing is known.
     """
-    assert (0.2366, 0.7634) == pytest.approx(wilson(5, 10), abs=5e-5)
-    assert (0.1078, 0.6032) == pytest.approx(wilson(3, 10), abs=5e-4)
-    assert (0.0, 0.2775) == pytest.approx(wilson(0, 10), abs=5e-5)
-    assert (0.0, 1.0) == wilson(0, 0)
-    assert (0.0, 0.0, 0.3) == pytest.approx((rate([False] * 10).mean, rate([False] * 10).low, rate([False] * 10).high))
-    assert (0.97, 1.0) == pytest.approx((rate([True] * 100).low, rate([True] * 100).high))
+    assert (0.2366, 0.7634) == pytest.approx(wilson_interval(5, 10), abs=5e-5)
+    assert (0.1078, 0.6032) == pytest.approx(wilson_interval(3, 10), abs=5e-4)
+    assert (0.0, 0.2775) == pytest.approx(wilson_interval(0, 10), abs=5e-5)
+    assert (0.0, 1.0) == wilson_interval(0, 0)
+    assert (0.0, 0.0, 0.3) == pytest.approx(
+        (estimate_rate([False] * 10).mean, estimate_rate([False] * 10).low, estimate_rate([False] * 10).high)
+    )
+    assert (0.97, 1.0) == pytest.approx((estimate_rate([True] * 100).low, estimate_rate([True] * 100).high))
     with pytest.raises(ValueError, match="4 of 3 is no rate"):
-        wilson(4, 3)
+        wilson_interval(4, 3)
 
 
 @pytest.mark.spec("evaluation:JG90", "evaluation:JG91")
@@ -59,8 +61,10 @@ def test_a_paired_difference_is_that_of_the_cases_not_of_the_samples() -> None:
     """
     base = {"a": [0.0], "b": [0.2], "c": [0.4], "d": [0.6], "e": [0.8], "f": [0.5]}
     side = {"a": [0.1], "b": [0.5], "c": [0.5], "d": [0.9], "e": [0.8], "g": [1.0]}
-    once = paired(by_case(base), by_case(side))
-    often = paired(by_case({k: v * 10 for k, v in base.items()}), by_case({k: v * 10 for k, v in side.items()}))
+    once = estimate_difference(mean_by_case(base), mean_by_case(side))
+    often = estimate_difference(
+        mean_by_case({k: v * 10 for k, v in base.items()}), mean_by_case({k: v * 10 for k, v in side.items()})
+    )
 
     assert (once.mean, once.low, once.high, once.p) == pytest.approx((often.mean, often.low, often.high, often.p))
     assert 5 == once.cases
@@ -81,7 +85,9 @@ def test_the_p_value_and_the_interval_are_of_one_method(differences: list[float]
     """
     One says that there is a difference where the other does; without an interval there is no p value.
     """
-    made = paired({str(i): 0.0 for i in range(len(differences))}, {str(i): d for i, d in enumerate(differences)})
+    made = estimate_difference(
+        {str(i): 0.0 for i in range(len(differences))}, {str(i): d for i, d in enumerate(differences)}
+    )
 
     if made.low is None or made.high is None:
         assert len(differences) < 5
@@ -95,7 +101,7 @@ def test_the_p_value_and_the_interval_are_of_one_method(differences: list[float]
 def test_what_only_floats_make_of_equal_differences_is_no_difference() -> None:
     base = {str(i): i / 10 for i in range(10)}
 
-    made = paired(base, {case: value + 0.1 for case, value in base.items()})
+    made = estimate_difference(base, {case: value + 0.1 for case, value in base.items()})
 
     assert (0.1, -0.2, 0.4) == pytest.approx((made.mean, made.low, made.high))
     assert made.p is not None
@@ -107,14 +113,14 @@ def test_under_five_cases_there_are_values_and_no_interval() -> None:
     """
     Four cases have a mean; five have an interval, and five equal ones that of the rule of three.
     """
-    four, five = mean_of([0.2, 0.4, 0.6, 0.8]), mean_of([0.0, 0.4, 0.6, 0.8, 1.0])
-    alike = mean_of([1.0] * 6)
+    four, five = estimate_mean([0.2, 0.4, 0.6, 0.8]), estimate_mean([0.0, 0.4, 0.6, 0.8, 1.0])
+    alike = estimate_mean([1.0] * 6)
 
     assert (0.5, None, None, 4) == (pytest.approx(four.mean), four.low, four.high, four.cases)
     assert (0.0823, 1.0) == pytest.approx((five.low, five.high), abs=5e-4)
     assert (0.5, 1.0) == pytest.approx((alike.low, alike.high))
-    assert (None, None) == (rate([True] * 4).low, paired({"a": 1.0}, {"a": 0.0}).low)
-    assert math.isnan(mean_of([]).mean)
+    assert (None, None) == (estimate_rate([True] * 4).low, estimate_difference({"a": 1.0}, {"a": 0.0}).low)
+    assert math.isnan(estimate_mean([]).mean)
 
 
 @pytest.mark.spec("evaluation:JG92")
@@ -122,8 +128,8 @@ def test_what_is_unknown_or_zero_leaves_its_pair_out_of_a_ratio_and_is_counted()
     """
     Twice as much in every pair is a ratio of two; costs are compared as logarithms.
     """
-    made = log_ratio([(1.0, 2.0), (3.0, 6.0), (None, 1.0), (0.0, 1.0), (5.0, 10.0), (2.0, 4.0), (1.0, 2.0)])
-    none = log_ratio([(None, 1.0)])
+    made = estimate_ratio([(1.0, 2.0), (3.0, 6.0), (None, 1.0), (0.0, 1.0), (5.0, 10.0), (2.0, 4.0), (1.0, 2.0)])
+    none = estimate_ratio([(None, 1.0)])
 
     assert (2.0, 2.0, 2.0, 5, 2) == pytest.approx((made.ratio, made.low, made.high, made.pairs, made.left_out))
     assert (None, None, 0, 1) == (none.ratio, none.low, none.pairs, none.left_out)
@@ -134,11 +140,11 @@ def test_holm_adjusts_for_how_many_comparisons_are_shown() -> None:
     """
     The textbook's example; an adjusted value never falls below one that was smaller.
     """
-    made = holm([0.01, 0.04, 0.03, None])
+    made = adjust_p_values([0.01, 0.04, 0.03, None])
 
     assert [0.03, 0.06, 0.06] == pytest.approx(made[:3])
     assert made[3] is None
-    assert [] == holm([])
+    assert [] == adjust_p_values([])
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))
@@ -146,7 +152,7 @@ def test_adjusted_p_values_keep_their_order_and_are_never_smaller(values: list[f
     """
     For any values: at least what they were, at most 1, in the same order.
     """
-    made: list[Any] = holm(values)
+    made: list[Any] = adjust_p_values(values)
 
     assert all(p <= a <= 1 for p, a in zip(values, made, strict=True))
     assert sorted(made) == [made[i] for i in sorted(range(len(values)), key=lambda i: (values[i], made[i]))]
@@ -168,7 +174,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(cases: int, samples: int)
             level = chance.uniform(0.15, 0.7)
             for means, p in ((base, level), (side, level + 0.15)):
                 means[str(case)] = sum(chance.random() < p for _ in range(samples)) / samples
-        made = paired(base, side)
+        made = estimate_difference(base, side)
         assert made.low is not None
         assert made.high is not None
         held += made.low <= 0.15 <= made.high
@@ -188,7 +194,7 @@ def test_the_interval_of_a_rate_holds_it_as_often_as_it_says(number: int) -> Non
     held = 0
     for _ in range(5_000):
         p = chance.uniform(0.02, 0.98)
-        low, high = wilson(sum(chance.random() < p for _ in range(number)), number)
+        low, high = wilson_interval(sum(chance.random() < p for _ in range(number)), number)
         held += low <= p <= high
     print(f"{number} tries: {held / 5_000:.3f}")
 

@@ -20,6 +20,7 @@ from stepengine.sessions import FileSessions
 from tests.bundled_tools.podman import NAME, as_command, podman
 from tests.offline import ROOT, ran
 
+pytestmark = pytest.mark.usefixtures("forks")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONS = {"live.py": ["--offline"]}
 READ = {
@@ -45,7 +46,7 @@ def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
     listed = dict(re.findall(r"^\| \[([\w/]+\.py)\]\(\1\) \| (.+) \|$", page, re.MULTILINE))
     more = [
         file
-        for folder in ("evaluations", "from_codebuff", "from_others", "unchanged_programs")
+        for folder in ("evaluations", "extending", "from_codebuff", "from_others", "unchanged_programs", "web_page")
         for file in (ROOT / "examples" / folder).glob("*.py")
         if not file.name.startswith("test_")
     ]
@@ -60,7 +61,7 @@ def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
         assert (ROOT / "examples" / target).exists(), target
 
 
-@pytest.mark.spec("requirements:Q11")
+@pytest.mark.spec("requirements:Q13")
 @pytest.mark.parametrize(
     ("name", "shown"),
     [
@@ -94,7 +95,7 @@ def test_everything_is_put_in_by_the_caller_in_the_complete_setup() -> None:
     assert "To go live" in " ".join(code.split())
 
 
-@pytest.mark.spec("requirements:Q12", "requirements:K5", "requirements:K10")
+@pytest.mark.spec("requirements:Q13", "requirements:K5", "reliability:R2")
 def test_the_bot_takes_the_next_message_for_the_answer(tmp_path: Path) -> None:
     printed = ran(ROOT / "examples" / "bot_webhook.py", tmp_path).splitlines()
 
@@ -102,7 +103,7 @@ def test_the_bot_takes_the_next_message_for_the_answer(tmp_path: Path) -> None:
     assert ["At six or at eight?", "Booked for eight.", "You are welcome."] == said
 
 
-@pytest.mark.spec("requirements:Q12", "requirements:L6", "requirements:D24")
+@pytest.mark.spec("requirements:Q13", "reliability:SS05", "requirements:D24")
 def test_the_bot_keeps_chats_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Each message is answered by an engine of its own, as another process would; what one user said nobody else is told.
@@ -148,7 +149,7 @@ def test_the_complete_setup_goes_through_what_it_was_given(tmp_path: Path) -> No
     assert "What did I ask for? You asked for British English." in printed
 
 
-@pytest.mark.spec("requirements:Q14", "requirements:N4", "requirements:N16", "requirements:X47")
+@pytest.mark.spec("requirements:Q13", "requirements:N4", "requirements:N16", "requirements:X47")
 def test_the_console_asks_on_a_handle_that_is_kept_open(tmp_path: Path) -> None:
     """
     Reading is not asked about; one call is allowed, one refused; a line typed at a question is the next user message.

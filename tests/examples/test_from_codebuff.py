@@ -19,7 +19,7 @@ from stepengine import Engine, RunStatus
 from stepengine.data.json import thaw
 from stepengine.journal import FileJournal
 from stepengine.testing import tool_call
-from stepengine.workspace.network import blocked
+from stepengine.workspace.network import block_test_network
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,11 +37,11 @@ def test_every_port_has_one_recorded_run_and_there_are_no_others() -> None:
     assert set(ports.PLAYS) == {file.stem for file in ports.PORTS.iterdir()}
 
 
-@pytest.mark.spec("requirements:P2")
+@pytest.mark.spec("reliability:I3")
 @pytest.mark.parametrize("name", ports.PLAYS)
 def test_a_ported_agent_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
     path = ports.PORTS / f"{name}.jsonl"
-    with blocked([]) as refused:
+    with block_test_network([]) as refused:
         result = replayed(name, tmp_path)
 
     assert (RunStatus.COMPLETED, []) == (result.status, refused)

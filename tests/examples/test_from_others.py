@@ -14,9 +14,10 @@ import pytest
 from cassettes import record_others as others
 from stepengine import RunStatus
 from stepengine.journal import FileJournal
-from stepengine.workspace.network import blocked
+from stepengine.workspace.network import block_test_network
 from tests.offline import ROOT, ran
 
+pytestmark = pytest.mark.usefixtures("forks")
 PROGRAMS = sorted(file.stem for file in others.EXAMPLES.glob("*.py"))
 
 
@@ -33,7 +34,7 @@ def test_every_program_has_one_recorded_run_and_there_are_no_others() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
     path = others.OTHERS / f"{name}.jsonl"
-    with blocked([]) as refused:
+    with block_test_network([]) as refused:
         _, result = replay(name, tmp_path)
 
     assert (RunStatus.COMPLETED, []) == (result.status, refused)

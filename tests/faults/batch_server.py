@@ -1,5 +1,5 @@
 """
-A loopback provider that takes batches as Anthropic, OpenAI and Gemini do, and is strict about their forms (providers PV99 to PV101).
+A loopback provider that takes batches as Anthropic, OpenAI and Gemini do, and is strict about their forms (providers PV99).
 
 A batch is done when it was asked for often enough. What comes of a request hangs on the last word of its prompt: ``refused``,
 ``expired``, ``canceled``, ``lost``; any other is answered with what was asked, in capitals.

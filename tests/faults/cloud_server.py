@@ -1,5 +1,5 @@
 """
-A loopback cloud that lets nobody in whom the clouds would not let in (providers PV90 to PV98).
+A loopback cloud that lets nobody in whom the clouds would not let in (providers PV90 to PV97).
 
 It recomputes the signatures of requests to Bedrock by the published rules of Signature Version 4, with code of its own; gives
 tokens for Vertex AI to whoever signed the question with the service account's key, and takes only those; takes the keys and

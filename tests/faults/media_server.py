@@ -1,5 +1,5 @@
 """
-A loopback provider that holds files and is strict about media: what the services refuse, it refuses (providers PV47 to PV55).
+A loopback provider that holds files and is strict about media: what the services refuse, it refuses (providers PV47 to PV53).
 
 It speaks the file APIs of Anthropic, OpenAI and Gemini and answers requests for replies of all four wires. A request is
 refused when it names a file that is not there, holds a kind of media in a form that the wire has no word for, or has the

@@ -1,5 +1,5 @@
 """
-A loopback provider that plays scripts of bytes and breaks them (ecosystem EC158, reliability K5).
+A loopback provider that plays scripts of bytes and breaks them.
 
 Each request takes the next script. A script is an ``Answer``: a status, headers, and items of the body: bytes to send, a
 float to wait, ``"rst"`` to reset the connection, ``"fin"`` to end the chunked body, ``"hang"`` to send nothing more. In

@@ -25,7 +25,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import FileJournal
 from stepengine.models import AnthropicProvider, Batched, GoogleProvider, OpenAIChatProvider, OpenAIProvider
-from stepengine.models.google import sending
+from stepengine.models.google import transport
 from stepengine.models.pricing import cost_of
 from stepengine.testing import ScriptedModel
 from tests.faults.batch_server import BatchServer
@@ -73,7 +73,7 @@ def asked(wire: str, text: str, **settings: Any) -> ModelRequest:
 
 
 @wires
-@pytest.mark.spec("providers:PV99", "providers:PV100", "providers:PV101")
+@pytest.mark.spec("providers:PV99")
 async def test_runs_at_the_same_time_share_a_batch(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", most=20, wait=30) as (server, batched):
         agent = AgentDefinition("shouter", model=f"{wire}/{MODELS[wire]}")
@@ -85,7 +85,7 @@ async def test_runs_at_the_same_time_share_a_batch(wire: str, tmp_path: Path) ->
 
 
 @wires
-@pytest.mark.spec("providers:PV102")
+@pytest.mark.spec("providers:PV99")
 async def test_a_reply_of_a_batch_costs_half(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", wait=0) as (_, batched):
         reply = await batched.complete(asked(wire, "a"))
@@ -97,7 +97,7 @@ async def test_a_reply_of_a_batch_costs_half(wire: str, tmp_path: Path) -> None:
 
 
 @wires
-@pytest.mark.spec("providers:PV99", "providers:PV100", "providers:PV101")
+@pytest.mark.spec("providers:PV99")
 @pytest.mark.parametrize(
     ("word", "kind", "retryable"),
     [("refused", "http", False), ("expired", "batch", True), ("canceled", "batch", False), ("lost", "batch", True)],
@@ -115,7 +115,7 @@ async def test_a_call_that_fails_in_its_batch_fails_alone(
 
 
 @pytest.mark.parametrize("wire", ["openai", "google"])
-@pytest.mark.spec("providers:PV100", "providers:PV101")
+@pytest.mark.spec("providers:PV99")
 async def test_a_batch_that_fails_as_a_whole_fails_each_of_its_calls(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", most=2) as (server, batched):
         server.fails = True
@@ -250,9 +250,9 @@ async def test_batches_of_google_go_to_the_address_that_the_sdk_builds(path: str
         return httpx2.Response(200, json={})
 
     http_client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    clients = sending.create_clients(genai, {"api_key": "k"}, "https://g.test", None, http_client)
+    clients = transport.create_clients(genai, {"api_key": "k"}, "https://g.test", None, http_client)
     is_get = path.startswith("batches")
-    response = await sending.post(clients, path, None if is_get else b"{}", {})
+    response = await transport.post(clients, path, None if is_get else b"{}", {})
     await response.aclose()
     await http_client.aclose()
 

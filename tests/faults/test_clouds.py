@@ -83,9 +83,9 @@ COUNTERPARTS = (
         "pypi:boto3",
         "1.44.5",
         "works",
-        "credentials of the environment, of profiles and of a process sign requests to Amazon Bedrock",
+        "environment, profile and process credentials for Amazon Bedrock",
     ),
-    ("pypi:azure-identity", "1.27.0", "works", "tokens of Entra ID for Azure and Foundry"),
+    ("pypi:azure-identity", "1.27.0", "works", "Entra ID tokens for Azure and Foundry"),
     ("pypi:google-auth", "2.62.2", "works", "service accounts and tokens for Vertex AI"),
 )
 
@@ -268,7 +268,7 @@ def asked(model: str, *messages: Any, **settings: Any) -> ModelRequest:
 
 
 @pytest.mark.spec(
-    *("providers:PV90", "providers:PV91", "providers:PV92", "providers:PV93", "providers:PV95"),
+    *("providers:PV90", "providers:PV91", "providers:PV92", "providers:PV93"),
     *("providers:PV94", "providers:PV96", "providers:PV97", "providers:PV109", "providers:PV131"),
 )
 @every_way
@@ -288,7 +288,7 @@ async def test_a_request_that_the_cloud_lets_in_is_answered_in_one_piece_and_as_
     assert len(pieces) > 3
 
 
-@pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV95", "providers:PV109")
+@pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV109")
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.direct is not None])
 async def test_the_body_is_that_of_the_direct_wire_but_for_what_the_cloud_changes(name, server, account):
     """Media, tools, calls with their results and thinking, in a second turn over a first reply of the same provider."""
@@ -373,7 +373,7 @@ BAD = {
 }
 
 
-@pytest.mark.spec("providers:PV98", "ecosystem:EC60")
+@pytest.mark.spec("reliability:MP03", "ecosystem:EC60")
 @pytest.mark.parametrize(
     "endpoint", ["runtime", *[pytest.param(one, marks=pytest.mark.deep) for one in ("mantle", "openai", "converse")]]
 )
@@ -398,7 +398,7 @@ async def test_a_request_with_a_wrong_signature_is_refused_and_says_where_the_cr
     assert [] == server.asked_for
 
 
-@pytest.mark.spec("providers:PV93", "providers:PV95")
+@pytest.mark.spec("providers:PV93")
 @pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
 async def test_one_token_serves_both_wires_until_it_expires_and_is_renewed(model, server, account):
     credentials = Credentials.from_service_account_info(account, scopes=[SCOPE])
@@ -420,7 +420,7 @@ async def test_one_token_serves_both_wires_until_it_expires_and_is_renewed(model
     assert 2 == server.given
 
 
-@pytest.mark.spec("providers:PV93", "providers:PV95")
+@pytest.mark.spec("providers:PV93")
 @pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
 async def test_who_signs_with_another_key_gets_no_token(model, server, account):
     account["private_key"] = pem(rsa.generate_private_key(public_exponent=65537, key_size=2048))
@@ -522,7 +522,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.spec("providers:PV82", "providers:PV85", "providers:PV136", "ecosystem:EC63")
+@pytest.mark.spec("providers:PV82", "reliability:MP05", "providers:PV136", "reliability:MP22")
 @pytest.mark.parametrize(
     ("what", "row"),
     [pytest.param(what, row, id=f"{what}-{row[0]}") for what, rows in FAILURES.items() for row in rows],
@@ -781,7 +781,7 @@ def test_without_any_sign_of_a_cloud_a_run_is_refused_before_it_starts(model, wo
         Models.standard().check(model)
 
 
-@pytest.mark.spec("providers:PV90", "requirements:G23")
+@pytest.mark.spec("providers:PV90", "requirements:G23", "ecosystem:EC48")
 def test_what_is_missing_is_named_with_what_would_be_fine(nothing, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
@@ -888,7 +888,7 @@ async def test_aws_credentials_that_nobody_finds_are_missed_with_the_first_reque
     assert [] == server.asked_for
 
 
-@pytest.mark.spec("providers:PV93", "providers:PV95")
+@pytest.mark.spec("providers:PV93")
 async def test_the_file_of_a_service_account_is_found_and_says_the_project(
     server, account, nothing, monkeypatch, tmp_path
 ):
@@ -908,14 +908,14 @@ async def test_the_file_of_a_service_account_is_found_and_says_the_project(
     assert 1 == server.given
 
 
-@pytest.mark.spec("providers:PV93", "providers:PV95")
+@pytest.mark.spec("providers:PV93")
 def test_project_and_place_are_those_that_were_given_before_those_of_the_environment(monkeypatch):
     for name in ("GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION"):
         monkeypatch.setenv(name, name.lower().replace("_", "-"))
     found = {}
     for given in (("mine", "eu"), (None, None)):
         provider = VertexProvider(*given, credentials="a-token-0123456789")
-        wires = provider._of("vertex/claude-x"), provider._of("vertex/gemini-x")
+        wires = provider._get_provider("vertex/claude-x"), provider._get_provider("vertex/gemini-x")
         found[given] = [wires[0]._path_of("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
 
     assert [
@@ -983,7 +983,7 @@ async def test_entra_id_is_asked_by_azure_identity_where_the_environment_speaks_
 
 def encoded(provider: Provider, request: ModelRequest) -> dict[str, Any]:
     """The body that goes out, taken before it is signed."""
-    wire = provider._of(request.model) if hasattr(provider, "_of") else provider
+    wire = provider._get_provider(request.model) if hasattr(provider, "_get_provider") else provider
     return json.loads(wire._encode(request, stream=False).content)
 
 
@@ -1026,7 +1026,7 @@ async def test_tools_are_searched_for_by_one_of_ours_where_bedrock_s_endpoint_ca
     assert ["add", "rarely", "tool_search_tool_bm25"] == sorted(found["mantle"])
 
 
-@pytest.mark.spec("providers:PV41", "providers:PV60", "providers:PV95")
+@pytest.mark.spec("providers:PV41", "providers:PV60", "providers:PV93")
 async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_vertex(server, account):
     provider = vertex(server, account)
     model = "vertex/gemini-3-pro-preview"
@@ -1040,10 +1040,10 @@ async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_ver
     assert [{"googleSearch": {}}] == body["tools"]
     assert "toolConfig" not in body
     assert "store" not in encoded(provider, asked(model, store=True))
-    assert ("store",) == provider._of(model)._dropped_settings(asked(model, store=True))
+    assert ("store",) == provider._get_provider(model)._dropped_settings(asked(model, store=True))
 
 
-@pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV95", "providers:PV96", "providers:PV55")
+@pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV96", "providers:PV53")
 @pytest.mark.parametrize(
     "name", ["bedrock", "mantle", "bedrock-openai", "vertex-claude", "vertex-gemini", "foundry", "azure"]
 )
@@ -1163,7 +1163,7 @@ async def test_betas_stand_in_the_body_where_bedrock_wants_them(server):
     assert "anthropic_beta" not in encoded(signed(server, None), asked(WAYS["bedrock"].model))
 
 
-@pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV95")
+@pytest.mark.spec("providers:PV91", "providers:PV93")
 @pytest.mark.parametrize(
     ("name", "count"), [("bedrock", None), ("vertex-claude", 7), ("vertex-gemini", 7), ("mantle", 7)]
 )
@@ -1192,7 +1192,7 @@ async def test_path_and_body_are_those_that_the_sdk_makes_of_the_same_request(na
     """What the SDK's client does with a body of its own form, its deep copies aside; only the mark of the cache is ours."""
     provider = WAYS[name].make(server, account)
     request = asked(f"{name.partition('-')[0]}/{model}", cache="off")
-    wire = provider._of(request.model)
+    wire = provider._get_provider(request.model)
     if name == "vertex-claude":
         await wire._google.find(request.model)
     ours = wire._encode(request, stream=stream)
@@ -1230,7 +1230,7 @@ def test_the_server_s_framing_is_what_aws_s_own_package_reads():
 # --- prices and the rest --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("providers:PV77", "providers:PV98")
+@pytest.mark.spec("providers:PV78", "reliability:MP03")
 async def test_a_reply_from_a_cloud_costs_what_the_cloud_s_own_list_says(server, account):
     from stepengine.models.pricing import cost_of
 

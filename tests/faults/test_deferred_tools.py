@@ -35,7 +35,7 @@ from stepengine.models import (
 )
 from stepengine.models._http import warn_once
 from stepengine.testing import ScriptedModel
-from stepengine.tools.spawning import BUILT_IN
+from stepengine.tools.agent_tools import BUILT_IN
 from tests.faults.search_server import Searching, streamed
 from tests.faults.server import fault_server, json_answer, sse
 

@@ -13,7 +13,7 @@ from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
-from stepengine.models import Timeouts, _reading
+from stepengine.models import Timeouts, _byte_reader
 from tests.faults.scripts import WIRES
 from tests.faults.server import Answer, fault_server, json_answer, sse
 from tests.faults.test_adapters import BOTH, TEXT, asked, before_the_end, streamed
@@ -39,7 +39,7 @@ async def failed(wire, answer, *, stream=True, **limits):
     return caught.value
 
 
-@pytest.mark.spec("reliability:MP23", "ecosystem:EC47")
+@pytest.mark.spec("reliability:MP23")
 async def test_a_server_that_sends_nothing_is_left_after_the_time_for_the_first_byte(wire):
     error = await failed(wire, sse("hang"), first_byte=SHORT)
     assert (type(error), error.kind, error.retryable) == (ModelError, "timeout", True)
@@ -160,11 +160,11 @@ async def test_each_piece_may_be_asked_for_in_a_task_of_its_own_and_a_limit_ends
 
 @pytest.mark.spec("reliability:MP24")
 async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wire, monkeypatch):
-    monkeypatch.setattr(_reading, "MAX_REPLY_BYTES", 4_000)
+    monkeypatch.setattr(_byte_reader, "MAX_REPLY_BYTES", 4_000)
     error, _ = await asked(wire, sse(wire.stream(*TEXT)[0], *[b": " + b"x" * 100 + b"\n"] * 100, "fin"))
     assert (type(error), error.kind, error.retryable) == (ModelError, "too_large", False)
     monkeypatch.undo()
-    monkeypatch.setattr(_reading, "MAX_TEXT_CHARS", 1_000)
+    monkeypatch.setattr(_byte_reader, "MAX_TEXT_CHARS", 1_000)
     error, _ = await asked(wire, sse(*wire.stream("x" * 1_001, [], "end_turn"), "fin"))
     assert (error.kind, error.retryable) == ("too_large", False)
     reply, _ = await asked(wire, sse(*wire.stream("x" * 1_000, [], "end_turn"), "fin"))
@@ -174,7 +174,7 @@ async def test_a_stream_that_never_stops_is_cut_by_its_bytes_and_by_its_text(wir
 @pytest.mark.spec("reliability:MP27")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 async def test_what_a_compressed_body_unpacks_to_has_a_limit(wire, stream, monkeypatch):
-    monkeypatch.setattr(_reading, "MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr(_byte_reader, "MAX_REPLY_BYTES", 100_000)
     bomb = gzip.compress(b" " * 10_000_000)
     assert len(bomb) < 20_000
     kind = "text/event-stream" if stream else "application/json"
@@ -221,7 +221,7 @@ async def test_a_body_shorter_than_its_content_length_may_be_tried_again(wire, s
     assert isinstance(caught.value, TruncatedReply) == stream
 
 
-@pytest.mark.spec("reliability:MP07")
+@pytest.mark.spec("reliability:MP02")
 async def test_a_request_that_is_too_large_names_its_size_and_its_largest_messages(wire):
     history = [UserMessage("small"), UserMessage("y" * 5_000), AssistantMessage([ToolCallPart("c1", "read_file")])]
     history += [ToolMessage("c1", "read_file", "z" * 9_000), UserMessage("x" * 200)]

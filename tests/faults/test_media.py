@@ -110,7 +110,7 @@ TAKEN = {
 }
 
 
-@pytest.mark.spec("providers:PV47", "providers:PV48", "providers:PV50", "providers:PV51")
+@pytest.mark.spec("providers:PV47", "providers:PV48", "providers:PV49", "providers:PV51")
 @pytest.mark.parametrize("name", TAKEN)
 async def test_a_pdf_is_read_on_every_wire_in_its_own_form(name):
     async with served() as (server, models):
@@ -119,7 +119,7 @@ async def test_a_pdf_is_read_on_every_wire_in_its_own_form(name):
     assert TAKEN[name] in inside(server.bodies[0])
 
 
-@pytest.mark.spec("providers:PV48", "providers:PV49", "providers:PV50", "providers:PV51")
+@pytest.mark.spec("providers:PV48", "providers:PV49", "providers:PV51")
 @pytest.mark.parametrize(
     ("name", "part", "wanted"),
     [
@@ -286,7 +286,7 @@ async def test_sound_that_a_chat_model_makes_is_a_part_and_its_words_are_the_tex
 # --- files that a provider holds ------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("providers:PV53", "providers:PV54", "providers:PV55")
+@pytest.mark.spec("providers:PV53")
 @pytest.mark.parametrize("name", HOLDERS)
 async def test_an_uploaded_file_is_used_in_two_runs_and_deleted(name, tmp_path):
     path = tmp_path / "report.pdf"
@@ -313,7 +313,7 @@ async def test_an_uploaded_file_is_used_in_two_runs_and_deleted(name, tmp_path):
     assert file["file_id"] in gone.error.message or "exist" in gone.error.message
 
 
-@pytest.mark.spec("providers:PV53", "providers:PV54", "providers:PV55")
+@pytest.mark.spec("providers:PV53")
 @pytest.mark.parametrize("name", HOLDERS)
 async def test_a_handler_uploads_once_and_its_journal_replays_without_the_server(name):
     def reads(engine: list[Engine]) -> AgentDefinition[Any]:

@@ -25,7 +25,7 @@ from stepengine import (
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models import Models, OpenAIChatProvider, OpenAIProvider, fallback
-from stepengine.models._failures import OVERFLOW, RequestLabel, body_failure
+from stepengine.models._failures import OVERFLOW, RequestLabel, error_from_body
 from stepengine.models.keys import Credentials
 from tests.faults.scripts import WIRES, chat_reply, chat_stream, chunk, google_chunk
 from tests.faults.server import Answer, fault_server, json_answer, sse
@@ -224,7 +224,7 @@ async def test_an_item_without_its_reasoning_goes_without_the_id_that_asks_for_i
     assert "kept" in json.dumps(inputs[1])
 
 
-@pytest.mark.spec("providers:PV29")
+@pytest.mark.spec("providers:PV28")
 async def test_the_phase_of_a_text_goes_back_with_an_item_id_and_without():
     for more in ({}, {"id": "msg_1"}):
         await went_on(rule := Responses(), TextPart("so far", provider_data={**OWN, "phase": "commentary", **more}))
@@ -324,7 +324,7 @@ async def asked(rule: Claude, model: str, *, tool_choice: str | None = None, **s
     return result
 
 
-@pytest.mark.spec("providers:PV5", "providers:PV6", "providers:PV7", "providers:PV8")
+@pytest.mark.spec("providers:PV5", "providers:PV6", "providers:PV8")
 @pytest.mark.parametrize("model", [*NEWER, *ALWAYS, *MOST])
 async def test_every_way_to_ask_claude_for_thinking_is_taken_at_once(model):
     rule = Claude()
@@ -443,7 +443,7 @@ async def test_a_provider_that_refuses_open_objects_gets_closed_ones(wire):
 # --- the end of a reply ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("providers:PV72", "providers:PV106")
+@pytest.mark.spec("providers:PV72")
 async def test_a_made_up_tool_of_gemini_gets_its_result_and_the_run_another_step():
     made_up = google_chunk([{"functionCall": {"name": "default_api.find", "args": {}}}], "UNEXPECTED_TOOL_CALL")
     answers = [json_answer(json.dumps(made_up).encode()), json_answer(GOOGLE.reply(*SAID))]
@@ -460,7 +460,7 @@ def unfinished(*events: bytes) -> list[bytes]:
     return [event for event in events if CHAT.marker not in event]
 
 
-@pytest.mark.spec("providers:PV73", "providers:PV106", "reliability:MP20")
+@pytest.mark.spec("providers:PV73", "reliability:MP20")
 @pytest.mark.parametrize("said", [SAID, CALL], ids=["text", "call"])
 async def test_a_chat_stream_without_a_finish_reason_ends_with_its_marker(said):
     async with fault_server(sse(*unfinished(*chat_stream(*said)), "fin")) as server:
@@ -558,8 +558,8 @@ def test_a_refusal_without_a_word_is_an_overflow_where_that_is_how_it_is_said_an
     call = RequestLabel(
         provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"), size=size
     )
-    assert kind is type(body_failure(b"", 400, {}, call))
-    assert ContextOverflow is type(body_failure(b"", 413, {}, call))
+    assert kind is type(error_from_body(b"", 400, {}, call))
+    assert ContextOverflow is type(error_from_body(b"", 413, {}, call))
 
 
 @pytest.mark.spec("providers:PV82", "providers:PV83")
@@ -575,7 +575,7 @@ async def test_what_only_sounds_like_a_full_window_is_none():
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("providers:PV85")
+@pytest.mark.spec("reliability:MP05")
 async def test_a_400_for_an_unknown_model_names_the_nearest_and_lets_a_fallback_move_on():
     body = {"error": {"code": "model_not_found", "message": "The requested model 'gpt-4o-minni' does not exist."}}
     route = fallback("openai/gpt-4o-minni", "openai_chat/gpt-4o", on="unknown_model")
@@ -594,7 +594,7 @@ async def test_a_400_for_an_unknown_model_names_the_nearest_and_lets_a_fallback_
     assert "gpt-4o-mini" in str(failed.error).replace("gpt-4o-minni", "")
 
 
-@pytest.mark.spec("providers:PV86")
+@pytest.mark.spec("ecosystem:EC194")
 async def test_a_latest_name_of_gemini_under_v1_says_what_to_set():
     words = "models/gemini-flash-latest is not found for API version v1, or is not supported for generateContent."
     problem = {"error": {"code": 404, "status": "NOT_FOUND", "message": words}}

@@ -245,7 +245,7 @@ async def test_stop_sequences_cut_the_reply_here_where_the_model_refuses_them(mo
     assert ("stop" in rule.bodies[0]) == sent
 
 
-@pytest.mark.spec("providers:PV40")
+@pytest.mark.spec("providers:PV39")
 async def test_mistral_is_offered_no_tools_when_it_may_call_none():
     def garbles(body: dict[str, Any]) -> str | None:
         return "tool_choice none is not obeyed" if body.get("tool_choice") == "none" or "tools" in body else None
@@ -681,7 +681,7 @@ async def test_gemini_s_own_tools_stand_beside_functions_and_their_calls_are_ech
     assert cited(result) == [CitationPart("https://five.org", "Five", said="is five.")]
 
 
-@pytest.mark.spec("providers:PV61", "providers:PV62")
+@pytest.mark.spec("providers:PV60", "providers:PV62")
 async def test_openrouter_searches_and_says_where_it_found_things():
     reply = json.loads(chat_reply(*SAID))
     note = {"url": "https://five.org", "title": "Five", "start_index": 3, "end_index": 5, "content": "5"}

@@ -25,10 +25,10 @@ from stepengine import (
     retry,
 )
 from stepengine.data.tools import ToolAnnotations
-from stepengine.engine.planning import RunRequest, info_of
 from stepengine.engine.run import EngineRun
+from stepengine.engine.run_plans import RunRequest, pop_run_info
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.replayer import Leeway
+from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 
@@ -51,10 +51,12 @@ class Rig:
             prompt = opening.prompt
             given = {"params": opening.params, "previous": opening.previous, "limits": opening.limits}
             options = {**given, "info": opening.info, **options}
-        options.setdefault("info", info_of(options))
+        options.setdefault("info", pop_run_info(options))
         launcher = self.engine._launcher
         agent = launcher.catalog.find(self.agent)
-        return launcher.ready_with(session, RunRequest(agent=agent, prompt=prompt, answers=session.answers, **options))
+        return launcher.make_journaled_run(
+            session, RunRequest(agent=agent, prompt=prompt, answers=session.answers.by_question, **options)
+        )
 
     async def launch(self, session: JournaledRun, prompt: str = "", **options: Any) -> RunResult[Any]:
         return await self.begin(session, prompt, **options).run()
@@ -81,7 +83,7 @@ class Rig:
         return self.run(lambda: JournaledRun.replay(journal))
 
     def extend(self, journal: Any, *, allow_repeat: bool = False) -> RunResult[Any]:
-        return self.run(lambda: JournaledRun.rerecord(journal, leeway=Leeway(may_repeat=allow_repeat)))
+        return self.run(lambda: JournaledRun.rerecord(journal, leeway=AllowedDifferences(may_repeat=allow_repeat)))
 
 
 @pytest.fixture

@@ -85,7 +85,7 @@ class Shop:
 # --- some of it live ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:D12", "replay:U12")
+@pytest.mark.spec("replay:D12")
 def test_tools_may_be_live_and_come_to_the_same_as_recorded() -> None:
     journal, later = Shop().recorded(), Shop()
     with later.engine() as engine:
@@ -172,7 +172,7 @@ def test_what_a_replay_cannot_do_is_said_before_anything_happens(options: Any, s
 # --- extended -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:D10", "requirements:P3")
+@pytest.mark.spec("replay:D10", "replay:D1")
 def test_an_engine_extends_a_recorded_run_and_pays_only_for_what_changed(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     Shop().recorded(path)
@@ -223,7 +223,7 @@ def charging(charged: list[int], *steps: Any) -> AgentDefinition[Any]:
     return AgentDefinition("shop", handle_steps=handle_steps)
 
 
-@pytest.mark.spec("replay:D10", "reliability:JR36")
+@pytest.mark.spec("replay:D10")
 @pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
 def test_extending_asks_before_it_does_again_what_changed_the_world_and_keeps_what_was_recorded(
     kind: Any, tmp_path: Path
@@ -272,7 +272,7 @@ def test_extending_a_run_that_was_cut_off_decides_an_effect_in_doubt_as_every_re
     assert (status is RunStatus.FAILED) == (before == cut.lines())
 
 
-@pytest.mark.spec("replay:D10", "reliability:JR36")
+@pytest.mark.spec("replay:D10")
 async def test_a_run_that_is_extended_in_the_background_replaces_its_journal_too() -> None:
     charged: list[int] = []
     async with Engine([charging(charged, "a", 5)]) as engine:
@@ -289,7 +289,7 @@ async def test_a_run_that_is_extended_in_the_background_replaces_its_journal_too
     assert [5, 5] == charged
 
 
-@pytest.mark.spec("replay:D10", "reliability:JR36")
+@pytest.mark.spec("replay:D10")
 def test_extending_a_run_that_is_started_with_something_else_asks_too(tmp_path: Path) -> None:
     charged: list[int] = []
     with Engine([charging(charged, 5)]) as engine:
@@ -402,7 +402,7 @@ def in_process(script: str, seed: str) -> str:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:I3", "reliability:R12", "requirements:P2", "reliability:K17")
+@pytest.mark.spec("reliability:I3")
 def test_replays_and_recordings_are_byte_equal_under_every_hash_seed() -> None:
     script = REPLAYS.format(folder=str(Path(__file__).parent), golden=str(GOLDEN))
     assert len({in_process(script, seed) for seed in ("0", "1", "random")}) == 1
@@ -443,14 +443,14 @@ SETS = """
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:JR25", "reliability:GN19")
+@pytest.mark.spec("reliability:GN19")
 def test_a_handler_that_depends_on_the_order_of_a_set_is_found_where_it_first_shows(tmp_path: Path) -> None:
     path = str(tmp_path / "run.jsonl")
     in_process(SETS.format(record=True, path=path), "1")
     assert in_process(SETS.format(record=False, path=path), "2") in {f"#{n} /args/0" for n in range(1, 6)}
 
 
-@pytest.mark.spec("reliability:JR25", "reliability:GN19")
+@pytest.mark.spec("reliability:GN19")
 @pytest.mark.parametrize("source", ["clock", "chance", "id", "environment", "file", "identity"])
 def test_a_handler_that_looks_past_the_engine_is_found_at_the_first_effect_that_depends_on_it(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -497,13 +497,13 @@ def test_a_handler_that_looks_past_the_engine_is_found_at_the_first_effect_that_
 # --- long -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:J40", "reliability:JR38")
+@pytest.mark.spec("replay:J40")
 def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_effects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepengine.journal import reading
+    from stepengine.journal import line_reader
 
-    monkeypatch.setattr(reading, "MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr(line_reader, "MAX_HELD_BYTES", 1000)
     effects = 2_000
 
     def handle_steps(ctx: Any) -> Any:
@@ -515,13 +515,13 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
     with Engine([agent]) as engine:
         engine.run_sync("a", journal=FileJournal(path, sync="write"), limits=Limits(max_actions=effects + 1))
     parsed: list[bytes] = []
-    real = reading.members_of
+    real = line_reader.parse_members
 
     def spied(line: bytes, where: str) -> Any:
         parsed.append(line)
         return real(line, where)
 
-    monkeypatch.setattr(reading, "members_of", spied)
+    monkeypatch.setattr(line_reader, "parse_members", spied)
     history = FileJournal(path).history()
     assert len(history.intents) == effects + 1
     assert len(parsed) <= 2, "opening reads the head whole, and nothing else"
@@ -537,7 +537,7 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
 def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepengine.journal import reading
+    from stepengine.journal import line_reader
 
     steps, path = 30, tmp_path / "run.jsonl"
     add = Tool("add", "Add.", {"type": "object"}, lambda given: given["n"])
@@ -546,8 +546,8 @@ def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_comp
     with Engine([agent], models=ScriptedModel(replies)) as engine:
         engine.run_sync("a", journal=FileJournal(path, sync="write"), limits=Limits(max_steps=steps + 1))
     parsed: list[bytes] = []
-    real = reading.members_of
-    monkeypatch.setattr(reading, "members_of", lambda line, where: (parsed.append(line), real(line, where))[1])
+    real = line_reader.parse_members
+    monkeypatch.setattr(line_reader, "parse_members", lambda line, where: (parsed.append(line), real(line, where))[1])
     with Engine([agent], models=ScriptedModel([])) as engine:
         assert engine.replay_sync(path).text == "done"
     # What the run was sent, and how it ended, which is compared.
@@ -584,14 +584,14 @@ def test_a_replay_makes_no_second_record_of_what_is_the_same(tmp_path: Path) -> 
     assert (kept_by_replaying(400) - kept_by_replaying(200)) / 200 <= 16
 
 
-@pytest.mark.spec("replay:J40", "reliability:R12")
+@pytest.mark.spec("replay:J40", "reliability:I3")
 def test_the_journal_of_a_replay_is_whole_when_the_long_file_that_was_replayed_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepengine.journal import reading
+    from stepengine.journal import line_reader
 
-    monkeypatch.setattr(reading, "MAX_HELD_BYTES", 1000)
-    monkeypatch.setattr(reading, "AHEAD_BYTES", 100)
+    monkeypatch.setattr(line_reader, "MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr(line_reader, "AHEAD_BYTES", 100)
     agent, replies = adder_with(30)
     path = tmp_path / "run.jsonl"
     with Engine([agent], models=ScriptedModel(replies)) as engine:
@@ -645,7 +645,7 @@ OPENS = """
 
 @pytest.mark.deep
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in the units of Linux")
-@pytest.mark.spec("reliability:JR38", "replay:J40")
+@pytest.mark.spec("replay:J40")
 def test_a_journal_of_100_000_records_costs_its_index_and_not_its_text(tmp_path: Path) -> None:
     small = MemoryJournal(link=False)
     with Engine([AgentDefinition("a", handle_steps=lambda ctx: (yield from Perform.idempotent(str, 0)))]) as engine:

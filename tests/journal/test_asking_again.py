@@ -15,8 +15,8 @@ from stepengine import AgentDefinition, Answer, Engine, Parallel, RunResult, Too
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal.history import History
+from stepengine.journal.permission_reset import find_effective_questions
 from stepengine.journal.records import Input, Intent, Result
-from stepengine.journal.reopening import permissions_ahead
 from stepengine.permissions import Policy, Rule
 
 
@@ -102,7 +102,7 @@ def test_who_is_asked_again_decides_and_the_run_replays_as_it_went(answer: str, 
         journal = FileJournal(tmp_path / f"{count}.jsonl")
         MemoryJournal(whole[:count]).copy_to(journal)
         history, person = journal.history(), Says(said)
-        ahead, before = permissions_ahead(history), journal.path.read_bytes()
+        ahead, before = find_effective_questions(history), journal.path.read_bytes()
         calls = {address: history.form(i) for address, i in history.intents.items() if i.type == "tool_call"}
         paid, result = resumed(journal, person, ask_again=True, in_doubt="retry")
         kept = tmp_path / f"{count}.before-1.jsonl"
@@ -121,11 +121,11 @@ def test_a_run_that_has_ended_or_a_call_that_began_has_nothing_ahead() -> None:
     whole = recorded("yes")
     lines = whole.lines()
     began = [MemoryJournal(lines[:n]).history() for n in range(2, len(lines))]
-    ahead = [bool(permissions_ahead(history)) for history in began]
+    ahead = [bool(find_effective_questions(history)) for history in began]
     calls = [sum(intent.type == "tool_call" for intent in history.intents.values()) for history in began]
     asked = [sum(intent.type == "ask" and a in h.results for a, intent in h.intents.items()) for h in began]
 
-    assert [] == permissions_ahead(whole.history())
+    assert [] == find_effective_questions(whole.history())
     assert [yes > begun for yes, begun in zip(asked, calls, strict=True)] == ahead
     assert 2 == sum(ahead)
 

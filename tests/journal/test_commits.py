@@ -182,7 +182,7 @@ async def test_what_happened_is_said_also_where_its_commit_cannot_be_waited_for_
     assert ["paid for"] == [note.rpartition(": ")[2] for note in result.error.__notes__]
 
 
-@pytest.mark.spec("reliability:JR42")
+@pytest.mark.spec("reliability:R1")
 async def test_what_happened_is_recorded_although_its_run_is_cancelled_while_it_is_being_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,8 +31,8 @@ from stepengine.context import compact, mask_tool_results, output_cache, prune_t
 from stepengine.data.messages import Message
 from stepengine.data.state import AgentState
 from stepengine.journal import MemoryJournal
-from stepengine.journal.compacting import Compaction, compactions
-from stepengine.journal.history import History
+from stepengine.journal.compactions import Compaction, find_compactions
+from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
@@ -83,7 +83,7 @@ def recorded(*replies: Any, previous: AgentState | None = None, **fields: Any) -
     )
     assert result.status == "completed", result.error
     read = MemoryJournal(journal.lines())
-    return list(compactions(read.history()))
+    return list(find_compactions(read.history()))
 
 
 @pytest.mark.spec("requirements:DM21a")
@@ -114,7 +114,7 @@ def test_each_compaction_shows_exactly_what_it_left_out(
     seen.clear()
     result = engine.run_sync("digger", "Dig for gems.", journal=journal, previous=previous)
     assert result.status == "completed", result.error
-    found = list(compactions(MemoryJournal(journal.lines()).history()))
+    found = list(find_compactions(MemoryJournal(journal.lines()).history()))
 
     assert seen == [(one.left_out, one.instead) for one in found]
     assert not any(one.unrecorded for one in found)
@@ -197,8 +197,10 @@ def test_a_history_that_is_cut_at_every_step_is_not_put_together_from_the_beginn
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     anew: list[str] = []
-    whole = History.messages
-    monkeypatch.setattr(History, "messages", lambda self, intent: (anew.append(intent.path), whole(self, intent))[1])
+    whole = RecordedRequests.messages
+    monkeypatch.setattr(
+        RecordedRequests, "messages", lambda self, intent: (anew.append(intent.path), whole(self, intent))[1]
+    )
     digs = [tool_call("dig", {"depth": n, "size": 100}) for n in range(80)]
     found = recorded(
         *digs, "done", tools=[dig], hooks=Hooks(pre_step=[truncate(500, free_ratio=0)]), limits=Limits(max_steps=99)

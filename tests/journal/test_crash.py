@@ -21,9 +21,10 @@ from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, Ru
 from stepengine.data.messages import ToolResult
 from stepengine.errors import AnswerRejected, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
-from stepengine.journal.encoding import touched_world
+from stepengine.journal.encoding import changes_world_again
 from stepengine.journal.history import History
 from stepengine.journal.questions import in_doubt
+from tests import forked_processes
 
 
 def deed(form):
@@ -44,7 +45,7 @@ def facts(history: History):
         form = history.form(intent)
         if deed(form) and address in history.results:
             sure.add(deed(form))
-        elif deed(form) and touched_world(form):
+        elif deed(form) and changes_world_again(form):
             doubtful.add(deed(form))
     return sure, doubtful
 
@@ -70,15 +71,7 @@ def undisturbed(fresh_world):
     return result, journal.lines()
 
 
-@pytest.mark.spec(
-    "reliability:I11",
-    "reliability:R1",
-    "reliability:R2",
-    "reliability:R3",
-    "reliability:JR07",
-    "replay:J31",
-    "replay:J33",
-)
+@pytest.mark.spec("reliability:I11", "reliability:R1", "reliability:R2", "reliability:R3", "replay:J31")
 def test_a_run_that_is_cut_after_any_record_resumes_to_the_same_end(undisturbed, fresh_world):
     expected, lines = undisturbed
     in_doubt = 0
@@ -93,7 +86,7 @@ def test_a_run_that_is_cut_after_any_record_resumes_to_the_same_end(undisturbed,
     assert in_doubt >= 5
 
 
-@pytest.mark.spec("reliability:I11", "reliability:JR01", "replay:J33")
+@pytest.mark.spec("reliability:I11", "reliability:JR01")
 def test_a_run_whose_last_record_is_torn_at_any_byte_resumes(undisturbed, fresh_world):
     expected, lines = undisturbed
     whole = b"".join(lines)
@@ -109,7 +102,7 @@ def test_a_run_whose_last_record_is_torn_at_any_byte_resumes(undisturbed, fresh_
 
 
 @pytest.mark.deep
-@pytest.mark.spec("replay:J33", "reliability:JR01")
+@pytest.mark.spec("reliability:I11", "reliability:JR01")
 def test_a_journal_that_is_torn_at_any_byte_at_all_is_what_was_whole_before(undisturbed):
     """
     What a resume sees is the same as after a cut between two records, and all of those are resumed above.
@@ -168,7 +161,7 @@ def doubtful_run(rig, done, catch=True):
     return rig(agent), journal.lines()[:3]
 
 
-@pytest.mark.spec("reliability:R3", "reliability:JR07", "replay:J31")
+@pytest.mark.spec("reliability:R3", "replay:J31")
 def test_an_effect_in_doubt_is_thrown_at_the_handlers_yield_and_stays_decided(rig):
     done = []
     payer, lines = doubtful_run(rig, done)
@@ -237,7 +230,7 @@ def test_an_effect_in_doubt_is_done_again_when_the_caller_says_so(rig):
     assert done == ["paid"]
 
 
-@pytest.mark.spec("reliability:R3", "requirements:K10")
+@pytest.mark.spec("reliability:R3", "reliability:R2")
 @pytest.mark.parametrize(("answer", "deeds"), [("yes", ["paid"]), ("no", [])])
 def test_a_person_can_decide_about_an_effect_in_doubt(rig, answer, deeds):
     done = []
@@ -253,7 +246,7 @@ def test_a_person_can_decide_about_an_effect_in_doubt(rig, answer, deeds):
     assert done == deeds
 
 
-@pytest.mark.spec("reliability:JR07", "replay:J31")
+@pytest.mark.spec("reliability:R3", "replay:J31")
 def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(world, undisturbed):
     _, lines = undisturbed
     number = next(i for i, line in enumerate(lines) if b'"type":"model_call"' in line)
@@ -263,7 +256,7 @@ def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(w
     assert b'"attempts":[{"error":{"type":"unknown_outcome"' in journal.lines()[number + 1]
 
 
-@pytest.mark.spec("requirements:X73", "replay:J31")
+@pytest.mark.spec("requirements:X73", "replay:J31", "generator-contract:G39")
 def test_a_call_in_doubt_inside_a_batch_is_an_error_result_of_its_own(rig):
     schema = {"type": "object"}
     tools = [Tool(name=n, description="d", input_schema=schema, run=lambda given: "ok", in_thread=False) for n in "ab"]
@@ -325,10 +318,10 @@ CHILD = """
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:JR07", "reliability:JR39", "reliability:I11")
+@pytest.mark.spec("reliability:R3", "reliability:JR39", "reliability:I11")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.parametrize("deeds", [40, 20], ids=["with a handler", "plain"])
-def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, store, deeds):
+def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, store, deeds, forks):
     path, log = tmp_path / "journal", tmp_path / "log"
     made = f"FileJournal({str(path)!r})" if store == "file" else f"SqliteJournal({str(path)!r}, 'one')"
     # `conftest` is found under its plain name in the child.
@@ -338,7 +331,7 @@ def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, sto
     ended = ""
     for attempt in range(40):
         command = [sys.executable, "-c", script, "resume" if attempt else "new"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        with forked_processes.Process(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
             assert process.stdout.readline() == "ready\n"
             time.sleep(0.02 * (1 + attempt))
             process.send_signal(signal.SIGKILL)

@@ -59,7 +59,7 @@ def told(result: Any) -> tuple[Any, ...]:
     return result.status, result.output, result.state.usage.requests, [m.text for m in result.state.message_history]
 
 
-@pytest.mark.spec("requirements:X61", "replay:J1")
+@pytest.mark.spec("generator-contract:L37", "replay:J1")
 @pytest.mark.parametrize("name", ["plain", "twice", "then-a-tool", "parent"])
 @pytest.mark.parametrize("cuts", [1, 2, 4])
 def test_a_run_that_continued_a_cut_text_replays_from_what_was_recorded(name, cuts, tmp_path: Path):
@@ -75,7 +75,7 @@ def test_a_run_that_continued_a_cut_text_replays_from_what_was_recorded(name, cu
     assert kept == journal.read_bytes()
 
 
-@pytest.mark.spec("requirements:X61")
+@pytest.mark.spec("generator-contract:L37")
 def test_a_run_that_stopped_right_after_a_cut_text_continues_it_when_it_is_resumed(tmp_path: Path):
     journal = tmp_path / "run.jsonl"
     with engine([CUT, END]) as recording:

@@ -24,6 +24,7 @@ from stepengine import (
 )
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
+from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text
 
@@ -136,7 +137,7 @@ EDITS = {
 }
 
 
-@pytest.mark.spec("requirements:X58", "replay:D14", "requirements:K10")
+@pytest.mark.spec("requirements:X58", "replay:D14", "reliability:R2")
 @pytest.mark.parametrize(
     ("edit", "store"),
     [
@@ -183,7 +184,7 @@ def test_a_run_that_waits_goes_on_after_an_edit(shop, edit, store, tmp_path):
     assert shop.engine(now).replay_sync(replayed.journal).output == result.output
     assert shop.engine(now).resume_sync(journal).output == result.output
     last = [i for i in journal.history().intents.values() if i.type == "model_call"][-1]
-    assert list(request.messages) == list(MemoryJournal(journal.lines()).history().request(last).messages)
+    assert list(request.messages) == list(RecordedRequests(MemoryJournal(journal.lines()).history()).get(last).messages)
 
 
 @pytest.mark.spec("requirements:X58")
@@ -209,7 +210,7 @@ def test_what_was_accepted_is_written_down_and_accepted_again_and_nothing_else_i
     assert "stock: in stock, no: off" == (shop.engine(now, "off").fork_sync(journal, at=3, answers={"q4": "no"}).output)
 
 
-@pytest.mark.spec("requirements:X58", "reliability:JR20")
+@pytest.mark.spec("requirements:X58", "replay:D1")
 @pytest.mark.parametrize("edit", [{"first": "40"}, {"first": "41"}])
 def test_effects_that_were_added_are_no_edit_and_the_error_names_fork_and_extend(shop, edit):
     journal = MemoryJournal()
@@ -267,7 +268,7 @@ def asking_family(greeting, question, kept=1):
     return AgentDefinition("boss", spawnable_agents=[kid, ended], handle_steps=handle_steps)
 
 
-@pytest.mark.spec("requirements:X58", "requirements:K8")
+@pytest.mark.spec("requirements:X58", "requirements:X54")
 def test_children_that_wait_or_ended_in_another_way_go_on_after_an_edit_with_outputs_of_their_type(shop, tmp_path):
     journal = FileJournal(tmp_path / "run.jsonl")
     before, after = Engine([asking_family("Hi", "Size?")]), Engine([asking_family("Hello", "Which size?", kept=7)])
@@ -312,7 +313,7 @@ def test_a_word_that_there_is_not_is_refused(shop):
         shop.engine(Source()).replay_sync(journal, on_divergence="extend")
 
 
-@pytest.mark.spec("replay:D10", "reliability:JR36")
+@pytest.mark.spec("replay:D10")
 def test_what_may_be_repeated_is_refused_where_nothing_is_cut_off(shop):
     journal = MemoryJournal()
     shop.waiting(journal)

@@ -24,8 +24,9 @@ from stepengine import STEP, AgentCall, AgentDefinition, Hooks, Parallel, Perfor
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check, sqlite
-from stepengine.journal.files import FileWriter
-from stepengine.journal.places import Reserve
+from stepengine.journal.held import HeldFile
+from stepengine.journal.line_journal import LineWriter
+from stepengine.journal.places import DiskReserve
 from stepengine.journal.records import Input
 from stepengine.journal.sqlite import SqliteWriter
 from stepengine.testing import text, tool_call
@@ -171,7 +172,7 @@ def test_reading_leaves_a_torn_tail_where_it_is(recorded):
     assert recorded.read_bytes() == before
 
 
-@pytest.mark.spec("reliability:JR03")
+@pytest.mark.spec("reliability:JR01")
 def test_a_missing_last_newline_is_added(recorded, world):
     whole = recorded.read_bytes()
     recorded.write_bytes(whole[:-1])
@@ -179,7 +180,7 @@ def test_a_missing_last_newline_is_added(recorded, world):
     assert recorded.read_bytes() == whole
 
 
-@pytest.mark.spec("reliability:JR02", "reliability:R14")
+@pytest.mark.spec("reliability:JR02")
 def test_a_damaged_journal_runs_nothing(recorded, world):
     data = bytearray(recorded.read_bytes())
     data[300] ^= 4
@@ -278,7 +279,7 @@ def test_what_is_no_file_is_refused_before_the_first_effect(tmp_path, world):
 # --- one owner ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:JR13", "reliability:R15")
+@pytest.mark.spec("reliability:JR13")
 def test_a_second_process_is_refused_and_told_who_has_the_journal_until_that_one_dies(recorded, world):
     def refused(other):
         with pytest.raises(JournalLocked, match=f"process {other.pid} on ") as caught:
@@ -290,7 +291,7 @@ def test_a_second_process_is_refused_and_told_who_has_the_journal_until_that_one
     assert world.rig().resume(FileJournal(recorded)).status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("reliability:JR14", "reliability:R15")
+@pytest.mark.spec("reliability:JR14", "reliability:JR13")
 def test_a_second_run_of_the_same_process_is_refused(recorded, world):
     for journal in (FileJournal(recorded), MemoryJournal(recorded.read_bytes())):
         writer = journal.writer()
@@ -309,7 +310,7 @@ def test_a_journal_that_was_given_back_is_free_although_a_process_that_is_starti
     """
     journal = FileJournal(tmp_path / "a.jsonl") if store == "file" else SqliteJournal(tmp_path / "a.db", "one")
     writer = journal.writer()
-    copy = os.dup((writer._held if store == "file" else writer._lock).descriptor)
+    copy = os.dup([*HeldFile._all][-1].descriptor)
     try:
         writer.close()
         journal.writer().close()
@@ -328,7 +329,7 @@ def test_where_there_are_no_locks_the_journal_is_refused_with_advice(path, world
     assert world.rig().record(FileJournal(path, unsafe_no_lock=True)).status is RunStatus.COMPLETED
 
 
-@pytest.mark.spec("reliability:JR15", "reliability:JR16")
+@pytest.mark.spec("reliability:JR15")
 @pytest.mark.parametrize("harm", ["grow", "delete", "replace", "rename"])
 def test_a_file_that_somebody_else_touches_during_the_run_stops_it(path, world, harm):
     def meddle(name):
@@ -389,13 +390,13 @@ class Disk:
             raise OSError(errno.EIO, "Input/output error")
 
     def under(self, journal):
-        journal.writer = lambda: FileWriter(journal, write=self.write, sync=self.sync)
+        journal._write, journal._to_disk = self.write, self.sync
         return journal
 
 
-@pytest.mark.spec("reliability:JR08", "reliability:JR09", "reliability:JR11")
+@pytest.mark.spec("reliability:JR08", "reliability:JR09")
 def test_a_full_disk_ends_the_run_and_leaves_a_journal_that_resumes_to_the_same_end(tmp_path, fresh_world, monkeypatch):
-    monkeypatch.setattr(Reserve, "near", lambda path: None)
+    monkeypatch.setattr(DiskReserve, "for_disk_of", lambda path: None)
     undisturbed = tmp_path / "whole.jsonl"
     expected = fresh_world().rig().record(FileJournal(undisturbed))
     size = undisturbed.stat().st_size
@@ -430,9 +431,9 @@ def test_a_result_that_finds_the_disk_full_is_written_into_the_room_that_was_kep
     def fill(name):
         disk.room = 0
         # What the reserve gives back is room again.
-        spend = Reserve.spend
-        Reserve.spend = lambda self: setattr(disk, "room", 10_000) or spend(self)
-        disk.restore = lambda: setattr(Reserve, "spend", spend)
+        spend = DiskReserve.spend
+        DiskReserve.spend = lambda self: setattr(disk, "room", 10_000) or spend(self)
+        disk.restore = lambda: setattr(DiskReserve, "spend", spend)
         return "precious"
 
     try:
@@ -456,7 +457,7 @@ def test_a_failed_sync_ends_the_run_and_is_never_tried_again(path, world):
 # --- what it costs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("performance:Q10", "reliability:JR41", "reliability:JR42")
+@pytest.mark.spec("performance:Q10", "reliability:R1")
 def test_a_step_costs_at_most_three_syncs_and_parallel_results_share_one(path, world):
     disk = Disk(10_000_000)
     assert world.rig().record(disk.under(FileJournal(path))).status is RunStatus.COMPLETED
@@ -521,7 +522,7 @@ def acting(disk, seen, **options):
     return AgentDefinition("plain", model="t/m", tools=[tool], **options), [*replies, "done"], see
 
 
-@pytest.mark.spec("performance:Q10", "reliability:JR41", "reliability:R1", "reliability:R2")
+@pytest.mark.spec("performance:Q10", "reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_reply_that_only_the_machine_sees_is_on_disk_with_the_call_that_follows_before_it_begins(
     path, rig, read_only
@@ -567,7 +568,7 @@ def test_a_reply_is_on_disk_before_a_hook_a_handler_or_an_observer_sees_it(path,
 
 @pytest.mark.spec("reliability:JR08", "reliability:JR09")
 def test_a_reply_that_found_no_room_beside_its_call_is_told_of_and_nothing_is_called(path, rig, monkeypatch):
-    monkeypatch.setattr(Reserve, "near", lambda path: None)
+    monkeypatch.setattr(DiskReserve, "for_disk_of", lambda path: None)
     disk, called = Disk(10_000_000), []
 
     def fill(request):
@@ -584,7 +585,7 @@ def test_a_reply_that_found_no_room_beside_its_call_is_told_of_and_nothing_is_ca
     assert (again.status, again.text, called) == (RunStatus.COMPLETED, "done", [])
 
 
-@pytest.mark.spec("reliability:JR41")
+@pytest.mark.spec("reliability:R1")
 def test_the_intent_of_what_must_not_happen_twice_is_on_disk_before_it_happens(path, world):
     seen = {}
 
@@ -603,8 +604,8 @@ def test_the_intent_of_what_must_not_happen_twice_is_on_disk_before_it_happens(p
 # --- waiting for it beside the event loop ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:JR41", "reliability:JR42")
-@pytest.mark.parametrize("kind", [FileWriter, SqliteWriter])
+@pytest.mark.spec("reliability:R1")
+@pytest.mark.parametrize("kind", [LineWriter, SqliteWriter])
 def test_the_event_loop_goes_on_while_a_journal_waits_for_its_disk(tmp_path, world, monkeypatch, kind):
     threads, ticks = set(), iter(range(10**9))
     store = kind._store
@@ -629,7 +630,7 @@ def test_the_event_loop_goes_on_while_a_journal_waits_for_its_disk(tmp_path, wor
             ticking.cancel()
 
     monkeypatch.setattr(kind, "_store", slow)
-    journal = FileJournal(tmp_path / "one.jsonl") if kind is FileWriter else SqliteJournal(tmp_path / "runs.db")
+    journal = FileJournal(tmp_path / "one.jsonl") if kind is LineWriter else SqliteJournal(tmp_path / "runs.db")
     result = asyncio.run(go(world.rig()))
     assert result.status is RunStatus.COMPLETED
     assert check(result.journal)
@@ -645,7 +646,7 @@ def wait_for(is_so):
     return True
 
 
-@pytest.mark.spec("reliability:JR41", "reliability:JR42", "reliability:R1")
+@pytest.mark.spec("reliability:R1")
 def test_no_handler_sees_a_result_that_is_not_on_disk_and_no_effect_happens_before_its_intent_is(path, rig):
     durable, wrong = [b""], []
 
@@ -681,7 +682,7 @@ def test_no_handler_sees_a_result_that_is_not_on_disk_and_no_effect_happens_befo
     assert durable[-1] == path.read_bytes()
 
 
-@pytest.mark.spec("reliability:JR41", "reliability:R2")
+@pytest.mark.spec("reliability:R1", "reliability:R2")
 def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothing_twice(path, rig):
     done, begun = [], threading.Event()
 
@@ -770,7 +771,7 @@ def test_an_sqlite_file_that_another_writer_holds_ends_the_run_with_an_error(tmp
     assert journal.records() == []
 
 
-@pytest.mark.spec("reliability:JR12")
+@pytest.mark.spec("reliability:R1")
 def test_a_new_and_a_replaced_file_are_made_durable_with_their_folder(path, world, monkeypatch):
     synced: list[str] = []
     fsync = os.fsync
@@ -795,7 +796,7 @@ def test_a_new_and_a_replaced_file_are_made_durable_with_their_folder(path, worl
 # --- fit for git ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:J22", "replay:J23", "replay:F32")
+@pytest.mark.spec("replay:J23", "replay:F32")
 def test_recording_again_gives_the_same_bytes_whoever_is_faster(tmp_path, rig):
     async def slow(name, ms):
         await asyncio.sleep(ms / 1000)
@@ -824,7 +825,7 @@ def test_recording_again_gives_the_same_bytes_whoever_is_faster(tmp_path, rig):
     assert made[0] == made[1]
 
 
-@pytest.mark.spec("replay:J22", "replay:J1")
+@pytest.mark.spec("replay:J23", "replay:J1")
 def test_a_file_and_a_memory_hold_the_same_lines(tmp_path, fresh_world):
     journals = [FileJournal(tmp_path / "j.jsonl", link=False, stable=True), MemoryJournal(link=False, stable=True)]
     for journal in journals:
@@ -839,14 +840,14 @@ def test_a_file_beside_an_sqlite_file_may_go_while_it_is_looked_at(tmp_path, wor
     world.rig().record(SqliteJournal(tmp_path / "runs.db"))
     beside = tmp_path / "runs.db-shm"
     beside.touch()
-    look = sqlite.check_place
+    look = sqlite.check_regular_file
 
     def looked(path, status):
         look(path, status)
         if path == beside:
             path.unlink()
 
-    monkeypatch.setattr(sqlite, "check_place", looked)
+    monkeypatch.setattr(sqlite, "check_regular_file", looked)
 
     assert world.rig().record(SqliteJournal(tmp_path / "runs.db")).journal.history().is_complete
 
@@ -909,7 +910,7 @@ print(counts["tried"], counts["owned"], counts["doubled"], flush=True)
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:K12", "reliability:JR13", "reliability:JR14", "reliability:R15")
+@pytest.mark.spec("reliability:JR13", "reliability:JR14")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_of_processes_and_threads_that_race_for_a_journal_one_at_a_time_has_it(tmp_path, kind):
     """

@@ -22,7 +22,7 @@ from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, 
 from stepengine.errors import JournalCorrupt, JournalMissing, StepEngineError
 from stepengine.events import Event
 from stepengine.journal import FileJournal, Follower, MemoryJournal, SqliteJournal, follow_events
-from stepengine.journal import following as module
+from stepengine.journal import follower as module
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 LIVE_ALONE = {"text_delta", "thinking_delta", "tool_input_delta", "phase_changed", "log_line", "notification", "warned"}
@@ -293,7 +293,7 @@ def test_damage_is_the_error_that_reading_has_is_not_read_again_and_is_over_when
     follower, looks = Follower(FileJournal(path)), []
     with pytest.raises(JournalCorrupt, match="record 6"):
         follower.news()
-    monkeypatch.setattr(module, "read_later", lambda *a, **o: looks.append(a))
+    monkeypatch.setattr(module, "read_more_lines", lambda *a, **o: looks.append(a))
     with pytest.raises(JournalCorrupt, match="record 6"):
         follower.news()
     monkeypatch.undo()
@@ -318,6 +318,19 @@ def test_a_look_reads_only_what_is_new(tmp_path, monkeypatch):
         follower.news()
 
     assert [len(line) + module.LAST_BYTES for line in lines[-3:]] == read
+
+
+@pytest.mark.spec("studio:ST3")
+def test_a_followed_history_has_the_records_of_all_looks(tmp_path):
+    path, lines = tmp_path / "run.jsonl", recorded_once(True)
+    follower = Follower(FileJournal(path))
+    for line in lines:
+        with path.open("ab") as file:
+            file.write(line)
+        follower.news()
+
+    whole = [record.line for record in MemoryJournal(lines).records()]
+    assert whole == [record.line for record in follower.history.records]
 
 
 @pytest.mark.deep

@@ -23,8 +23,8 @@ from stepengine import (
 from stepengine.errors import JournalError, PerformError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check, diff, scrub
 from stepengine.journal.forks import branch
-from stepengine.journal.records import to_line
-from stepengine.journal.replayer import Cut, address_of
+from stepengine.journal.recorded_part import JournalCut, parse_address
+from stepengine.journal.records import encode_line
 from stepengine.journal.runs import fork
 from stepengine.testing import text, tool_call
 
@@ -58,7 +58,7 @@ def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded,
     assert journal.lines() == recorded[1].lines()
 
 
-@pytest.mark.spec("replay:D11", "replay:J21")
+@pytest.mark.spec("replay:D11", "reliability:I2")
 def test_a_fork_inside_a_child_keeps_the_sibling_that_had_finished(recorded, fresh_world):
     _, journal = recorded
     made = branch(journal, "9#0", allow_repeat=True)
@@ -104,7 +104,7 @@ def runner(done: list[str]) -> AgentDefinition[Any]:
     return AgentDefinition("runner", model="t/m", tools=[act], handle_steps=handle_steps)
 
 
-@pytest.mark.spec("replay:D11", "reliability:JR36")
+@pytest.mark.spec("replay:D11", "replay:D10")
 @pytest.mark.parametrize(
     ("at", "edit", "replies", "output"),
     [
@@ -146,7 +146,7 @@ def test_an_edited_outcome_is_what_the_run_goes_on_from(rig, at, edit, replies, 
     assert journal.lines() == before
 
 
-@pytest.mark.spec("reliability:JR36")
+@pytest.mark.spec("replay:D10")
 def test_what_would_happen_again_is_listed_and_needs_a_word(recorded):
     _, journal = recorded
     with pytest.raises(JournalError, match=r"#11 tool_call send. Pass allow_repeat=True \(--allow-repeat\)") as caught:
@@ -155,7 +155,7 @@ def test_what_would_happen_again_is_listed_and_needs_a_word(recorded):
     assert branch(journal, 11).history().results
 
 
-@pytest.mark.spec("replay:J21", "replay:D11")
+@pytest.mark.spec("reliability:I2", "replay:D11")
 @pytest.mark.parametrize(
     ("at", "said"),
     [
@@ -189,7 +189,7 @@ def test_an_effect_that_a_run_does_not_have_is_told_with_those_that_it_has(recor
 
 
 def test_addresses_have_a_text_form():
-    assert [address_of(a) for a in (3, "3", "#3", "3.2#1", -1, "#-1")] == [
+    assert [parse_address(a) for a in (3, "3", "#3", "3.2#1", -1, "#-1")] == [
         ("", 3),
         ("", 3),
         ("", 3),
@@ -222,14 +222,14 @@ class Together:
     def is_background(self, path):
         return self.background and path == "3"
 
-    def told_at(self, path):
+    def first_told_address(self, path):
         return ("", 8) if path == "3" else None
 
 
 @pytest.mark.spec("waiting:WT4")
 def test_a_cut_in_a_child_in_the_background_leaves_its_parent_until_that_was_told():
-    cut = Cut(Together(background=True))
-    cut.at(("3", 2))
+    cut = JournalCut(Together(background=True))
+    cut.cut_at(("3", 2))
     kept = [("", 3), ("", 4), ("", 7), ("3", 1), ("5", 9)]
     gone = [("3", 2), ("3.2", 0), ("", 8), ("", 9), ("8", 0)]
     assert [a for a in kept + gone if cut.keeps_intent(a)] == kept
@@ -239,9 +239,9 @@ def test_a_cut_in_a_child_in_the_background_leaves_its_parent_until_that_was_tol
 
 def test_a_cut_leaves_what_is_not_its_consequence():
     # 3 and 4 of the root began together.
-    cut = Cut(Together(background=False))
+    cut = JournalCut(Together(background=False))
     assert cut.keeps_intent(("3.1", 9))
-    cut.at(("3.1", 4))
+    cut.cut_at(("3.1", 4))
     kept = [("", 3), ("", 4), ("4", 7), ("3", 1), ("3.1", 3), ("3.1.2", 0), ("2", 50)]
     gone = [("", 5), ("3", 2), ("3.1", 4), ("3.1.4", 0), ("5", 0), ("3.2", 0)]
     assert [a for a in kept + gone if cut.keeps_intent(a)] == kept
@@ -300,7 +300,7 @@ def test_effects_that_were_added_removed_or_changed_do_not_shift_the_rest(rig):
 # --- checks and copies ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:J9", "reliability:JR02")
+@pytest.mark.spec("reliability:JR02")
 def test_a_check_says_everything_that_is_wrong_and_raises_nothing(recorded, tmp_path):
     _, journal = recorded
     good = check(journal)
@@ -321,7 +321,7 @@ def test_a_check_says_everything_that_is_wrong_and_raises_nothing(recorded, tmp_
         for index, members in enumerate(lines):
             del members["crc"]
             changed = json.loads(json.dumps(members).replace(old, new)) if index == number else members
-            line, previous = to_line(changed, previous)
+            line, previous = encode_line(changed, previous)
             made.append(line)
         path.write_bytes(b"".join(made))
         return check(path).problems
@@ -331,7 +331,7 @@ def test_a_check_says_everything_that_is_wrong_and_raises_nothing(recorded, tmp_
     assert "the result of #0 cannot be read" in forged(3, '"json"', '"hologram"')[0]
 
 
-@pytest.mark.spec("reliability:SC08")
+@pytest.mark.spec("reliability:SC08", "replay:K13")
 @pytest.mark.parametrize("link", [True, False])
 def test_a_scrubbed_copy_of_a_run_with_effects_that_began_together_is_whole_and_replays(fresh_world, link):
     journal = MemoryJournal(link=link)

@@ -20,8 +20,7 @@ from stepengine import AgentDefinition, Engine, Parallel, Perform, RunStatus, To
 from stepengine.cli.app import app
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check, files, places, sqlite
-from stepengine.journal.files import FileWriter
-from stepengine.journal.places import RESERVE_BYTES, Reserve
+from stepengine.journal.places import RESERVE_BYTES, DiskReserve
 from stepengine.journal.questions import in_doubt
 
 CLOSE = os.close
@@ -157,12 +156,12 @@ async def test_a_disk_that_an_effect_fills_costs_no_result_and_the_next_effect_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
 ):
     room = Room()
-    monkeypatch.setattr(places, "_room", room.keep)
+    monkeypatch.setattr(places, "_allocate_space", room.keep)
     monkeypatch.setattr(os, "close", room.give_back)
-    monkeypatch.setattr(Reserve, "_known", {})
+    monkeypatch.setattr(DiskReserve, "_known", {})
     path = tmp_path / "run.jsonl"
     journal = FileJournal(path)
-    monkeypatch.setattr(journal, "writer", lambda: FileWriter(journal, write=room.write))
+    monkeypatch.setattr(journal, "_write", room.write)
     done: list[int] = []
 
     def act(number: int) -> str:
@@ -196,16 +195,16 @@ def test_a_disk_that_is_full_at_the_start_leaves_no_run_and_everything_says_so(
     def full(folder: Path, size: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Reserve, "_known", {})
+    monkeypatch.setattr(DiskReserve, "_known", {})
     with Engine([agent_of([], tmp_path, lambda _: None)]) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(places, "_room", full)
+            patch.setattr(places, "_allocate_space", full)
             with pytest.raises(JournalWriteFailed, match="Nothing was run or recorded; start the run again"):
                 engine.run_sync("fills", "go", journal=journal())
         report = check(journal())
         with pytest.raises(JournalMissing, match="holds no run"):
             engine.resume_sync(journal())
-        monkeypatch.setattr(Reserve, "_known", {})
+        monkeypatch.setattr(DiskReserve, "_known", {})
         again = engine.run_sync("fills", "go", journal=journal())
 
     assert (0, False) == (report.records, bool(report))
@@ -235,12 +234,12 @@ async def test_of_what_is_under_way_at_once_every_result_has_room_whoever_takes_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     room, ended = Room(), asyncio.Event()
-    monkeypatch.setattr(places, "_room", room.keep)
+    monkeypatch.setattr(places, "_allocate_space", room.keep)
     monkeypatch.setattr(os, "close", room.give_back)
-    monkeypatch.setattr(Reserve, "_known", {})
+    monkeypatch.setattr(DiskReserve, "_known", {})
     path = tmp_path / "run.jsonl"
     journal = FileJournal(path)
-    monkeypatch.setattr(journal, "writer", lambda: FileWriter(journal, write=room.write))
+    monkeypatch.setattr(journal, "_write", room.write)
 
     async def first() -> str:
         room.left = 0

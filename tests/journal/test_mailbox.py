@@ -38,9 +38,10 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, mailbox
-from stepengine.journal.mailbox import Letter, Mailbox, mailbox_of
-from stepengine.journal.records import to_line
+from stepengine.journal.mailbox import Letter, Mailbox, mailbox_path
+from stepengine.journal.records import encode_line
 from stepengine.redaction import SecretFound
+from tests import forked_processes
 from tests.strategies import json_values
 
 Make = Callable[..., Journal]
@@ -207,7 +208,7 @@ def test_a_place_of_a_file_that_was_made_anew_is_its_beginning(journal: FileJour
     for n in range(5):
         journal.mailbox().post(message(n))
     _, place = journal.mailbox().read()
-    mailbox_of(journal.path).unlink()
+    mailbox_path(journal.path).unlink()
     journal.mailbox().post(message("new"))
 
     assert journal.mailbox().changed(place)
@@ -249,7 +250,7 @@ def test_a_shape_of_a_secret_that_is_left_is_refused(journal: FileJournal) -> No
 
     with pytest.raises(SecretFound):
         box.post(message({"say": "password=hunter2-hunter2-hunter2"}))
-    assert not mailbox_of(journal.path).exists()
+    assert not mailbox_path(journal.path).exists()
 
 
 def test_machine_data_stays_for_the_run_to_see(journal: FileJournal) -> None:
@@ -355,7 +356,7 @@ class Sender:
 
     def __init__(self, place: str, name: str, first: int = 0) -> None:
         command = [sys.executable, "-c", SENDER, place, name, str(first)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = forked_processes.Process(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.first = first
 
     def killed(self) -> int:
@@ -385,7 +386,7 @@ def check_letters(place: str, posted: dict[str, int]) -> None:
 
 @pytest.mark.spec("waiting:WT2")
 @pytest.mark.deep
-def test_no_letter_is_lost_when_senders_are_killed_at_any_moment(stored: str) -> None:
+def test_no_letter_is_lost_when_senders_are_killed_at_any_moment(stored: str, forks: None) -> None:
     from stepengine.journal import as_journal
 
     holder = as_journal(stored).writer()
@@ -475,7 +476,7 @@ def test_a_sender_that_stands_still_with_the_file_does_not_hold_up_others_for_ev
 
     monkeypatch.setattr(mailbox, "LOCK_SECONDS", 0.05)
     journal.mailbox().post(message(1))
-    with mailbox_of(journal.path).open("rb") as file:
+    with mailbox_path(journal.path).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(JournalLocked):
             journal.mailbox().post(message(2))
@@ -491,7 +492,7 @@ def test_a_mailbox_is_a_private_file_beside_the_journal_and_no_journal(journal: 
     journal.mailbox().post(message())
     box = journal.path.with_name("run.jsonl.mail")
 
-    assert box == mailbox_of(journal.path)
+    assert box == mailbox_path(journal.path)
     assert 0o600 == stat.S_IMODE(box.stat().st_mode)
     assert [journal.path] == list(journal.path.parent.glob("*.jsonl"))
     with pytest.raises(JournalError, match="is the name of a mailbox; its journal is"):
@@ -506,20 +507,20 @@ def test_what_a_killed_sender_left_at_the_end_is_no_letter_and_goes_with_the_nex
     box = journal.mailbox()
     box.post(message(1))
     _, place = box.read()
-    with mailbox_of(journal.path).open("a") as file:
+    with mailbox_path(journal.path).open("a") as file:
         file.write(left)
 
     assert ([], place) == box.read(place)
     box.post(message(2))
 
     assert [2] == values(box, place)
-    assert 2 == mailbox_of(journal.path).read_bytes().count(b"\n")
+    assert 2 == mailbox_path(journal.path).read_bytes().count(b"\n")
 
 
 def test_every_prefix_of_a_mailbox_holds_the_letters_that_are_whole_in_it(journal: FileJournal) -> None:
     for n in range(3):
         journal.mailbox().post(message(n))
-    path = mailbox_of(journal.path)
+    path = mailbox_path(journal.path)
     whole = path.read_bytes()
     for size in range(len(whole) + 1):
         path.write_bytes(whole[:size])
@@ -533,7 +534,7 @@ def test_every_prefix_of_a_mailbox_holds_the_letters_that_are_whole_in_it(journa
 def test_damage_before_the_end_is_said_with_its_line(journal: FileJournal) -> None:
     for n in range(3):
         journal.mailbox().post(message(n))
-    path = mailbox_of(journal.path)
+    path = mailbox_path(journal.path)
     path.write_bytes(path.read_bytes().replace(b'"value":1', b'"value":7'))
 
     with pytest.raises(
@@ -560,8 +561,8 @@ def test_a_letter_of_a_kind_that_is_not_known_yet_is_left_out(journal: FileJourn
     journal.mailbox().post(message(1))
     head = journal.head()
     assert head is not None
-    with mailbox_of(journal.path).open("ab") as file:
-        file.write(to_line({"run": head.run, "id": "n", "kind": "picture", "page": 7}, 0)[0])
+    with mailbox_path(journal.path).open("ab") as file:
+        file.write(encode_line({"run": head.run, "id": "n", "kind": "picture", "page": 7}, 0)[0])
     journal.mailbox().post(message(2))
 
     assert [1, 2] == values(journal.mailbox())
@@ -569,10 +570,10 @@ def test_a_letter_of_a_kind_that_is_not_known_yet_is_left_out(journal: FileJourn
 
 def test_a_member_that_is_not_known_yet_does_not_matter(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
-    path = mailbox_of(journal.path)
+    path = mailbox_path(journal.path)
     members = json.loads(path.read_bytes())
     del members["crc"]
-    path.write_bytes(to_line({**members, "priority": 3}, 0)[0])
+    path.write_bytes(encode_line({**members, "priority": 3}, 0)[0])
 
     assert [1] == values(journal.mailbox())
 
@@ -580,9 +581,9 @@ def test_a_member_that_is_not_known_yet_does_not_matter(journal: FileJournal) ->
 @pytest.mark.parametrize("bad", [{"id": 7}, {"sent": "soon"}, {"path": "x"}, {"topic": ""}, {"run": 1}, {"kind": None}])
 def test_a_letter_with_a_right_checksum_is_checked_as_any_other(journal: FileJournal, bad: dict[str, Any]) -> None:
     journal.mailbox().post(message(1))
-    path = mailbox_of(journal.path)
+    path = mailbox_path(journal.path)
     members = {k: v for k, v in json.loads(path.read_bytes()).items() if k != "crc"}
-    path.write_bytes(to_line({**members, **bad}, 0)[0])
+    path.write_bytes(encode_line({**members, **bad}, 0)[0])
 
     with pytest.raises(JournalCorrupt, match=r"line 1 .* is not a letter"):
         journal.mailbox().read()
@@ -611,7 +612,7 @@ def test_a_letter_that_does_not_fit_on_the_disk_is_not_posted_in_part(
     journal: FileJournal, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     journal.mailbox().post(message(1))
-    before = mailbox_of(journal.path).read_bytes()
+    before = mailbox_path(journal.path).read_bytes()
     real = os.write
 
     def half(descriptor: int, data: Any) -> int:
@@ -627,14 +628,14 @@ def test_a_letter_that_does_not_fit_on_the_disk_is_not_posted_in_part(
         with pytest.raises(JournalWriteFailed, match="cannot be used as a mailbox"):
             journal.mailbox().post(message(2))
 
-    assert before == mailbox_of(journal.path).read_bytes()
+    assert before == mailbox_path(journal.path).read_bytes()
     assert journal.mailbox().post(message(2))
 
 
 @ON_POSIX
 def test_a_mailbox_that_others_can_write_is_not_believed(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
-    mailbox_of(journal.path).chmod(0o622)
+    mailbox_path(journal.path).chmod(0o622)
 
     for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
         with pytest.raises(JournalError, match="may be written by others"):
@@ -644,7 +645,7 @@ def test_a_mailbox_that_others_can_write_is_not_believed(journal: FileJournal) -
 @ON_POSIX
 @pytest.mark.parametrize("kind", ["link", "folder", "fifo", "dangling"])
 def test_what_is_no_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kind: str) -> None:
-    path = mailbox_of(journal.path)
+    path = mailbox_path(journal.path)
     other = tmp_path / "other"
     other.write_bytes(b"")
     if kind == "link":
@@ -664,9 +665,9 @@ def test_what_is_no_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kin
 
 
 def test_a_mailbox_that_is_far_too_long_is_not_read(journal: FileJournal) -> None:
-    with mailbox_of(journal.path).open("wb") as file:
+    with mailbox_path(journal.path).open("wb") as file:
         file.truncate(1 << 40)
-    mailbox_of(journal.path).chmod(0o600)
+    mailbox_path(journal.path).chmod(0o600)
 
     for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
         with pytest.raises(JournalCorrupt, match="a mailbox has at most 67,108,864; remove it"):
@@ -675,7 +676,7 @@ def test_a_mailbox_that_is_far_too_long_is_not_read(journal: FileJournal) -> Non
 
 def test_a_mailbox_of_one_line_without_an_end_is_mended_by_the_next_sender(journal: FileJournal) -> None:
     journal.mailbox().post(message(1))
-    with mailbox_of(journal.path).open("ab") as file:
+    with mailbox_path(journal.path).open("ab") as file:
         file.write(b"a" * (2 * mailbox.MAX_LETTER_BYTES + 5))
 
     assert [1] == values(journal.mailbox())
@@ -689,7 +690,7 @@ def hostile(draw: st.DrawFn) -> bytes:
         st.binary(max_size=60),
         st.dictionaries(
             st.sampled_from(["run", "id", "kind", "path", "topic", "value", "sent", "crc"]), json_values(), max_size=8
-        ).map(lambda members: to_line(members or {"a": 1}, 0)[0]),
+        ).map(lambda members: encode_line(members or {"a": 1}, 0)[0]),
     )
     return draw(st.lists(lines, max_size=6).map(b"\n".join))
 
@@ -698,7 +699,7 @@ def hostile(draw: st.DrawFn) -> bytes:
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @pytest.mark.deep
 def test_whatever_is_in_a_mailbox_only_typed_errors_come_of_it(journal: FileJournal, data: bytes, after: int) -> None:
-    path, began = mailbox_of(journal.path), time.process_time()
+    path, began = mailbox_path(journal.path), time.process_time()
     path.write_bytes(data)
     path.chmod(0o600)
     with contextlib.suppress(StepEngineError):

@@ -79,14 +79,14 @@ def two_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Two journals may be open at once.
     """
-    monkeypatch.setattr(held, "bound", lambda: 2)
+    monkeypatch.setattr(held, "get_held_file_limit", lambda: 2)
 
 
 # --- descriptors ------------------------------------------------------------------------------------------------------
 
 
 @ON_LINUX
-@pytest.mark.spec("reliability:RS05", "reliability:R10")
+@pytest.mark.spec("reliability:HP5", "reliability:R10")
 @pytest.mark.parametrize("store", ["file", "folders", "sqlite"])
 def test_more_runs_at_once_than_descriptors_all_end_well(tmp_path: Path, store: str) -> None:
     places: dict[str, Callable[[int], Journal]] = {
@@ -104,7 +104,7 @@ def test_more_runs_at_once_than_descriptors_all_end_well(tmp_path: Path, store: 
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:RS05", "reliability:JR39")
+@pytest.mark.spec("reliability:HP5", "reliability:JR39")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 @pytest.mark.parametrize("processes", [1, 4])
 def test_of_a_thousand_runs_at_once_none_fails(tmp_path: Path, store: str, processes: int) -> None:
@@ -155,7 +155,7 @@ def environment() -> dict[str, str]:
 @ON_LINUX
 @FORKS
 @pytest.mark.usefixtures("two_open")
-@pytest.mark.spec("reliability:JR13", "reliability:JR14", "reliability:R15")
+@pytest.mark.spec("reliability:JR13", "reliability:JR14")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_a_run_whose_file_is_closed_for_a_while_belongs_to_its_process_until_it_gives_it_back(
     tmp_path: Path, kind: str
@@ -163,8 +163,8 @@ def test_a_run_whose_file_is_closed_for_a_while_belongs_to_its_process_until_it_
     path = tmp_path / "run"
     journal = FileJournal(path) if kind == "file" else SqliteJournal(path, "one")
     writer: Any = journal.writer()
+    held_file = [*HeldFile._all][-1]
     others = [FileJournal(tmp_path / str(n)).writer() for n in range(3)]
-    held_file = writer._held if kind == "file" else writer._lock
     assert None is held_file.descriptor, "its file is open, so this shows nothing"
 
     def is_refused() -> None:
@@ -199,14 +199,14 @@ def test_at_most_so_many_files_are_open_and_those_used_last_are(tmp_path: Path) 
         for writer in writers:
             writer.append(record)
             writer.commit()
-            found = [number for number, each in enumerate(writers) if each._held.descriptor is not None]
+            found = [number for number, each in enumerate(writers) if each._journal._file._held.descriptor is not None]
             assert 2 == len(found)
             assert writers.index(writer) in found
     # The last two are open: the older one of them is used once more, so the other one goes.
     writers[3].append(records[-1])
     writers[3].commit()
     writers.append(FileJournal(tmp_path / "5", sync="write").writer())
-    assert [3, 5] == [number for number, each in enumerate(writers) if each._held.descriptor is not None]
+    assert [3, 5] == [number for number, each in enumerate(writers) if each._journal._file._held.descriptor is not None]
     for writer in writers:
         writer.close()
 
@@ -217,7 +217,7 @@ def test_at_most_so_many_files_are_open_and_those_used_last_are(tmp_path: Path) 
 
 @ON_LINUX
 @pytest.mark.usefixtures("two_open")
-@pytest.mark.spec("reliability:JR16")
+@pytest.mark.spec("reliability:JR15")
 @pytest.mark.parametrize("harm", ["delete", "replace"])
 def test_a_file_that_is_another_one_when_it_is_opened_again_stops_the_run(tmp_path: Path, harm: str) -> None:
     writer = FileJournal(tmp_path / "run").writer()
@@ -236,7 +236,7 @@ def test_a_file_that_is_another_one_when_it_is_opened_again_stops_the_run(tmp_pa
 def test_where_no_file_can_be_closed_too_many_are_told_with_what_to_raise(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "_libc", lambda: None)
+    monkeypatch.setattr(held, "_load_libc", lambda: None)
     monkeypatch.setattr(HeldFile, "_keeping", {})
     writers = []
     with few_descriptors(30), pytest.raises(JournalWriteFailed) as refused:
@@ -256,7 +256,7 @@ def test_where_no_file_can_be_closed_too_many_are_told_with_what_to_raise(
     assert 60 > len(writers) > 10
 
 
-@pytest.mark.spec("reliability:JR12")
+@pytest.mark.spec("reliability:R1")
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
 def test_a_name_that_cannot_be_made_durable_for_want_of_a_descriptor_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -286,7 +286,7 @@ def test_a_system_that_keeps_no_lock_by_a_mapping_keeps_its_files_open(
     monkeypatch.setattr(held, "_map_page", lambda _: None)
     monkeypatch.setattr(HeldFile, "_keeping", {})
     writers: list[Any] = [FileJournal(tmp_path / str(n)).writer() for n in range(4)]
-    is_open = [writer._held.descriptor is not None for writer in writers]
+    is_open = [writer._journal._file._held.descriptor is not None for writer in writers]
     for writer in writers:
         writer.close()
 
@@ -301,21 +301,21 @@ def test_a_disk_that_could_not_be_tried_for_want_of_descriptors_is_tried_again(
     """
     Else the files of all journals that are open at such a moment would stay open to the end.
     """
-    trying, has_room = held._keeps_locks, [False]
+    trying, has_room = held._test_lock_outlives_close, [False]
 
     def tried(folder: Path) -> bool:
         if not has_room[0]:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return trying(folder)
 
-    monkeypatch.setattr(held, "_keeps_locks", tried)
+    monkeypatch.setattr(held, "_test_lock_outlives_close", tried)
     monkeypatch.setattr(HeldFile, "_keeping", {})
     writers: list[Any] = [FileJournal(tmp_path / str(n)).writer() for n in range(4)]
     could_close = HeldFile.close_one()
-    before = sum(writer._held.descriptor is not None for writer in writers)
+    before = sum(writer._journal._file._held.descriptor is not None for writer in writers)
     has_room[0] = True
     writers.append(FileJournal(tmp_path / "4").writer())
-    after = sum(writer._held.descriptor is not None for writer in writers)
+    after = sum(writer._journal._file._held.descriptor is not None for writer in writers)
     for writer in writers:
         writer.close()
 
@@ -340,18 +340,18 @@ def test_a_disk_is_tried_when_a_second_journal_is_open_and_not_when_nothing_more
 # --- one connection ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:JR42", "reliability:JR39")
+@pytest.mark.spec("reliability:R1", "reliability:JR39")
 def test_runs_that_are_ready_at_once_share_connection_and_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened, commits = [], []
-    insert, connected = SqliteWriter._insert, Database._connected
+    insert, connected = SqliteWriter._insert_rows, Database._connected
 
     def inserting(self: SqliteWriter, rows: list[Any]) -> None:
         commits.append(len({run for run, *_ in rows}))
         insert(self, rows)
 
-    monkeypatch.setattr(SqliteWriter, "_insert", inserting)
+    monkeypatch.setattr(SqliteWriter, "_insert_rows", inserting)
     monkeypatch.setattr(Database, "_connected", lambda self: opened.append(self) or connected(self))
     results = at_once(100, lambda _: SqliteJournal(tmp_path / "runs.db"))
 
@@ -385,11 +385,11 @@ def test_a_run_that_cannot_be_stored_takes_no_other_with_it(tmp_path: Path) -> N
         writer.close()
 
 
-@pytest.mark.spec("reliability:R1", "reliability:JR42")
+@pytest.mark.spec("reliability:R1")
 def test_a_commit_returns_only_when_its_lines_are_stored_whoever_stores_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    insert, may_go, begun = SqliteWriter._insert, threading.Event(), threading.Event()
+    insert, may_go, begun = SqliteWriter._insert_rows, threading.Event(), threading.Event()
     records, journal = records_of_a_run(), SqliteJournal(tmp_path / "runs.db", "along")
     leader, other = SqliteJournal(tmp_path / "runs.db", "leader").writer(), journal.writer()
 
@@ -398,7 +398,7 @@ def test_a_commit_returns_only_when_its_lines_are_stored_whoever_stores_them(
         assert may_go.wait(10)
         insert(self, rows)
 
-    monkeypatch.setattr(SqliteWriter, "_insert", slow)
+    monkeypatch.setattr(SqliteWriter, "_insert_rows", slow)
     for writer in (leader, other):
         writer.append(records[0])
         writer.announce()
@@ -511,7 +511,7 @@ def test_a_forked_process_has_a_connection_of_its_own_and_the_parent_goes_on(tmp
 @FORKS
 @pytest.mark.spec("reliability:SS14")
 def test_a_fork_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    insert, begun = SqliteWriter._insert, threading.Event()
+    insert, begun = SqliteWriter._insert_rows, threading.Event()
     path, records = tmp_path / "runs.db", records_of_a_run()
     writer = SqliteJournal(path, "parent").writer()
 
@@ -520,7 +520,7 @@ def test_a_fork_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
         time.sleep(0.1)
         insert(self, rows)
 
-    monkeypatch.setattr(SqliteWriter, "_insert", slow)
+    monkeypatch.setattr(SqliteWriter, "_insert_rows", slow)
     writer.append(records[0])
     thread = threading.Thread(target=writer.commit)
     thread.start()
@@ -558,7 +558,7 @@ ORPHAN = """
 import os, signal, sys, time
 from stepengine.journal import FileJournal, SqliteJournal, held
 from pathlib import Path
-held.bound = lambda: int(sys.argv[2])
+held.get_held_file_limit = lambda: int(sys.argv[2])
 place = Path(sys.argv[1])
 writers = [FileJournal(place / str(n)).writer() for n in range(4)]
 writers += [SqliteJournal(place / "runs.db", str(n)).writer() for n in range(4)]
@@ -577,7 +577,7 @@ def journal_of(store: str, place: Path, run: str) -> Journal:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:R1", "reliability:R2", "reliability:K3", "reliability:JR39")
+@pytest.mark.spec("reliability:R1", "reliability:R2", "reliability:JR39")
 @pytest.mark.parametrize("store", ["file", "sqlite"])
 def test_of_many_runs_at_once_a_kill_loses_nothing_that_a_handler_saw(tmp_path: Path, store: str) -> None:
     """

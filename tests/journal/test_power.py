@@ -1,5 +1,5 @@
 """
-Disks that lie: the power goes, a disk is full, a sector cannot be written, at every moment of a run (reliability K4).
+Disks that lie: the power goes, a disk is full, a sector cannot be written, at every moment of a run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, RunStatus
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, check
-from stepengine.journal.files import FileWriter
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.sqlite import SqliteWriter
 from tests.journal.test_crash import facts
@@ -115,7 +114,7 @@ def told(result: Any) -> Any:
     return result.status, {**output, "dice": None} if isinstance(output, dict) else output
 
 
-@pytest.mark.spec("reliability:K4", "reliability:R1", "reliability:R2", "reliability:JR12")
+@pytest.mark.spec("reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("name", NAMES)
 def test_whenever_the_power_goes_the_run_goes_on_from_what_the_disk_kept(
     name: str, case: Callable[[str], Case], tmp_path: Path
@@ -141,7 +140,7 @@ def test_whenever_the_power_goes_the_run_goes_on_from_what_the_disk_kept(
     assert in_doubt > 2
 
 
-@pytest.mark.spec("reliability:K4", "reliability:JR08", "reliability:JR09", "reliability:JR10", "reliability:JR11")
+@pytest.mark.spec("reliability:JR08", "reliability:JR09", "reliability:JR10")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("call", "number"),
@@ -180,7 +179,7 @@ class Faulty:
         self.call, self.at, self.number, self.calls = call, at, number, 0
 
     def under(self, journal: FileJournal) -> FileJournal:
-        journal.writer = lambda: FileWriter(journal, write=self.write, sync=self.sync)  # type: ignore[method-assign]
+        journal._write, journal._to_disk = self.write, self.sync
         return journal
 
     def write(self, descriptor: int, data: bytes) -> int:
@@ -225,7 +224,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.startswith("runs.db")}
 
 
-@pytest.mark.spec("reliability:K4", "reliability:JR39", "reliability:R1", "reliability:R2")
+@pytest.mark.spec("reliability:JR39", "reliability:R1", "reliability:R2")
 @pytest.mark.parametrize("name", NAMES)
 def test_whenever_the_power_goes_a_run_in_a_database_goes_on_from_its_last_commit(
     name: str, case: Callable[[str], Case], tmp_path: Path
@@ -254,7 +253,7 @@ def test_whenever_the_power_goes_a_run_in_a_database_goes_on_from_its_last_commi
     assert images > 20
 
 
-@pytest.mark.spec("reliability:K4", "reliability:JR08", "reliability:JR39")
+@pytest.mark.spec("reliability:JR08", "reliability:JR39")
 @pytest.mark.parametrize("name", ["batches", "everything"])
 def test_at_whichever_page_a_database_is_full_the_run_ends_and_goes_on_later(
     name: str, case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

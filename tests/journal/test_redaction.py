@@ -29,7 +29,7 @@ from stepengine import (
 )
 from stepengine.errors import DataError, JournalWriteFailed, PerformError
 from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, SqliteJournal, check, scrub
-from stepengine.redaction import known_in, redactor_for
+from stepengine.redaction import find_environment_secrets, make_redactor
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import file_tools
 
@@ -74,7 +74,7 @@ def forms(secret: str) -> list[bytes]:
     return [f.encode() for f in plain] + [base64.b64encode(secret.encode())]
 
 
-@pytest.mark.spec("replay:K5", "replay:K6", "reliability:SC03", "reliability:SC10")
+@pytest.mark.spec("replay:K5", "replay:K6", "reliability:R11", "replay:K8")
 @pytest.mark.parametrize("kind", ["file", "sqlite", "memory"])
 @pytest.mark.parametrize("redact", ["all", "known"])
 def test_no_planted_secret_is_in_any_byte_that_is_written(rig, tmp_path, kind, redact):
@@ -102,7 +102,7 @@ def test_no_planted_secret_is_in_any_byte_that_is_written(rig, tmp_path, kind, r
     assert not check(journal).secrets
 
 
-@pytest.mark.spec("replay:K5", "reliability:SC03")
+@pytest.mark.spec("replay:K5", "reliability:R11")
 @pytest.mark.parametrize("way", ["file", "sqlite", "memory", "scrub"])
 def test_a_journal_that_was_recorded_with_its_secrets_is_copied_without_them(rig, tmp_path, way):
     raw = FileJournal(tmp_path / "raw.jsonl", redact="off")
@@ -171,7 +171,7 @@ def test_a_copy_without_secrets_has_long_prompts_and_what_undoes_its_writes(tmp_
         assert engine.replay_sync(copy).text == "say <redacted:provider-key>"
 
 
-@pytest.mark.spec("replay:K2", "replay:K14", "replay:D3")
+@pytest.mark.spec("replay:D3", "replay:K14")
 @pytest.mark.parametrize("redact", ["all", "known"])
 def test_a_recording_plays_with_another_key(rig, redact):
     def agent(key):
@@ -193,7 +193,7 @@ def test_a_recording_plays_with_another_key(rig, redact):
     assert result.text == "fine"
 
 
-@pytest.mark.spec("replay:K14", "reliability:SC07")
+@pytest.mark.spec("replay:K14")
 def test_with_patterns_on_the_run_sees_what_a_replay_will_see_and_else_the_live_value(rig):
     def handle_steps(ctx):
         return (yield from Perform(planted, 1))
@@ -215,7 +215,7 @@ def test_variables_that_are_named_like_secrets_are_known_and_nothing_else_of_the
         "HOME": "/home/me/somewhere",
         "CLIENT_SECRET": "secret-12345678",
     }
-    known = known_in(environment)
+    known = find_environment_secrets(environment)
     assert known == {
         "key-12345678": "ANTHROPIC_API_KEY",
         "token-12345678": "GH_TOKEN",
@@ -238,7 +238,7 @@ def test_a_live_journal_takes_out_the_keys_of_the_environment_without_being_told
     assert "<redacted:MY_SERVICE_TOKEN>" in content
 
 
-@pytest.mark.spec("replay:K8", "reliability:SC10")
+@pytest.mark.spec("replay:K8")
 def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_path, monkeypatch):
     # A cleaner with a hole: what it misses, the scan before the write finds.
     monkeypatch.setattr(Redactor, "value", lambda self, value, level=0: value)
@@ -256,7 +256,7 @@ def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_p
     assert check(journal)
 
 
-@pytest.mark.spec("replay:K1", "replay:K5", "reliability:K9")
+@pytest.mark.spec("replay:K1", "replay:K5")
 @given(st.text(max_size=60), st.sampled_from([1, 2]))
 def test_a_cleaned_value_cleans_to_itself(words, number):
     redactor = Redactor({"hunter2-hunter2": "PW"}, shapes=True)
@@ -283,7 +283,7 @@ def test_words_that_only_look_a_little_like_keys_stay(harmless):
 
 def test_rules_are_told_apart_by_a_key_that_tells_nothing():
     keys = [
-        redactor_for("off", {}).key,
+        make_redactor("off", {}).key,
         Redactor({}, shapes=True).key,
         Redactor({"hunter2-hunter2": "PW"}, shapes=False).key,
     ]
@@ -291,7 +291,7 @@ def test_rules_are_told_apart_by_a_key_that_tells_nothing():
     assert len(set(keys)) == 3
     assert Redactor({"hunter2-hunter2": "PW"}, shapes=False).key == keys[2]
     with pytest.raises(DataError, match="'known', 'all', 'off' or a list of rules, not 'some'"):
-        redactor_for("some", {})
+        make_redactor("some", {})
 
 
 @pytest.mark.spec("reliability:JR43", "replay:J20")

@@ -15,18 +15,26 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.errors import DataError
 from stepengine.journal import FileJournal, Redactor, SecretFound
-from stepengine.journal.scanning import scan
+from stepengine.journal.secret_scan import scan
 from stepengine.journal.show import machine_data
-from stepengine.redaction import RedactField, RedactHeader, RedactPattern, RedactValue, Rules, digest_of, redactor_for
+from stepengine.redaction import (
+    RedactField,
+    RedactHeader,
+    RedactionRules,
+    RedactPattern,
+    RedactValue,
+    digest_of,
+    make_redactor,
+)
 from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
-from stepengine.testing.cleaning import Cleaner
+from stepengine.testing.traffic_redaction import Cleaner
 
 KEY = "sk-ant-api03-" + "Ab3" * 12
 OTHER = "ghp_" + "x1Y2" * 9
 
 
 def cleaned(value, *rules, **options):
-    return Redactor({}, shapes=True, rules=Rules(given=rules, **options)).value(value)
+    return Redactor({}, shapes=True, rules=RedactionRules(given=rules, **options)).value(value)
 
 
 @pytest.mark.spec("replay:K10")
@@ -69,7 +77,7 @@ def test_a_rule_that_cannot_be_seen_in_the_bytes_holds_for_them_all_the_same(tmp
     whole = 0 if isinstance(rule, RedactPattern) or rule.pointer == "/input/*" else 1
     assert whole == recorded.count("classified")
     body = json.dumps({"input": ["classified"], "said": ["classified"], "gr\u00fc\u00dfe": "classified"})
-    left = Cleaner(base=redactor_for([rule], {})).body(body.encode())
+    left = Cleaner(base=make_redactor([rule], {})).body(body.encode())
     assert (0 if isinstance(rule, RedactPattern) else 2) == left.count(b"classified")
 
 
@@ -99,20 +107,20 @@ def _nothing(ctx):
 @pytest.mark.spec("replay:K9")
 def test_a_value_whose_hash_is_listed_is_neither_replaced_nor_found():
     text = f"the example key is {KEY}, the real one {OTHER}"
-    redactor = Redactor({}, shapes=True, rules=Rules(allowed=[digest_of(KEY)]))
+    redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=[digest_of(KEY)]))
 
     assert f"the example key is {KEY}, the real one <redacted:github-token>" == redactor.text(text)
     assert ["github-token"] == [rule for _, rule in redactor.findings({"x": text})]
     assert {"password": "example"} == Redactor(
-        {}, shapes=True, rules=Rules(allowed=[digest_of("example")])
+        {}, shapes=True, rules=RedactionRules(allowed=[digest_of("example")])
     ).value({"password": "example"})  # fmt: skip
     with pytest.raises(DataError, match="never the values themselves"):
-        Rules(allowed=[KEY])
+        RedactionRules(allowed=[KEY])
 
 
 @pytest.mark.spec("replay:K10")
 def test_a_header_of_the_user_is_left_out_although_it_is_harmless():
-    cleaner = Cleaner(base=Redactor({}, shapes=True, rules=Rules(given=[RedactHeader("Anthropic-Beta")])))
+    cleaner = Cleaner(base=Redactor({}, shapes=True, rules=RedactionRules(given=[RedactHeader("Anthropic-Beta")])))
     headers = [("anthropic-beta", "x"), ("content-type", "text/plain")]
 
     assert [("content-type", "text/plain")] == list(
@@ -132,7 +140,7 @@ def test_of_binary_bodies_only_known_values_are_taken_out():
 @pytest.mark.parametrize("rule", ["x-tenant", None, 3, RedactField])
 def test_what_is_no_rule_is_refused(rule):
     with pytest.raises(DataError, match="redact lists RedactHeader, RedactField"):
-        redactor_for([rule], {})
+        make_redactor([rule], {})
 
 
 def test_rules_that_cannot_mean_anything_are_refused():
@@ -150,7 +158,7 @@ def test_whatever_the_rules_a_cleaned_value_cleans_to_itself(text, tree):
     redactor = Redactor(
         {"plain-known": "K"},
         shapes=True,
-        rules=Rules(given=[RedactPattern(r"T-\d+"), RedactField("/env")], machine={"/place/code": "<cwd>"}),
+        rules=RedactionRules(given=[RedactPattern(r"T-\d+"), RedactField("/env")], machine={"/place/code": "<cwd>"}),
     )
     once = redactor.value({"env": text, "tree": tree, text: text})
 

@@ -39,6 +39,7 @@ from stepengine.errors import ModelError, PerformError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.runs import replay, resume
 from stepengine.runtime import RetryPolicy, SystemClock
 from stepengine.testing import failure, text, tool_call
@@ -67,7 +68,7 @@ def here() -> int:
 # --- equal ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:P2", "reliability:R12", "replay:J23", "reliability:JR27")
+@pytest.mark.spec("reliability:I3", "replay:J23")
 def test_a_replay_does_nothing_and_gives_an_equal_result_and_a_byte_equal_journal(world, fresh_world):
     recorded = MemoryJournal()
     expected = world.rig().record(recorded)
@@ -83,7 +84,7 @@ def test_a_replay_does_nothing_and_gives_an_equal_result_and_a_byte_equal_journa
         assert again.journal.lines() == result.journal.lines()
 
 
-@pytest.mark.spec("requirements:P2", "replay:J19", "replay:D1", "replay:U15")
+@pytest.mark.spec("reliability:I3", "replay:J19", "replay:D1")
 def test_everything_that_a_handler_may_ask_for_comes_from_the_record(rig):
     async def slow(n: int) -> int:
         await asyncio.sleep(0)
@@ -195,7 +196,7 @@ def test_a_prompt_that_is_computed_comes_from_the_record_and_one_that_is_written
     assert (later.status, later.state.system_prompt, later.output) == (RunStatus.COMPLETED, "It is noon.", "b")
 
 
-@pytest.mark.spec("reliability:JR28")
+@pytest.mark.spec("reliability:MP32")
 def test_time_goes_on_from_the_record_also_when_the_wall_clock_was_set_back(rig):
     def handle_steps(ctx):
         yield from Perform(asyncio.sleep, 0.01)
@@ -226,7 +227,7 @@ def test_time_goes_on_from_the_record_also_when_the_wall_clock_was_set_back(rig)
         assert second.startswith(str(max(moved, datetime.now(UTC).year)))
 
 
-@pytest.mark.spec("replay:J12", "requirements:L16")
+@pytest.mark.spec("replay:J12", "requirements:L3")
 def test_a_run_that_continued_another_is_replayed_with_its_history(rig):
     agent = AgentDefinition("talker", model="t/m")
     first = rig(agent, ["one"]).record(MemoryJournal(), "hello")
@@ -287,7 +288,7 @@ def test_a_window_that_slides_over_the_history_is_stored_by_what_slides_in(rig):
     read = MemoryJournal(content)
     history = read.history()
     for seq in (30, 77, 199):
-        assert history.request(history.intents["", seq]) == recorder.model.calls[seq]
+        assert RecordedRequests(history).get(history.intents["", seq]) == recorder.model.calls[seq]
     assert rig(agent).replay(read).status is RunStatus.COMPLETED
 
 
@@ -326,7 +327,7 @@ def divergence(rig, agent, journal) -> ReplayDivergence:
     return result.error
 
 
-@pytest.mark.spec("requirements:P3", "reliability:R13", "reliability:JR20", "replay:D1", "replay:D5")
+@pytest.mark.spec("replay:D1", "replay:D5")
 def test_a_handler_edited_at_step_seven_is_named_with_step_line_field_and_remedy(rig):
     lines: dict[str, int] = {}
     schema = {"type": "object"}
@@ -394,7 +395,7 @@ def test_the_line_is_that_of_the_deepest_frame_of_the_author(rig):
         assert ("of kid" in str(error)) == (where == "child")
 
 
-@pytest.mark.spec("reliability:JR20", "reliability:R13", "replay:D4")
+@pytest.mark.spec("replay:D1", "replay:D4")
 def test_inserted_removed_and_reordered_effects_are_told_apart(rig):
     done: list[Any] = []
 
@@ -425,7 +426,7 @@ def test_inserted_removed_and_reordered_effects_are_told_apart(rig):
     assert done == []
 
 
-@pytest.mark.spec("reliability:JR26", "replay:D4", "replay:D15")
+@pytest.mark.spec("replay:D15", "replay:D4")
 def test_records_that_the_run_did_not_come_by_are_told(rig):
     def agent(count):
         def handle_steps(ctx):
@@ -444,7 +445,40 @@ def test_records_that_the_run_did_not_come_by_are_told(rig):
     asyncio.run(shorter.engine.aclose())
 
 
-@pytest.mark.spec("reliability:JR21", "replay:D2", "replay:J36")
+@pytest.mark.spec("replay:D15")
+@pytest.mark.parametrize("ending", ["broken", "other"])
+def test_with_same_end_a_run_that_ends_in_another_way_has_diverged(rig, ending):
+    def agent(ending):
+        def handle_steps(ctx):
+            yield from Perform(echo, 1)
+            if ending == "broken":
+                msg = "it broke"
+                raise ValueError(msg)
+            return ending
+
+        return AgentDefinition("ender", handle_steps=handle_steps)
+
+    journal, changed = recorded(rig, agent("good")), rig(agent(ending))
+    again = partial(replay, journal, changed.launch)
+    loose = asyncio.run(again())
+    stopped = asyncio.run(again(same_end=True, on_divergence="stop"))
+    with pytest.raises(
+        ReplayDivergence, match="every effect is as recorded, but the run ends in another way"
+    ) as raised:
+        asyncio.run(again(same_end=True))
+    same = rig(agent("good"))
+    assert "good" == asyncio.run(replay(journal, same.launch, same_end=True)).output
+    for one in (same, changed):
+        asyncio.run(one.engine.aclose())
+
+    assert ("failed" if ending == "broken" else "completed") == loose.status
+    assert ("end", "#-1") == (raised.value.kind, raised.value.address)
+    pointers = ["/error", "/output", "/status"] if ending == "broken" else ["/output"]
+    assert pointers == sorted(pointer for pointer, _, _ in raised.value.diff)
+    assert (RunStatus.FAILED, raised.value) == (stopped.status, stopped.error)
+
+
+@pytest.mark.spec("reliability:JR24", "replay:D2")
 def test_what_the_world_does_not_see_may_change(rig):
     def agent(display, *, shout):
         def handle_steps(ctx):
@@ -509,7 +543,7 @@ def test_an_inserted_message_shows_as_one_insertion_and_long_texts_from_where_th
     assert len(str(changed)) < 1_500
 
 
-@pytest.mark.spec("reliability:R13", "replay:D1")
+@pytest.mark.spec("replay:D1")
 def test_a_child_that_does_something_else_stops_the_whole_tree(rig):
     done: list[str] = []
     resumed: list[str] = []
@@ -694,9 +728,9 @@ def test_a_session_hides_events_of_what_was_recorded_when_it_goes_on(rig):
     events: list[Any] = []
     rig(agent, observers=[events.append]).record(journal)
     resumed = JournaledRun.resume(MemoryJournal(journal.lines()[:5]))
-    is_news = resumed.mode.news(resumed.past)
+    is_news = resumed.mode.news(resumed.recorded_part)
     shown = [(e.type, e.seq) for e in events if is_news(e)]
-    resumed.close()
+    resumed.writer.close()
     assert shown[0] == ("run_started", 0)
     assert ("perform_finished", 0) not in shown
     assert [name for name, _ in shown].count("notification") == 2
@@ -714,7 +748,7 @@ def test_messages_of_a_recorded_request_can_be_put_together_again(rig):
     journal = MemoryJournal()
     recorder.record(journal)
     history = MemoryJournal(journal.lines()).history()
-    requests = [history.request(i) for (_, seq), i in history.intents.items() if seq >= 0]
+    requests = [RecordedRequests(history).get(i) for (_, seq), i in history.intents.items() if seq >= 0]
     assert requests == [attrs.evolve(r, tools=()) for r in recorder.model.calls]
 
 
@@ -771,7 +805,7 @@ def test_an_error_that_cannot_be_stored_is_seen_as_what_can_live_and_on_replay(r
     assert rig(agent).replay(MemoryJournal(journal.lines())).output == live.output
 
 
-@pytest.mark.spec("reliability:R13", "replay:D4")
+@pytest.mark.spec("replay:D1", "replay:D4")
 def test_a_child_that_had_ended_and_now_asks_for_more_is_a_divergence_also_while_its_parent_goes_on(rig):
     done: list[str] = []
 
@@ -798,7 +832,7 @@ def test_a_child_that_had_ended_and_now_asks_for_more_is_a_divergence_also_while
     assert done == []
 
 
-@pytest.mark.spec("replay:J35", "replay:D2")
+@pytest.mark.spec("reliability:R20", "replay:D2")
 def test_arguments_that_are_not_json_are_recorded_by_what_they_are_called(rig):
     class Client:
         pass

@@ -23,6 +23,7 @@ from stepengine.journal import MemoryJournal, Redactor
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.fingerprints import Fingerprints, definition_fingerprint
 from stepengine.journal.history import History
+from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import Head, Input, Intent, Result
 
 HEAD = Head(engine="0", agent="a", definition="0", run="r", seed="0", created="2026-01-01T00:00:00.000Z", link=True)
@@ -87,15 +88,16 @@ def test_every_request_is_read_back_as_it_was_sent(changes, prompts, tools):
     blobs = [json.loads(line)["fp"] for line in lines if line.startswith(b'{"kind":"blob"')]
     assert len(blobs) == len(set(blobs)), "what many requests share is written once, before the first of them"
     read = MemoryJournal(lines, redact="off").history()
+    requests = RecordedRequests(read)
     prints = Fingerprints(PLAIN)
     for number, request in enumerate(sent):
         intent = read.intents["", number]
-        assert read.request(intent) == request
-        assert [m["content"] for m in read.messages(intent)] == [
+        assert requests.get(intent) == request
+        assert [m["content"] for m in requests.messages(intent)] == [
             [{"type": "text", "text": p.text} for p in m.content] for m in request.messages
         ]
         # A file's fingerprint is that of the request, whatever it was stored as a difference to.
-        assert intent.fp == prints.of_request(request)
+        assert intent.fp == prints.for_request(request)
 
 
 @given(st.lists(moves, min_size=1, max_size=8))
@@ -108,10 +110,10 @@ def test_reading_the_last_request_alone_gives_the_same(changes):
         lines += encoder.lines(Intent("", number, CallModel(number, ModelRequest("m", "", history))))
         lines += encoder.lines(Result("", number, 0, Value(None)))
     read = MemoryJournal(lines).history()
-    assert read.request(read.intents["", len(changes) - 1]).messages == history
+    assert RecordedRequests(read).get(read.intents["", len(changes) - 1]).messages == history
 
 
-@pytest.mark.spec("replay:J39", "reliability:JR40", "replay:D2")
+@pytest.mark.spec("replay:J39", "replay:J10", "replay:D2")
 def test_the_fingerprint_of_a_request_is_what_the_model_sees_and_nothing_else():
     prints = Fingerprints(PLAIN)
     base = ModelRequest("m", "s", Transcript([UserMessage("hi", ("A",))]), (ToolSpec("t", "d", {"a": 1, "b": 2}),))
@@ -130,10 +132,10 @@ def test_the_fingerprint_of_a_request_is_what_the_model_sees_and_nothing_else():
         attrs.evolve(base, tools=(ToolSpec("t", "d", {"a": 1.0, "b": 2}),)),
         attrs.evolve(base, tail=(UserMessage("now"),)),
     ]
-    known = prints.of_request(base)
-    assert {prints.of_request(r) for r in same} == {known}
-    assert known not in {prints.of_request(r) for r in other}
-    assert len({prints.of_request(r) for r in other}) == len(other)
+    known = prints.for_request(base)
+    assert {prints.for_request(r) for r in same} == {known}
+    assert known not in {prints.for_request(r) for r in other}
+    assert len({prints.for_request(r) for r in other}) == len(other)
 
 
 @pytest.mark.spec("replay:J41")

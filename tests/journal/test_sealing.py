@@ -81,7 +81,7 @@ def test_an_edited_effect_gets_its_fingerprint_anew_and_with_it_every_request_th
     assert [(c.kind, c.a) for c in diff(before, made).changes] == [("changed", "#0")]
 
 
-@pytest.mark.spec("replay:J37", "replay:J18")
+@pytest.mark.spec("replay:J37", "replay:J20")
 def test_an_edited_prompt_that_is_stored_as_a_blob_is_found_by_its_new_name(path: Path) -> None:
     edit(path, '"data":"You help."', '"data":"You hinder."')
     made = sealed(path)

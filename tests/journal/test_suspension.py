@@ -27,6 +27,7 @@ from stepengine.data.questions import Decision
 from stepengine.errors import AnswerRejected
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.pending_items import open_questions
 from stepengine.testing import text, tool_call, tool_calls
 from stepengine.tools.bundled import ask_user_tool
 
@@ -55,7 +56,7 @@ def store(request, tmp_path):
     return made[request.param]
 
 
-@pytest.mark.spec("requirements:K3", "requirements:K10", "replay:J26", "reliability:R2")
+@pytest.mark.spec("requirements:K3", "reliability:R2", "reliability:JR37")
 def test_a_run_waits_for_its_answer_and_goes_on_where_it_stopped(rig, store):
     done: list[str] = []
     asked = rig(asker(done)).record(store())
@@ -116,7 +117,7 @@ WAYS = ("waits", "interrupt", "shutdown")
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("replay:J26", "reliability:R2", "reliability:I3", "reliability:I12")
+@pytest.mark.spec("reliability:JR37", "reliability:R2", "reliability:I3", "reliability:I12")
 @pytest.mark.parametrize(
     "shape", [alone, *[pytest.param(one, marks=pytest.mark.deep) for one in (beside, leading, grand)]]
 )
@@ -148,12 +149,12 @@ async def test_a_replay_ends_as_the_last_process_did_however_many_were_stopped_w
             assert journal.lines() == again.journal.lines() == twice.journal.lines()
             assert check(journal)
         async with Engine([agent]) as engine:
-            open_ = journal.history().open_questions()
+            open_ = open_questions(journal.history())
             result = await engine.resume(journal, agent=agent, answers=dict.fromkeys(open_, "yes"))
         assert RunStatus.COMPLETED == result.status, result.error
 
 
-@pytest.mark.spec("requirements:K9", "requirements:X54", "requirements:K12", "reliability:JR37")
+@pytest.mark.spec("requirements:X54", "requirements:K12", "reliability:JR37")
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
@@ -207,7 +208,7 @@ def test_a_second_answer_to_a_question_that_is_stored_apart_is_refused_with_a_sh
         assert len(str(caught.value)) < 2_000
 
 
-@pytest.mark.spec("requirements:K9", "requirements:X54")
+@pytest.mark.spec("requirements:X54")
 @pytest.mark.parametrize(
     ("answer", "got"), [("something else", "something else"), (True, "yes"), (Answer(declined=True), "")]
 )
@@ -218,7 +219,7 @@ def test_free_text_where_it_is_allowed_a_bool_and_a_declined_answer_are_answers(
     assert rig(asker([], **free)).resume(journal, {"q1": answer}).output == got
 
 
-@pytest.mark.spec("requirements:K2", "requirements:K10", "reliability:JR37")
+@pytest.mark.spec("requirements:K2", "reliability:R2", "reliability:JR37")
 def test_answers_may_come_one_by_one_also_to_children(rig):
     def kid_steps(ctx):
         return (yield from Ask(f"{ctx.prompt}?"))
@@ -315,7 +316,7 @@ def test_an_interrupted_run_goes_on_when_it_is_resumed(rig, kind):
     assert rig(agent).replay(result.journal).output == result.output
 
 
-@pytest.mark.spec("requirements:K7")
+@pytest.mark.spec("requirements:K3")
 def test_an_interactor_answers_in_process_and_its_answer_is_recorded(rig):
     class Yes:
         def ask(self, question):
@@ -326,7 +327,7 @@ def test_an_interactor_answers_in_process_and_its_answer_is_recorded(rig):
     assert rig(asker([])).replay(MemoryJournal(journal.lines())).output == "yes"
 
 
-@pytest.mark.spec("reliability:R2", "reliability:JR41", "requirements:K10")
+@pytest.mark.spec("reliability:R2", "reliability:R1")
 def test_a_question_is_on_the_disk_before_anybody_is_asked_it(rig, tmp_path):
     """
     Who has seen it may answer it, also when the process that asked was killed.
@@ -334,7 +335,7 @@ def test_a_question_is_on_the_disk_before_anybody_is_asked_it(rig, tmp_path):
 
     class Person:
         def ask(self, question):
-            seen.append(list(FileJournal(path).history().open_questions()))
+            seen.append(list(open_questions(FileJournal(path).history())))
             return "yes"
 
     seen, path = [], tmp_path / "run.jsonl"

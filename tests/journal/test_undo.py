@@ -508,12 +508,12 @@ SCRIPT = """
     from stepengine import AgentDefinition, Engine, ToolCall
     from stepengine.journal import FileJournal
     from stepengine.tools.bundled import file_tools
-    from stepengine.tools.bundled.files import writing
+    from stepengine.tools.bundled.files import write_tools
 
     folder, journal, act, resumes = sys.argv[1:]
     given = {"write_file": {"content": "new"}, "delete_file": {}}
     given["str_replace"] = {"replacements": [{"old_string": "old", "new_string": "new"}]}
-    put = writing._Writer._put
+    put = write_tools._Writer._write_or_delete
 
     def killed(self, directory, name, old, new, path):
         put(self, directory, name, old, new, path)
@@ -521,7 +521,7 @@ SCRIPT = """
             os.kill(os.getpid(), signal.SIGKILL)
 
     if resumes == "no":
-        writing._Writer._put = killed
+        write_tools._Writer._write_or_delete = killed
 
     def handle_steps(ctx):
         yield ToolCall("write_file", {"path": "a", "content": "new"}, include_tool_call=False)

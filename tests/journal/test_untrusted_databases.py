@@ -59,7 +59,7 @@ def test_a_database_with_another_schema_is_refused_by_every_command(tmp_path: Pa
         lambda journal: journal.records(),
         lambda journal: journal.mailbox().read(),
         lambda journal: journal.writer(),
-        lambda journal: journal.tail().found(),
+        lambda journal: journal.tail().read_new_records(),
     ],
     ids=["runs", "head", "records", "mailbox", "writer", "tail"],
 )
@@ -103,7 +103,7 @@ def test_rows_that_repeat_are_damage_and_not_read_again_and_again(tmp_path: Path
     with pytest.raises(JournalError, match=r"row \d+ .* not in order"):
         SqliteJournal(path, "r").records()
     with pytest.raises(JournalError, match=r"row \d+ .* not in order"):
-        SqliteJournal(path, "r").tail().found()
+        SqliteJournal(path, "r").tail().read_new_records()
 
 
 @pytest.mark.spec("replay:J50")
@@ -112,7 +112,7 @@ async def test_a_line_that_is_no_bytes_is_damage_of_its_record(tmp_path: Path) -
     async with Engine([agent], models=ScriptedModel([text("hello")])) as engine:
         await engine.run("a", "Hello", journal=SqliteJournal(tmp_path / "runs.db", "r"))
     with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as database, database:
-        database.execute("UPDATE lines SET line = 7 WHERE number = 1")
+        database.execute("UPDATE lines SET line = 7 WHERE number = (SELECT min(number) FROM lines WHERE number > 0)")
 
     result = CliRunner().invoke(app, ["show", f"{tmp_path}/runs.db#r"])
 

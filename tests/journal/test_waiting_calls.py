@@ -20,14 +20,13 @@ from typer.testing import CliRunner
 
 from stepengine import AgentCall, AgentDefinition, Engine, RunHandle, RunResult, ToolCall, load_agent, tool
 from stepengine.cli.app import app
-from stepengine.engine.posting import result_to_journal
 from stepengine.errors import AnswerRejected, InputError, ToolError, UnknownOutcome
-from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal import FileJournal, Journal, MemoryJournal, send_tool_result
 from stepengine.journal.mailbox import Letter
-from stepengine.journal.questions import doubts, waiting_calls
-from stepengine.journal.sleeping import first_unread
-from stepengine.runtime.deferred_calls import Deferred
-from stepengine.runtime.mail import result_message
+from stepengine.journal.questions import make_doubt_questions, make_pending_call_questions
+from stepengine.journal.sleepers import find_first_unread_time
+from stepengine.runtime.deferred_calls import DeferredCalls
+from stepengine.runtime.mail import make_result_message
 
 SECONDS = 30
 BEGUN: list[str] = []
@@ -126,7 +125,7 @@ async def test_wherever_a_process_ends_a_body_that_has_returned_is_not_run_again
             for a, i in history.intents.items()
             if i.type == "tool_call" and (a in history.results or a in history.waiting)
         }
-        if doubts(history):
+        if make_doubt_questions(history):
             continue
         BEGUN.clear()
         async with Engine([AGENT]) as engine:
@@ -161,9 +160,9 @@ def _nowhere(ctx: Any) -> Any:
 async def test_somebody_who_knows_the_result_may_answer_with_it_where_no_handle_is() -> None:
     whole = await recorded()
     journal = cut(whole, kinds(whole).index("result_pending") + 1)
-    (waiting,) = waiting_calls(journal.history())
+    (waiting,) = make_pending_call_questions(journal.history())
 
-    assert [] == doubts(journal.history())
+    assert [] == make_doubt_questions(journal.history())
     async with Engine([AGENT]) as engine:
         with pytest.raises(AnswerRejected, match="is not an effect in doubt"):
             await engine.resume(journal, answers={"doubt:#9": "no"})
@@ -225,7 +224,7 @@ async def test_a_run_that_is_stopped_while_its_wait_is_being_kept_ends_and_the_n
         goes_on.set()
         await asyncio.wait([running])
 
-    assert 1 == len(waiting_calls(journal.history()))
+    assert 1 == len(make_pending_call_questions(journal.history()))
     async with Engine([AGENT]) as engine:
         result = await given(await engine.start_resume(journal), RESULTS)
     assert ([*RESULTS.values()], 1) == (result.output, BEGUN.count("Rome"))
@@ -238,14 +237,18 @@ async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
 ) -> None:
     whole = await recorded()
     journal, waits = cut(whole, kinds(whole).index("result_pending") + 1), asyncio.Event()
-    monkeypatch.setattr(Deferred, "waits", lambda *_: waits.set())
+    monkeypatch.setattr(DeferredCalls, "waits", lambda *_: waits.set())
     async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
         running = asyncio.create_task(goes_on(engine, journal))
         await waits.wait()
         running.cancel()
         await asyncio.wait([running])
 
-    assert ("stop", [], 1) == (kinds(journal)[-1], doubts(journal.history()), len(waiting_calls(journal.history())))
+    assert ("stop", [], 1) == (
+        kinds(journal)[-1],
+        make_doubt_questions(journal.history()),
+        len(make_pending_call_questions(journal.history())),
+    )
 
 
 @pytest.mark.spec("requirements:E27", "replay:J23")
@@ -253,7 +256,7 @@ async def test_a_stable_recording_does_not_tell_whether_a_result_came_before_its
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits, returns = asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr(Deferred, "waits", lambda *_: waits.set())
+    monkeypatch.setattr(DeferredCalls, "waits", lambda *_: waits.set())
 
     @tool(deferred=True)
     async def order(city: str) -> str:
@@ -333,7 +336,7 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     process = subprocess.run([sys.executable, "clerk.py"], timeout=60, check=False)
     journal = FileJournal("run.jsonl")
     assert -signal.SIGKILL == process.returncode
-    assert [] == doubts(journal.history())
+    assert [] == make_doubt_questions(journal.history())
     return tmp_path
 
 
@@ -357,7 +360,7 @@ def test_a_command_does_not_wait_for_what_cannot_come_to_it_and_takes_what_someb
     refused = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q"])
     said = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q", "--answer", "doubt:#0=result:at nine"])
 
-    assert (2, True) == (refused.exit_code, "book (#0) waits for its result" in refused.stderr)
+    assert (2, True) == (refused.exit_code, "book (#0) waits for an external result" in refused.stderr)
     assert (0, "at nine\n") == (said.exit_code, said.stdout)
     assert "Rome;" == (killed / "begun.txt").read_text()
 
@@ -393,11 +396,11 @@ async def test_a_result_that_was_put_beside_the_journal_is_taken_by_whoever_goes
         form = history.form(history.intents[waiting[0]])
         city, call = form["input"]["city"], form["tool_call_id"]
         with pytest.raises(ToolError, match="no call 'nothing' waits"):
-            result_to_journal(journal, "nothing", "x")
-        assert [True, False] == [result_to_journal(journal, call, f"by letter: {city}") for _ in range(2)]
+            send_tool_result(journal, "nothing", "x")
+        assert [True, False] == [send_tool_result(journal, call, f"by letter: {city}") for _ in range(2)]
         with pytest.raises(InputError, match="another letter"):
-            result_to_journal(journal, call, "something else")
-        assert first_unread(journal, journal.history())
+            send_tool_result(journal, call, "something else")
+        assert find_first_unread_time(journal, journal.history())
         BEGUN.clear()
         async with Engine([AGENT]) as engine:
             handle = await engine.start_resume(journal)
@@ -409,7 +412,7 @@ async def test_a_result_that_was_put_beside_the_journal_is_taken_by_whoever_goes
 
         assert {**RESULTS, city: f"by letter: {city}"} == dict(zip(RESULTS, output, strict=True))
         assert city not in BEGUN
-        assert first_unread(journal, journal.history()) is None
+        assert find_first_unread_time(journal, journal.history()) is None
 
     assert 3 <= tried
 
@@ -421,8 +424,8 @@ async def test_a_result_that_came_before_the_body_had_returned_settles_that_the_
     )
     journal = cut(whole, at)
     place = next(a for a, i in journal.history().open.items() if i.type == "tool_call")
-    assert ["doubt:#0"] == [one.id for one in doubts(journal.history())]
-    message = result_message(place, "it was booked")
+    assert ["doubt:#0"] == [one.id for one in make_doubt_questions(journal.history())]
+    message = make_result_message(place, "it was booked")
     journal.mailbox().post(
         Letter(kind="result", id=message.id, path=message.path, topic=message.topic, value=message.value)
     )

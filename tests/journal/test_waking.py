@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 
 from stepengine.errors import InputError, JournalError, JournalWriteFailed
-from stepengine.journal import FileJournal, SqliteJournal, waking
+from stepengine.journal import FileJournal, SqliteJournal, wake_index
 from stepengine.journal.mailbox import LetterKind
-from stepengine.journal.waking import WAKING, Sleeping, WakeIndex
+from stepengine.journal.wake_index import WAKING, Sleeping, WakeIndex
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -50,7 +50,7 @@ class Bench:
         return list(self.sleeping)
 
     def index(self) -> WakeIndex:
-        return WakeIndex.of(self.place, self.read)
+        return WakeIndex.for_store(self.place, self.read)
 
 
 @pytest.fixture(params=["folder", "database"])
@@ -78,7 +78,7 @@ def test_what_is_due_comes_in_the_order_of_its_time(index: WakeIndex) -> None:
     assert ["first", "second"] == names(index.due(NOW))
     assert ["first"] == names(index.due(NOW, 1))
     assert [] == index.due(NOW - 2 * HOUR)
-    assert NOW - HOUR == index.next_at()
+    assert NOW - HOUR == index.find_next_wake_time()
     assert Sleeping("first", NOW - HOUR, {"time", "message"}, "nightly") == index.due(NOW)[0]
     assert ["first", "late", "person", "second"] == names(index.all())
 
@@ -94,7 +94,7 @@ def test_what_was_said_of_a_run_last_holds(index: WakeIndex) -> None:
     index.forget("one")
 
     assert [] == index.all()
-    assert index.next_at() is None
+    assert index.find_next_wake_time() is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_letter_makes_a_run_due_at_once_that_waits_for_it(
     assert wakes == index.post_arrived("one", kind)
     assert not index.post_arrived("other", kind)
     assert (["one"] if wakes else []) == names(index.due(NOW))
-    assert wakes == (index.next_at() is not None)
+    assert wakes == (index.find_next_wake_time() is not None)
 
     index.note("one", NOW + HOUR, waits_for, "a")
 
@@ -152,7 +152,7 @@ def test_a_time_without_its_zone_is_refused(index: WakeIndex) -> None:
 @pytest.mark.parametrize("place", ["nowhere", "run.jsonl", "runs.db#one"])
 def test_a_place_that_is_neither_a_folder_nor_a_database_is_refused(tmp_path: Path, place: str) -> None:
     with pytest.raises(JournalError, match="is neither a folder nor a database"):
-        WakeIndex.of(tmp_path / place, list)
+        WakeIndex.for_store(tmp_path / place, list)
 
 
 # --- made anew --------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_what_is_noted_while_the_journals_are_read_is_newer(bench: Bench) -> Non
         return [Sleeping("one", NOW, {"time"}, "old")]
 
     inner._rebuild = list
-    with inner, WakeIndex.of(bench.place, read) as index:
+    with inner, WakeIndex.for_store(bench.place, read) as index:
         assert ["new"] == [one.agent_id for one in index.all()]
 
 
@@ -281,7 +281,7 @@ def test_what_goes_wrong_with_the_journals_is_said_and_tried_again(bench: Bench)
             raise JournalError(msg)
         return [Sleeping("one", NOW, {"time"}, "a")]
 
-    with WakeIndex.of(bench.place, read) as index:
+    with WakeIndex.for_store(bench.place, read) as index:
         with pytest.raises(JournalError, match="cannot be read"):
             index.due(NOW)
         assert ["one"] == names(index.due(NOW))
@@ -291,10 +291,10 @@ def test_what_goes_wrong_with_the_journals_is_said_and_tried_again(bench: Bench)
 
 
 def test_an_index_is_no_journal_and_no_run(tmp_path: Path) -> None:
-    with WakeIndex.of(tmp_path, list) as index:
+    with WakeIndex.for_store(tmp_path, list) as index:
         index.note("run.jsonl", NOW, {"time"}, "a")
         beside = str(FileJournal(tmp_path / "run").missing())
-    with WakeIndex.of(tmp_path / "runs.db", list) as index:
+    with WakeIndex.for_store(tmp_path / "runs.db", list) as index:
         index.note("one", NOW, {"time"}, "a")
 
         assert [] == SqliteJournal(tmp_path / "runs.db").runs()
@@ -306,7 +306,7 @@ def test_a_link_in_place_of_an_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"")
     (tmp_path / WAKING).symlink_to(tmp_path / "other")
 
-    with WakeIndex.of(tmp_path, list) as index, pytest.raises(JournalError, match="is a symbolic link"):
+    with WakeIndex.for_store(tmp_path, list) as index, pytest.raises(JournalError, match="is a symbolic link"):
         index.note("one", NOW, {"time"}, "a")
     assert b"" == (tmp_path / "other").read_bytes()
 
@@ -318,9 +318,9 @@ NOTING = textwrap.dedent(
     import sys
     from datetime import UTC, datetime
     from itertools import count
-    from stepengine.journal.waking import WakeIndex
+    from stepengine.journal.wake_index import WakeIndex
 
-    index = WakeIndex.of(sys.argv[1], list)
+    index = WakeIndex.for_store(sys.argv[1], list)
     for n in count():
         index.note(f"{sys.argv[2]}-{n}", datetime(2026, 1, 1, tzinfo=UTC), {"time"}, "a")
         print(n, flush=True)
@@ -437,12 +437,12 @@ def test_a_look_costs_what_is_due_and_not_what_sleeps(bench: Bench) -> None:
             assert 10 == len(index.due(NOW))
         with closing(sqlite3.connect(bench.file)) as database:
             costs[size] = [
-                steps(database, waking.DUE, (0, 100)),
-                steps(database, waking.DUE, (waking._microseconds(NOW), 5)),
-                steps(database, waking.DUE, (waking._microseconds(NOW), 100)),
-                steps(database, waking.NEXT, ()),
+                steps(database, wake_index.DUE, (0, 100)),
+                steps(database, wake_index.DUE, (wake_index._to_microseconds(NOW), 5)),
+                steps(database, wake_index.DUE, (wake_index._to_microseconds(NOW), 100)),
+                steps(database, wake_index.NEXT, ()),
             ]
-            plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {waking.DUE}", (0, 1))]
+            plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {wake_index.DUE}", (0, 1))]
     at_rest, five, ten, _ = costs[100]
 
     assert costs[100] == costs[10_000]

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from stepengine import STEP, AgentDefinition, Engine, Limits, Perform, RunStatus, StepContext, Steps
 from stepengine.data.effects import CallModel
 from stepengine.data.messages import (
     AssistantMessage,
@@ -26,16 +27,17 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.data.transcript import Transcript
-from stepengine.errors import JournalWriteFailed
-from stepengine.journal import FileJournal, Journal, MemoryJournal, places
+from stepengine.errors import JournalError, JournalWriteFailed
+from stepengine.journal import FileJournal, Journal, LineJournal, MemoryJournal, places
 from stepengine.journal.encoding import KEPT_REQUESTS, Encoder
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import Letter
 from stepengine.journal.recorder import Recorder
 from stepengine.journal.records import Input, Intent, Result
 from stepengine.journal.store import Writer
+from stepengine.runtime.innermost import NOTHING
 from stepengine.runtime.performer import Item
-from stepengine.runtime.performing import NOTHING
+from stepengine.testing import ScriptedModel, text
 
 TALK = [UserMessage("add"), AssistantMessage([ToolCallPart("c", "t", {"b": 1, "a": [2]})]), ToolMessage("c", "t", "3")]
 CALL = {"type": "tool_call", "tool_name": "t", "input": {}, "tool_call_id": "", "source": "model"}
@@ -44,6 +46,52 @@ RECORDS: dict[str, Callable[[Writer], None]] = {
     "call": lambda writer: writer.append(Intent("", 0, CALL)),
     "value": lambda writer: writer.append(Result("", 0, 0, "x")),
 }
+
+
+class Unreachable(LineJournal):
+    """
+    A store in memory whose server does not answer in the method *fails*.
+    """
+
+    def __init__(self, fails: str) -> None:
+        super().__init__()
+        self.fails, self.stored = fails, b""
+
+    @property
+    def name(self) -> str:
+        return "the run"
+
+    def read_bytes(self, start: int) -> bytes:
+        return self.stored[start:]
+
+    def append_bytes(self, data: bytes, at: int) -> None:
+        self.stored += data
+
+    def replace_bytes(self, data: bytes) -> None:
+        self.stored = data
+
+    def lock(self) -> Callable[[], None]:
+        self.fail_in("lock")
+        return lambda: self.fail_in("unlock")
+
+    def fail_in(self, method: str) -> None:
+        if method == self.fails:
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+@pytest.mark.parametrize(("fails", "then"), [("lock", "Nothing was run"), ("unlock", "What was committed is whole")])
+def test_a_lock_that_fails_is_an_error_of_the_journal(fails: str, then: str) -> None:
+    journal = Unreachable(fails)
+    with (
+        Engine([AgentDefinition("abs", handle_steps=count)]) as engine,
+        pytest.raises(JournalError, match=f"^the run cannot be {fails}ed: Connection reset by peer. {then}$"),
+    ):
+        engine.run_sync("abs", journal=journal)
+    assert (fails == "lock") == (not journal.records())
+
+
+def count(_ctx: StepContext) -> Steps[int]:
+    return (yield from Perform.idempotent(abs, -1))
 
 
 @pytest.mark.spec("reliability:JR09")
@@ -67,7 +115,7 @@ def test_where_no_room_is_kept_only_results_are_taken(
     def full(folder: Path, size: int) -> int:
         raise OSError(errno.ENOSPC, f"{folder} has no {size} bytes left")
 
-    monkeypatch.setattr(places, "_room", full)
+    monkeypatch.setattr(places, "_allocate_space", full)
     if writer._reserve is None:
         pytest.skip("this system keeps no room")
     assert writer._reserve.spend()
@@ -114,7 +162,7 @@ def recorder_of(run: Any) -> Recorder:
 
 def new_run(journal: Journal) -> JournaledRun:
     run = JournaledRun.record(journal)
-    run._take(journal.writer())
+    run.writer.attach(journal.writer())
     return run
 
 
@@ -130,7 +178,7 @@ def test_numbers_that_nothing_was_asked_by_are_told_before_what_is_asked_next() 
     recorder = recorder_of(run)
     for seq in (0, 3, 4):
         recorder.begin(asked(seq))
-    run.close()
+    run.writer.close()
 
     gap = {"type": "gap"}
     assert [0, (3, gap), 3, 4] == [
@@ -145,9 +193,9 @@ def test_what_is_left_out_of_a_new_run_is_told_before_its_next_record() -> None:
     run = new_run(journal)
     recorder = recorder_of(run)
     recorder.begin(asked(0))
-    run.mail._leave_out(Letter(kind="answer", value="x", id="late", topic="q"), "nobody asks that any more")
+    run.mail._record_refusal(Letter(kind="answer", value="x", id="late", topic="q"), "nobody asks that any more")
     recorder.begin(asked(1))
-    run.close()
+    run.writer.close()
 
     first, refused, second = journal.records()
     assert isinstance(refused, Input)
@@ -193,3 +241,33 @@ def test_a_request_is_the_difference_to_that_of_the_last_four_of_its_path_that_i
         assert set(found) <= ({best[0]} if best else set())
         assert found or best is None or not best[1].shared_prefix(transcript)
         kept.setdefault(path, deque(maxlen=KEPT_REQUESTS)).append((seq, transcript))
+
+
+@pytest.mark.spec("replay:J19")
+def test_a_resumed_run_stores_its_next_request_as_a_difference_to_the_recorded_one(tmp_path: Path) -> None:
+    def talks(ctx: StepContext) -> Steps:
+        for _ in range(60):
+            yield STEP
+
+    def run(journal: FileJournal, *, resumes: bool = False) -> None:
+        model = ScriptedModel([lambda request: text(f"reply {len(request.messages)}")] * 60)
+        agent = AgentDefinition("talker", model="test/m", handle_steps=talks)
+        with Engine([agent], models=model, pricing=None, limits=Limits(max_steps=60)) as engine:
+            result = (
+                engine.resume_sync(journal, in_doubt="retry")
+                if resumes
+                else engine.run_sync("talker", "hi", journal=journal)
+            )
+        assert result.status is RunStatus.COMPLETED, result.error
+
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    run(FileJournal(whole))
+    lines = whole.read_bytes().splitlines(keepends=True)
+    kept = next(n for n, line in enumerate(lines) if b'"kind":"intent","path":"","seq":40,' in line)
+    cut.write_bytes(b"".join(lines[:kept]))
+    run(FileJournal(cut), resumes=True)
+    resumed = json.loads(cut.read_bytes().splitlines()[kept])["effect"]["request"]["messages"]
+
+    assert {"type": "slice", "seq": 39, "start": 0, "stop": 40} == resumed[0]
+    assert 2 == len(resumed)
+    assert abs(cut.stat().st_size - whole.stat().st_size) < 500

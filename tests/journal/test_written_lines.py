@@ -25,13 +25,13 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal.encoding import Encoder, outcome_of, unpack_texts
-from stepengine.journal.fingerprints import Fingerprints, fingerprint, fingerprinted_part
+from stepengine.journal.fingerprints import Fingerprints, fingerprint, select_fingerprinted_part
 from stepengine.journal.records import Intent, Result
-from stepengine.redaction import redactor_for
+from stepengine.redaction import make_redactor
 from tests import strategies
 
 ROOT = Path(__file__).resolve().parents[2]
-OFF = redactor_for("off", {})
+OFF = make_redactor("off", {})
 SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 LONG = 1 << 30
 
@@ -70,7 +70,7 @@ def replies_with(value: Any) -> ModelReply:
     return ModelReply([TextPart("said"), ToolCallPart("", "tool", {"given": value})])
 
 
-@pytest.mark.spec("replay:J10", "reliability:JR05", "reliability:JR40")
+@pytest.mark.spec("replay:J10", "replay:J1")
 @pytest.mark.parametrize("name", sorted(STORED))
 @settings(max_examples=4)
 @given(data=st.data())
@@ -89,7 +89,7 @@ def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, da
     assert plainly(said) == line_of(Result("1.2", 7, 9, value))
 
 
-@pytest.mark.spec("replay:J10", "reliability:JR05")
+@pytest.mark.spec("replay:J10", "replay:J1")
 @given(strategies.json_values().filter(lambda value: not has_special_object(value)))
 @example(1e-7)
 @example(1e22)
@@ -107,7 +107,7 @@ def test_the_line_of_a_call_and_its_fingerprint_are_those_of_plain_json(value: A
         "tool_call_id": "c1",
         "source": "model",
     }
-    said = {"kind": "intent", "path": "", "seq": 3, "fp": fingerprint(fingerprinted_part(form)), "effect": form}
+    said = {"kind": "intent", "path": "", "seq": 3, "fp": fingerprint(select_fingerprinted_part(form)), "effect": form}
 
     assert plainly(said) == line_of(Intent("", 3, form))
 
@@ -121,7 +121,7 @@ def test_what_is_no_json_is_refused_before_it_is_a_record(wrong: Any) -> None:
         bare_any(wrong)
 
 
-@pytest.mark.spec("replay:D2", "replay:J10", "reliability:JR40")
+@pytest.mark.spec("replay:D2", "replay:J10")
 @settings(max_examples=12)
 @given(strategies.paired_messages(), st.sets(st.integers(1, 12)), st.booleans())
 def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messages_as_plain_json(
@@ -137,7 +137,7 @@ def test_the_line_of_a_request_is_what_it_says_of_the_last_one_and_its_new_messa
         request = ModelRequest("m/m", messages=transcript, tail=tail)
         record = Intent("", seq, CallModel(seq, request))
         lines = encoder.lines(record)
-        fp = Fingerprints(OFF).of_request(request)
+        fp = Fingerprints(OFF).for_request(request)
         sliced = [{"type": "slice", "seq": seq - 1, "start": 0, "stop": known}] if known else []
         asked: dict[str, Any] = {"model": "m/m", "messages": [*sliced, *map(bare, transcript[known:])]}
         asked |= {"tail": [*map(bare, tail)]} if tail else {}
@@ -158,7 +158,7 @@ def test_a_history_whose_fingerprint_is_known_already_is_written_all_the_same() 
     first = Transcript([UserMessage("first")])
     encoder.lines(Intent("", 0, CallModel(0, ModelRequest("m/m", messages=first))))
     request = ModelRequest("m/m", messages=first.extend((UserMessage("second"),)), tail=(UserMessage("now"),))
-    Fingerprints(OFF).of_request(request)
+    Fingerprints(OFF).for_request(request)
     asked = json.loads(encoder.lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
 
     assert [{"type": "slice", "seq": 0, "start": 0, "stop": 1}, bare(UserMessage("second"))] == asked["messages"]
@@ -171,7 +171,7 @@ def journals() -> list[Path]:
     return sorted(path for path in heads if not {"node_modules", ".git"} & set(path.parts))
 
 
-@pytest.mark.spec("replay:J10", "reliability:JR19")
+@pytest.mark.spec("replay:J10", "replay:J34")
 def test_every_journal_of_the_repository_is_written_again_byte_by_byte() -> None:
     """
     Each result and each call of a tool is made of the value that its line holds, and its line of that value.
@@ -207,6 +207,15 @@ def test_every_journal_of_the_repository_is_written_again_byte_by_byte() -> None
     assert written_again["Intent"] > 50
 
 
+def test_members_besides_an_outcome_have_the_order_of_their_rows_and_none_is_without() -> None:
+    extras: dict[str, Any] = {"writes": [{"path": "a"}], "attempts": [{"error": {"type": "model_error"}}]}
+    written = json.loads(line_of(Result("", 0, 1, "x", extras)))
+
+    assert list(written) == ["kind", "path", "seq", "at", "attempts", "writes", "value", "crc"]
+    with pytest.raises(ValueError, match="'forgotten'"):
+        line_of(Result("", 0, 1, "x", {**extras, "forgotten": 1}))
+
+
 def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
     first = Transcript([UserMessage("add")])
     call = ToolCallPart("c1", "add", {"a": 1})
@@ -221,7 +230,7 @@ def test_a_journal_in_memory_gives_the_lines_of_what_it_was_given() -> None:
         Intent("", 2, {**form, "idempotent": True}, "", 1),
         Intent("", 3, form, program_line=4),
         Result("", 1, 5, Value("x", 6)),
-        Result("", 2, 5, "x", ({"error": {"type": "model_error", "message": "busy"}},)),
+        Result("", 2, 5, "x", {"attempts": [{"error": {"type": "model_error", "message": "busy"}}]}),
         Intent("", 4, CallModel(4, requests[1], "final_answer")),
         Intent("", 5, CallModel(5, requests[2])),
     ]

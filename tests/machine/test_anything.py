@@ -234,7 +234,6 @@ def play_in(given_world, handler, points):
     "reliability:I9",
     "requirements:B16",
     "requirements:X16",
-    "reliability:R4",
 )
 @settings(max_examples=200)
 @given(programs, worlds, hook_points)

@@ -16,7 +16,7 @@ from tests.machine.batches import ANY, NAMES, TOOLS, run, statuses
 from tests.machine.world import STEP, World, adding, agent, call, child, play, reply, thought
 
 
-@pytest.mark.spec("requirements:D4", "requirements:X9", "requirements:D3", "requirements:D19")
+@pytest.mark.spec("requirements:X9", "generator-contract:G51", "generator-contract:G33")
 def test_calls_run_one_after_another_in_call_order():
     played = run(reply(call("add", a=1), call("safe", a=2), call("add", a=3)), reply("done"))
     assert [c.input["a"] for c in played.calls] == [1, 2, 3]
@@ -24,7 +24,7 @@ def test_calls_run_one_after_another_in_call_order():
     assert [m.text for m in played.history if m.role == "tool"] == ["1", "2", "3"]
 
 
-@pytest.mark.spec("reliability:TL16", "requirements:X9", "generator-contract:V12")
+@pytest.mark.spec("reliability:TL16", "requirements:X9", "requirements:B12")
 @pytest.mark.parametrize("backwards", [False, True])
 def test_a_batch_of_parallel_safe_calls_runs_at_once_and_one_failure_disturbs_no_other(backwards):
     results = {1: adding, 2: lambda **_: ToolResult.error("no"), 3: adding}
@@ -47,14 +47,7 @@ def test_one_other_call_makes_the_batch_sequential(name):
     assert Gather not in {type(e) for e in played.emitted}
 
 
-@pytest.mark.spec(
-    "requirements:D5",
-    "reliability:TL21",
-    "requirements:X10",
-    "generator-contract:V11",
-    "requirements:X42",
-    "requirements:F17",
-)
+@pytest.mark.spec("reliability:TL21", "generator-contract:T28", "generator-contract:G51")
 @pytest.mark.parametrize("name", ["ending", "end_turn", "task_completed"])
 def test_a_turn_ending_call_ends_the_turn_and_later_calls_are_skipped(name):
     played = run(
@@ -97,13 +90,7 @@ ENDS = {
 }
 
 
-@pytest.mark.spec(
-    "generator-contract:G51",
-    "generator-contract:G53",
-    "generator-contract:T3",
-    "generator-contract:S11",
-    "reliability:MP52",
-)
+@pytest.mark.spec("generator-contract:G51", "generator-contract:T3", "generator-contract:S8", "reliability:MP52")
 @pytest.mark.parametrize(("parts", "ends"), ENDS.values(), ids=ENDS)
 def test_what_ends_a_turn(parts, ends):
     def handler(ctx):
@@ -244,7 +231,7 @@ def test_a_reply_that_a_handler_asked_for_is_told_of_as_one_of_a_step():
     assert 1 == len(played.seen(Warned)) == len(played.warnings)
 
 
-@pytest.mark.spec("requirements:X25", "reliability:MP53", "requirements:D25")
+@pytest.mark.spec("ecosystem:EC97", "reliability:MP54")
 def test_a_refusal_ends_the_turn_and_is_seen():
     played = run(reply(RefusalPart("I will not."), stop_reason="refusal"))
     assert (played.stop_reason, played.output, len(played.models)) == (StopReason.REFUSAL, "I will not.", 1)
@@ -256,14 +243,7 @@ def test_the_content_of_a_reply_decides_and_not_its_stop_reason():
     assert (len(played.calls), len(played.models), played.output) == (1, 2, "done")
 
 
-@pytest.mark.spec(
-    "requirements:D11",
-    "requirements:B12",
-    "generator-contract:V10",
-    "generator-contract:D11",
-    "generator-contract:V17",
-    "generator-contract:D10",
-)
+@pytest.mark.spec("requirements:D10", "requirements:B12", "generator-contract:G32")
 def test_the_reply_is_stored_as_it_came_with_our_ids_and_wrong_calls_answered():
     odd = ToolCallPart(
         "", "add", raw_input="{oops", input_error="line 1", provider_data={"provider": "p", "id": "toolu_1"}

@@ -35,7 +35,7 @@ def looping(k):
     return reply(call("add", a=k))
 
 
-@pytest.mark.spec("requirements:D6", "generator-contract:V8", "requirements:B7")
+@pytest.mark.spec("generator-contract:G46", "requirements:B7")
 def test_the_default_is_fifty_steps_and_each_takes_one():
     remaining = []
 
@@ -52,7 +52,7 @@ def test_the_default_is_fifty_steps_and_each_takes_one():
     assert (played.status, played.output, played.state.step_index) == (RunStatus.MAX_STEPS, "that was it", 50)
 
 
-@pytest.mark.spec("requirements:D7", "requirements:X8", "generator-contract:G46")
+@pytest.mark.spec("requirements:D7", "generator-contract:G46")
 def test_at_the_limit_the_model_is_asked_once_more_without_tools():
     log = []
 
@@ -87,7 +87,7 @@ def test_at_the_limit_the_model_is_asked_once_more_without_tools():
     ]
 
 
-@pytest.mark.spec("requirements:X8")
+@pytest.mark.spec("requirements:D7")
 @pytest.mark.parametrize("error", [ModelError("down"), SPENT, StepEngineError("odd")], ids=["model", "limit", "other"])
 def test_a_final_answer_that_fails_leaves_what_stop_leaves(error):
     settings = {"tools": ["add"]}
@@ -121,7 +121,7 @@ def test_on_raise_the_limit_is_thrown_at_the_first_refused_step():
     assert len(played.models) == 2
 
 
-@pytest.mark.spec("generator-contract:G46", "generator-contract:G37", "reliability:GN10")
+@pytest.mark.spec("generator-contract:G46", "reliability:GN09")
 def test_after_the_limit_a_handler_is_resumed_once_then_told_then_closed():
     log = []
 
@@ -180,7 +180,7 @@ def test_candidates_need_a_step_and_are_at_most_64():
     )
 
 
-@pytest.mark.spec("reliability:GN09", "requirements:D19")
+@pytest.mark.spec("reliability:GN09", "generator-contract:G33")
 @pytest.mark.parametrize(
     "asked", [STEP, y.ToolCall("add"), y.Perform(int), y.GenerateN(2), y.Complete("x"), y.AgentCall("h")]
 )
@@ -219,7 +219,7 @@ def test_a_limit_in_the_middle_of_a_batch_ends_the_step_with_all_results():
     assert played.error == SPENT
 
 
-@pytest.mark.spec("requirements:D15", "requirements:B8", "requirements:X20")
+@pytest.mark.spec("requirements:D15", "generator-contract:G23", "requirements:G17")
 def test_everything_that_was_spent_is_counted():
     from decimal import Decimal
 

@@ -32,13 +32,7 @@ def sees(**values):
     return ToolResult.json(sorted(values))
 
 
-@pytest.mark.spec(
-    "generator-contract:G15",
-    "generator-contract:G42",
-    "generator-contract:G31",
-    "requirements:C4",
-    "generator-contract:V9",
-)
+@pytest.mark.spec("generator-contract:G15", "generator-contract:G42", "generator-contract:G31")
 def test_a_recorded_call_is_appended_with_its_result_after_it_ran():
     during = []
 
@@ -91,9 +85,7 @@ def test_the_log_holds_every_call_in_order():
     assert played.tool_calls[1].input == {"a": 2}
 
 
-@pytest.mark.spec(
-    "reliability:GN24", "requirements:C6", "generator-contract:G35", "generator-contract:G31", "generator-contract:D4"
-)
+@pytest.mark.spec("generator-contract:G32", "generator-contract:G31")
 def test_a_call_of_a_tool_that_the_agent_lacks_is_thrown_and_leaves_nothing():
     def handler(ctx):
         with pytest.raises(
@@ -112,7 +104,7 @@ def test_a_call_of_a_tool_that_the_agent_lacks_is_thrown_and_leaves_nothing():
     assert (len(played.calls), len(played.history)) == (1, 3)
 
 
-@pytest.mark.spec("requirements:C4", "requirements:C6", "generator-contract:G31")
+@pytest.mark.spec("generator-contract:G42", "generator-contract:G32", "generator-contract:G31")
 def test_a_control_tool_that_the_model_lacks_works_and_leaves_no_call_that_no_provider_would_take():
     def handler(ctx):
         yield y.ToolCall("write_todos", {"todos": []}, include_tool_call=True)
@@ -123,7 +115,7 @@ def test_a_control_tool_that_the_model_lacks_works_and_leaves_no_call_that_no_pr
     assert having.shown[1:] == ["assistant: [write_todos c1]", "tool c1 ok: 0 of 0 done."]
 
 
-@pytest.mark.spec("requirements:C5", "generator-contract:G32", "generator-contract:D3", "generator-contract:T2")
+@pytest.mark.spec("generator-contract:G32", "generator-contract:T2")
 @pytest.mark.parametrize("many", [False, True])
 def test_input_of_a_handler_is_corrected_as_a_models_and_thrown_where_it_cannot_be(many):
     repairing = binding(
@@ -159,7 +151,7 @@ def test_a_check_that_raises_is_wrong_input(source):
     assert (played.error.message if source == "handler" else played.history[-1].text) == text
 
 
-@pytest.mark.spec("generator-contract:G33", "requirements:C13")
+@pytest.mark.spec("generator-contract:G33")
 def test_a_failing_tool_is_a_result_and_raises_only_from_yield_from():
     def handler(ctx):
         result = yield y.ToolCall("add")
@@ -227,7 +219,7 @@ WRITERS = {
 }
 
 
-@pytest.mark.spec("requirements:B9", "requirements:H5", "requirements:H2")
+@pytest.mark.spec("requirements:B9", "requirements:H5", "reliability:GN37")
 @pytest.mark.parametrize(("points", "second"), WRITERS.values(), ids=WRITERS)
 @pytest.mark.parametrize("by", ["the model", "the handler"])
 def test_the_change_of_a_tool_is_made_once_and_what_is_written_later_stays(points, second, by):
@@ -272,9 +264,7 @@ def test_the_next_call_sees_the_change_of_a_tool_and_a_tool_that_replaces_the_hi
 # --- at once --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec(
-    "generator-contract:G20", "generator-contract:G44", "generator-contract:G25", "requirements:X26", "reliability:I2"
-)
+@pytest.mark.spec("generator-contract:G20", "generator-contract:L6", "reliability:I2", "generator-contract:G22")
 @pytest.mark.parametrize("backwards", [False, True])
 def test_what_runs_at_once_keeps_its_order_and_addresses(backwards):
     def handler(ctx):
@@ -311,7 +301,7 @@ def test_nothing_at_once_gives_nothing():
     assert (played.output, played.leaves) == ([], [])
 
 
-@pytest.mark.spec("requirements:J5", "reliability:TL16")
+@pytest.mark.spec("generator-contract:L3", "reliability:TL16")
 def test_failures_at_once_stay_in_their_entries():
     spent = LimitExceeded("no more children", kind="children")
 
@@ -353,7 +343,7 @@ def test_expanding_tools_do_not_stand_in_parallel():
     assert "put AgentCall(...) or Ask(...) there" in play(agent(handler)).error.message
 
 
-@pytest.mark.spec("generator-contract:L7", "generator-contract:D14")
+@pytest.mark.spec("requirements:D15")
 def test_a_stop_at_once_keeps_what_finished_and_counts_every_child():
     spent = Spending(Usage(5, requests=1))
 
@@ -391,13 +381,7 @@ def test_a_stop_at_once_keeps_what_finished_and_counts_every_child():
 # --- ids ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec(
-    "generator-contract:G45",
-    "requirements:D17",
-    "generator-contract:V15",
-    "generator-contract:D12",
-    "generator-contract:G43",
-)
+@pytest.mark.spec("generator-contract:G45", "requirements:D17", "generator-contract:G42")
 def test_call_ids_go_on_over_a_previous_state_and_skip_those_in_use():
     def handler(ctx):
         yield y.ToolCall("add", {"a": 1})

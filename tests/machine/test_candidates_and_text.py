@@ -27,15 +27,7 @@ from tests.machine.world import (
 )
 
 
-@pytest.mark.spec(
-    "generator-contract:V21",
-    "generator-contract:D24",
-    "generator-contract:G19",
-    "generator-contract:G19a",
-    "generator-contract:G28",
-    "generator-contract:G46",
-    "reliability:GN21",
-)
+@pytest.mark.spec("generator-contract:G19", "generator-contract:G22", "generator-contract:G46", "reliability:GN21")
 def test_candidates_are_independent_replies_in_order_and_take_one_step():
     log = []
 
@@ -56,7 +48,7 @@ def test_candidates_are_independent_replies_in_order_and_take_one_step():
     assert [e.kind for e in played.seen(HandlerNotice)] == ["calls_dropped"]
 
 
-@pytest.mark.spec("generator-contract:G19b")
+@pytest.mark.spec("generator-contract:G19")
 def test_candidates_that_fail_are_left_out():
     def handler(ctx):
         return list((yield from y.GenerateN(3)))
@@ -66,7 +58,7 @@ def test_candidates_that_fail_are_left_out():
     assert played.spending.usage.requests == 2
 
 
-@pytest.mark.spec("generator-contract:G18", "generator-contract:G30", "generator-contract:G24", "reliability:GN23")
+@pytest.mark.spec("generator-contract:G18", "generator-contract:G30", "generator-contract:G24")
 def test_text_becomes_messages_and_its_blocks_run_in_order():
     text = """Before
 <tool_call>{"name": "add", "input": {"a": 1, "b": 2}}</tool_call>
@@ -110,7 +102,7 @@ after <tool_call>{"name": "add"}"""
     assert "not JSON" in played.seen(HandlerNotice)[0].message
 
 
-@pytest.mark.spec("generator-contract:G49", "reliability:GN20")
+@pytest.mark.spec("generator-contract:G49")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -136,7 +128,7 @@ def test_a_yielded_end_turn_ends_the_run_and_closes_the_handler(asked):
     assert played.states == {LAST}
 
 
-@pytest.mark.spec("requirements:X65", "generator-contract:G50")
+@pytest.mark.spec("generator-contract:G50")
 @pytest.mark.parametrize("end", ["end_turn", "task_completed"])
 def test_a_text_that_ends_the_turn_leaves_the_handler_running_and_skips_what_follows_in_it(end):
     log = []
@@ -161,7 +153,7 @@ def test_a_text_that_ends_the_turn_leaves_the_handler_running_and_skips_what_fol
     assert (played.status, played.output, len(played.models)) == (RunStatus.COMPLETED, "more", 1)
 
 
-@pytest.mark.spec("requirements:X65", "generator-contract:G54")
+@pytest.mark.spec("generator-contract:G50", "generator-contract:G54")
 def test_a_message_that_came_meanwhile_is_answered_before_a_text_ends_the_turn():
     def handler(ctx):
         yield y.Perform(int)
@@ -182,7 +174,7 @@ def test_a_yielded_task_completed_and_a_refused_end_turn_do_not_end_the_run():
     assert play(agent(handler)).output == "on"
 
 
-@pytest.mark.spec("requirements:C17", "requirements:C1")
+@pytest.mark.spec("generator-contract:G8", "generator-contract:G7")
 def test_helper_generators_behave_as_if_they_stood_in_the_handler():
     def helper(n):
         total = 0

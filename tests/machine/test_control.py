@@ -1,4 +1,4 @@
-"""Control tools: done by the machine itself, with no effect, one action each (generator-contract T21-T28)."""
+"""Control tools: done by the machine itself, with no effect, one action each (generator-contract T23-T28)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import compact
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
-from stepengine.data.state import RunStatus
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Action, Asking, Control, Spawning
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError, ToolInputError, ToolNotAvailable
@@ -45,7 +45,7 @@ def test_every_action_of_the_machine_has_its_tool_and_every_control_tool_an_acti
             assert all(word in spec.description for word in ("Usage:", "Examples:", "When not to use:", "Notes:"))
 
 
-@pytest.mark.spec("requirements:X14", "requirements:K11", "requirements:F18", "requirements:X35")
+@pytest.mark.spec("requirements:X14", "requirements:E25", "generator-contract:T34")
 def test_nothing_is_offered_that_was_not_listed_and_never_what_is_for_handlers():
     played = play(agent(), World(replies=[reply(call("write_todos", todos=[])), reply("x")]))
     assert played.requests[0].tools == ()
@@ -56,7 +56,9 @@ def test_nothing_is_offered_that_was_not_listed_and_never_what_is_for_handlers()
 
 
 @pytest.mark.spec(
-    "generator-contract:T21", "requirements:F19", "generator-contract:T23", "generator-contract:T27", "requirements:F17"
+    "generator-contract:T34",
+    "generator-contract:T23",
+    "generator-contract:T28",
 )
 def test_control_tools_of_a_model_have_events_and_a_result_but_no_effect():
     replies = [
@@ -83,10 +85,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("tool", ANSWERED)
-@pytest.mark.spec(
-    "generator-contract:T21", "generator-contract:T23", "generator-contract:T24", "generator-contract:T25",
-    "generator-contract:T26", "generator-contract:T28",
-)  # fmt: skip
+@pytest.mark.spec("generator-contract:T34", "generator-contract:T23", "generator-contract:S8", "generator-contract:T25", "generator-contract:T26", "generator-contract:T28")  # fmt: skip
 def test_a_handler_gets_the_answer_of_a_control_tool_as_a_message_and_the_record_holds_its_words(tool):
     given, words = ANSWERED[tool]
 
@@ -99,7 +98,7 @@ def test_a_handler_gets_the_answer_of_a_control_tool_as_a_message_and_the_record
     assert played.tool_calls[0].result.data == {"message": words}
 
 
-@pytest.mark.spec("generator-contract:T27", "generator-contract:T23")
+@pytest.mark.spec("generator-contract:T28", "generator-contract:T23")
 def test_what_a_model_reads_of_a_control_tool_are_words_as_in_the_runs_that_were_recorded():
     replies = [reply(call("think_deeply", thought="hm"), call("end_turn", message="bye"))]
     played = play(agent(tools=["think_deeply", "end_turn"]), World(replies=replies))
@@ -110,7 +109,7 @@ def test_what_a_model_reads_of_a_control_tool_are_words_as_in_the_runs_that_were
     assert [c.result.data for c in played.tool_calls] == [{"message": "Thought noted."}, {"message": "bye"}]
 
 
-@pytest.mark.spec("generator-contract:T25", "requirements:C14", "requirements:C6")
+@pytest.mark.spec("generator-contract:T25", "generator-contract:T26", "generator-contract:G32")
 def test_add_message_appends_in_place_and_is_never_recorded():
     def handler(ctx):
         yield y.ToolCall("add_message", {"role": "user", "content": "note"})
@@ -138,7 +137,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.spec("generator-contract:T26", "requirements:C14", "generator-contract:G42", "generator-contract:D5")
+@pytest.mark.spec("generator-contract:T26", "generator-contract:G42")
 def test_set_messages_replaces_the_history_and_later_ids_skip_what_it_holds(form):
     def handler(ctx):
         yield STEP
@@ -189,7 +188,7 @@ WRONG = {
 }
 
 
-@pytest.mark.spec("generator-contract:T4")
+@pytest.mark.spec("generator-contract:G32")
 @pytest.mark.parametrize(("name", "value", "issue"), WRONG.values(), ids=WRONG)
 def test_wrong_input_of_a_control_tool_names_every_issue(name, value, issue):
     played = play(agent(tools=[name]), World(replies=[reply(call(name, value)), reply("x")]))
@@ -233,3 +232,17 @@ def test_a_driver_that_answers_nonsense_is_told_so():
         run.effects.receive(5, effect)
     with pytest.raises(StepEngineError, match="answered a Gather of 1 with None"):
         run.effects.receive(None, Gather((effect,)))
+
+
+@pytest.mark.spec("generator-contract:L41")
+def test_a_run_whose_successor_failed_without_a_reason_names_the_successor():
+    def handler(ctx):
+        yield y.ToolCall("hand_off", {"agent": "billing"})
+
+    failed = ChildResult(run_id="r1-1", agent_id="billing", status=RunStatus.FAILED)
+    played = play(agent(handler), World(children={"billing": failed}), agents={"billing": None})
+
+    assert (RunStatus.FAILED, "agent 'billing', to which the conversation was handed over, failed") == (
+        played.status,
+        str(played.error),
+    )

@@ -19,12 +19,9 @@ from tests.machine.world import World, agent, call, child, play, reply, thought
 
 
 @pytest.mark.spec(
-    "requirements:J1",
-    "requirements:J3",
-    "requirements:J4",
-    "requirements:J5",
-    "generator-contract:L5",
-    "generator-contract:L13",
+    "generator-contract:L1",
+    "generator-contract:L6",
+    "generator-contract:L3",
 )
 def test_spawn_agents_runs_children_at_once_and_answers_in_order():
     entries = [{"agent_type": n, "prompt": f"p{n}", "params": {"k": 1}} for n in "abcd"]
@@ -56,7 +53,7 @@ def test_spawn_agents_runs_children_at_once_and_answers_in_order():
     assert (played.status, [c.agent_id for c in played.children]) == (RunStatus.COMPLETED, [*"abcd"])
 
 
-@pytest.mark.spec("reliability:SP11", "requirements:J7", "generator-contract:L15")
+@pytest.mark.spec("reliability:SP11", "generator-contract:L15")
 def test_a_child_may_inherit_what_the_open_reply_said_before_its_call():
     seen = []
 
@@ -119,7 +116,7 @@ def test_spawn_agents_is_an_error_only_when_every_child_failed_and_shows_models_
     assert run(world=world, handler=handler).output == [{"mode": "json"}, True]
 
 
-@pytest.mark.spec("requirements:J15")
+@pytest.mark.spec("reliability:SP10")
 def test_a_suspended_child_suspends_its_parent():
     inner = Stop("suspended", questions=(Question("2.q0", "?"),), child=child(agent_id="b", status="suspended"))
     entries = [{"agent_type": n} for n in "abc"]
@@ -135,7 +132,7 @@ def test_a_suspended_child_suspends_its_parent():
     assert [c.agent_id for c in played.children] == ["a", "b", "c"]
 
 
-@pytest.mark.spec("requirements:K1", "requirements:K2")
+@pytest.mark.spec("requirements:K2")
 def test_a_model_and_a_handler_ask_with_the_same_effect():
     def handler(ctx):
         yield y.STEP
@@ -202,7 +199,7 @@ WRONG = {
 }
 
 
-@pytest.mark.spec("generator-contract:T4")
+@pytest.mark.spec("generator-contract:G32", "reliability:TL14")
 @pytest.mark.parametrize(("value", "issues"), WRONG.values(), ids=WRONG)
 def test_wrong_input_of_ask_user_is_refused(value, issues):
     played = run(reply(call("ask_user", value)), reply("x"), tools=["ask_user"])

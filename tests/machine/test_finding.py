@@ -10,7 +10,7 @@ from stepengine import AgentDefinition, Change, Engine, Hooks, Tool, ToolCall
 from stepengine.data.messages import ToolReferencePart
 from stepengine.data.tools import FIND_TOOLS, ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.machine.finding import find_hidden_tools
+from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.testing import ScriptedModel, tool_call
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}

@@ -142,4 +142,4 @@ def test_steps_of_a_call_that_yield_what_is_not_the_runs_own_are_told_so(asked: 
     played = play(agent(handler, tools=["drive"]), World(), tools=[drive])
 
     assert RunStatus.COMPLETED is played.finished.status, played.finished.error
-    assert "it may yield Ask, Complete, Perform, Sleep" in seen[0]
+    assert "it may yield Complete, Perform, Ask, Sleep" in seen[0]

@@ -12,7 +12,7 @@ from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, T
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import TranscriptError
-from stepengine.machine.history import EXPIRED, SLICE_MESSAGES, RunHistory, left_by
+from stepengine.machine.history import EXPIRED, SLICE_MESSAGES, RunHistory, state_without_opening
 from tests.machine.world import lines
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be_paired_changes_nothing():
     assert lines(past.record) == lines(past.view) == ["user: a"]
 
 
-@pytest.mark.spec("generator-contract:L34", "generator-contract:L35")
+@pytest.mark.spec("generator-contract:L35")
 def test_messages_leave_both_sides_when_their_time_is_over():
     step, prompt = said("step", ttl="agent_step"), said("prompt", ttl="user_prompt")
     past = history(step, said("kept"), prompt)
@@ -87,13 +87,13 @@ def test_only_the_newest_results_of_an_ephemeral_tool_are_shown():
 
 def test_the_last_word_holds_until_something_is_said_after_it():
     past = history(AssistantMessage("before the run"))
-    assert past.last_said() == ""
+    assert past.get_last_answer() == ""
     past.add([AssistantMessage("first")])
     past.end_with("bye")
     past.commit(calling("c1"), [result("c1")])
-    assert past.last_said() == "bye"
+    assert past.get_last_answer() == "bye"
     past.commit(calling("c2", text="more"), [result("c2")])
-    assert past.last_said() == "more"
+    assert past.get_last_answer() == "more"
 
 
 @pytest.mark.parametrize("calls", [0, 1, SLICE_MESSAGES - 1, SLICE_MESSAGES, 3 * SLICE_MESSAGES])
@@ -105,13 +105,13 @@ def test_what_was_said_last_is_found_behind_any_number_of_calls_but_not_before_t
             past.commit(calling(f"{word}{n}"), [result(f"{word}{n}")])
 
     work("a")
-    assert past.last_said() == ""
+    assert past.get_last_answer() == ""
     past.add([AssistantMessage("thinking aloud"), AssistantMessage(" ")])
     work("b")
-    assert past.last_said() == past.last_said() == "thinking aloud"
+    assert past.get_last_answer() == past.get_last_answer() == "thinking aloud"
     past.commit(calling("c", text="more"), [result("c")])
     work("d")
-    assert past.last_said() == ("more" if calls else "thinking aloud\n\nmore")
+    assert past.get_last_answer() == ("more" if calls else "thinking aloud\n\nmore")
 
 
 def test_a_child_inherits_what_stands_and_what_the_open_reply_said_before_its_call():
@@ -132,7 +132,7 @@ def test_an_inline_child_leaves_its_history_without_what_it_was_lent():
     lent = past.inheritable("c1").record
     asked = said("prune")
     state = AgentState(message_history=lent.append(asked).append(AssistantMessage("pruned")))
-    sides = past.left_by_inline(left_by(state, [asked]), "c1")
+    sides = past.history_after_inline(state_without_opening(state, [asked]), "c1")
     assert lines(sides.record) == ["user: a", "assistant: pruned"]
     assert sides.view is sides.record
 

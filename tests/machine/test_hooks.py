@@ -80,6 +80,7 @@ def endless(*args):
             continue
 
 
+NAMES = [row.name for row in y.YIELDS if row.for_hooks]
 BROKEN = {
     "raises": (raising, r"raised ValueError: bad luck \(.*test_hooks.py:\d+\)"),
     "raises StopIteration": (stopping, "raised StopIteration"),
@@ -91,14 +92,14 @@ BROKEN = {
     "future": (lambda *args: Future(), "is async"),
     "bad yield": (
         bad_yield,
-        r"yielded STEP; it may yield ToolCall, Complete, Race, Perform, Sleep, Receive, Wait, Send or Cancel ",
+        rf"yielded STEP; it may yield {', '.join(NAMES[:-1])} or {NAMES[-1]} ",
     ),
     "unknown tool": (missing_tool, "'nope' is not available"),
     "endless": (endless, "yielded more than 1000 times"),
 }
 
 
-@pytest.mark.spec("requirements:H1", "requirements:H2", "requirements:H12", "requirements:H4")
+@pytest.mark.spec("requirements:H1", "reliability:GN37", "requirements:H4")
 def test_hooks_of_all_points_run_in_list_order_and_see_where_they_are():
     log = []
 
@@ -141,7 +142,7 @@ def test_post_run_hooks_see_the_result_and_what_was_added():
     assert usage[0].requests == 2
 
 
-@pytest.mark.spec("requirements:H6", "requirements:X2", "reliability:GN30")
+@pytest.mark.spec("reliability:GN30")
 @pytest.mark.parametrize("point", ["pre_run", "pre_step"])
 @pytest.mark.parametrize(("hook", "message"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_pre_hook_aborts_the_run_and_is_named(point, hook, message):
@@ -160,7 +161,7 @@ def swallowing(ctx):
         yield STEP
 
 
-@pytest.mark.spec("requirements:H9", "reliability:GN31", "requirements:X2")
+@pytest.mark.spec("reliability:GN30")
 @pytest.mark.parametrize(("hook", "message"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_pre_tool_hook_denies_its_call_alone(hook, message):
     def first(ctx, asked):
@@ -174,7 +175,7 @@ def test_a_broken_pre_tool_hook_denies_its_call_alone(hook, message):
     assert (played.status, played.output) == (RunStatus.COMPLETED, "done")
 
 
-@pytest.mark.spec("requirements:H7", "requirements:H10", "reliability:GN32", "requirements:X2")
+@pytest.mark.spec("reliability:GN30", "requirements:X3", "reliability:GN32")
 @pytest.mark.parametrize("point", ["post_tool", "post_step", "on_stop", "post_run"])
 @pytest.mark.parametrize(("hook", "message"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_later_hook_is_noted_and_changes_nothing(point, hook, message):
@@ -205,7 +206,7 @@ def test_a_limit_in_a_pre_hook_ends_the_run_with_it():
 # --- what hooks change ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:H3", "requirements:X5", "requirements:H5", "requirements:B9", "reliability:GN37")
+@pytest.mark.spec("requirements:H4", "requirements:H5", "requirements:B9", "reliability:GN37")
 def test_every_field_of_a_change_is_made_and_logged():
     seen = []
 
@@ -244,7 +245,7 @@ def test_every_field_of_a_change_is_made_and_logged():
     ]
 
 
-@pytest.mark.spec("requirements:H13", "requirements:H2")
+@pytest.mark.spec("requirements:H13", "reliability:GN37")
 def test_a_tail_from_pre_run_ends_every_request_of_the_run_and_is_never_stored():
     def first(ctx):
         return Change(tail=[UserMessage("of the run")])
@@ -290,7 +291,7 @@ USELESS = [
 ]
 
 
-@pytest.mark.spec("requirements:H13", "requirements:X2")
+@pytest.mark.spec("requirements:H13", "reliability:GN30")
 @pytest.mark.parametrize(("point", "field"), USELESS)
 def test_a_field_that_a_point_cannot_use_is_an_error_of_its_hook_that_says_where_it_can(point, field):
     def hook(ctx, *args):
@@ -330,7 +331,7 @@ def test_a_result_from_a_hook_may_change_no_more_than_that_of_a_tool(wrap):
     assert played.history[2].text == "1"
 
 
-@pytest.mark.spec("reliability:GN33")
+@pytest.mark.spec("reliability:I1")
 def test_a_history_that_does_not_pair_is_refused_where_it_is_made():
     def hook(ctx):
         return Change(messages=[AssistantMessage([ToolCallPart("c9", "add")])])
@@ -343,7 +344,7 @@ def test_a_history_that_does_not_pair_is_refused_where_it_is_made():
         Change(view=[ToolMessage("c1", "add", "x")])
 
 
-@pytest.mark.spec("requirements:C5", "reliability:GN37")
+@pytest.mark.spec("generator-contract:G32", "reliability:GN37")
 def test_a_changed_input_is_checked_again_and_is_what_runs():
     def doubled(ctx, asked):
         return Change(input={"a": asked.input["a"] * 2}, context={"seen": asked.input["a"]})
@@ -363,7 +364,7 @@ def test_a_changed_input_is_checked_again_and_is_what_runs():
     assert emptied.history[2].status == "denied"
 
 
-@pytest.mark.spec("requirements:H10")
+@pytest.mark.spec("requirements:X3")
 def test_a_result_may_be_replaced_by_one_hook_after_another():
     def first(ctx, asked, result):
         return ToolResult.text(f"{result.text}!")
@@ -379,7 +380,7 @@ def test_a_result_may_be_replaced_by_one_hook_after_another():
     assert (played.tool_calls[0].result.text, played.tool_calls[0].result.tool_call_id) == ("1!?", "c1")
 
 
-@pytest.mark.spec("requirements:H10", "requirements:B9")
+@pytest.mark.spec("requirements:X3", "requirements:B9")
 def test_a_replaced_result_leaves_the_change_of_its_tool_made_and_brings_its_own_once():
     made = []
 
@@ -409,7 +410,7 @@ def test_a_replaced_result_leaves_the_change_of_its_tool_made_and_brings_its_own
     assert (plain.state.context, plain.history[2].text) == ({"tool": 1}, "other")
 
 
-@pytest.mark.spec("requirements:H8")
+@pytest.mark.spec("requirements:X3")
 def test_hooks_may_do_io_and_read_its_result():
     log = []
 

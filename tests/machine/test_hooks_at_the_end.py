@@ -15,7 +15,7 @@ from tests.machine.test_hooks import generating, greedy, raising, run
 from tests.machine.world import World, adding, agent, binding, call, limits, play, reply
 
 
-@pytest.mark.spec("requirements:H11", "generator-contract:G54")
+@pytest.mark.spec("requirements:H1", "generator-contract:G54")
 def test_on_stop_keeps_the_turn_going_with_its_message():
     said = [None, "more", UserMessage("again", ("MINE",)), None]
     asked = []
@@ -49,7 +49,7 @@ def test_on_stop_may_refuse_ten_times_in_a_row():
 # --- after a stop ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:H1", "requirements:X17")
+@pytest.mark.spec("requirements:H1", "requirements:K3")
 def test_hooks_of_a_stopped_run_are_called_but_nothing_is_done_for_them():
     log = []
 
@@ -92,7 +92,7 @@ def test_finished_members_of_a_stopped_batch_still_pass_plain_post_tool_hooks():
     assert "the run was stopped" in played.warnings[0]
 
 
-@pytest.mark.spec("requirements:D16")
+@pytest.mark.spec("reliability:I12")
 @pytest.mark.parametrize(
     ("kind", "status"),
     [("cancelled", RunStatus.CANCELLED), ("suspended", RunStatus.SUSPENDED), ("limit", RunStatus.FAILED)],

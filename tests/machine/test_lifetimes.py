@@ -14,7 +14,7 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
-from tests.machine.batches import ANY, NAMES, run
+from tests.machine.batches import ANY, NAMES, TOOLS, run
 from tests.machine.world import STEP, World, agent, call, child, hooks, play, reply, thought
 
 
@@ -26,7 +26,7 @@ def texts(messages):
     return [m.text for m in messages]
 
 
-@pytest.mark.spec("generator-contract:L34", "generator-contract:L35")
+@pytest.mark.spec("generator-contract:L35")
 def test_a_message_for_a_step_is_gone_after_it_and_one_for_the_prompt_after_the_run():
     seen = []
 
@@ -123,7 +123,7 @@ def test_tool_calls_never_expire_and_a_message_says_how_long_it_stays_in_every_f
         UserMessage("x", ttl="for ever")
 
 
-@pytest.mark.spec("generator-contract:L34")
+@pytest.mark.spec("generator-contract:L35")
 def test_a_handler_sets_messages_with_their_tags_and_lifetimes():
     def handler(ctx):
         kept = [UserMessage("a", ("T",), ttl="agent_step"), UserMessage("b", ttl="user_prompt"), UserMessage("c")]
@@ -160,9 +160,26 @@ def test_a_child_does_not_inherit_what_is_there_for_one_step():
     assert seen == [(["go", "for the run"],) * 2, (["go", "for the run"], ["for the run"])]
 
 
-@pytest.mark.spec(
-    "generator-contract:L31", "generator-contract:L32", "generator-contract:D33", "requirements:A9", "requirements:A10"
-)
+@pytest.mark.spec("generator-contract:L15")
+def test_a_child_inherits_what_the_model_said_in_an_earlier_step_once():
+    seen = []
+
+    def spawned(effect):
+        seen.append(texts(effect.parent().message_history))
+        return child()
+
+    def handler(ctx):
+        yield y.STEP
+        yield y.AgentCall("helper")
+
+    world = World(replies=[reply(TextPart("I add."), call("add"))], tools=ANY, children={"helper": spawned})
+    played = play(agent(handler, tools=NAMES), world, tools=TOOLS)
+
+    assert [["go", "I add.", "0"]] == seen
+    assert played.status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("generator-contract:L31", "generator-contract:L32")
 def test_prompts_stand_where_the_contract_says_and_step_prompts_come_last_and_are_never_stored():
     world = World(replies=[reply(call("add")), reply("done")], tools=ANY)
     played = run(
@@ -195,7 +212,7 @@ def test_prompt_and_params_are_one_user_message_and_users_text_goes_in_as_it_is(
     assert texts(world.requests[0].messages) == ['<b>do</b>\n\n{\n  "k": [\n    1\n  ]\n}']
 
 
-@pytest.mark.spec("generator-contract:L40", "generator-contract:D10")
+@pytest.mark.spec("requirements:B12")
 def test_a_reply_is_one_message_with_its_parts_in_the_order_received_and_results_follow_in_call_order():
     parts = [thought("a"), "one", call("add", a=1), "two", thought("b"), call("safe", a=2)]
     played = run(reply(*parts), reply("x"))

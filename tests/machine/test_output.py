@@ -42,9 +42,7 @@ def score(value=3):
     return reply(call("set_output", score=value))
 
 
-@pytest.mark.spec(
-    "requirements:D13", "generator-contract:S1", "generator-contract:S3", "generator-contract:V16", "requirements:D9"
-)
+@pytest.mark.spec("generator-contract:S2", "generator-contract:S1", "generator-contract:S3", "requirements:D9")
 def test_the_last_message_is_the_output_by_default():
     played = play(
         agent(tools=["add"]), World(replies=[reply("a", call("add")), reply("b")], tools={"add": adding}), tools=[ADD]
@@ -81,7 +79,7 @@ SAYS = {
 }
 
 
-@pytest.mark.spec("requirements:X63", "requirements:F17", "requirements:D13")
+@pytest.mark.spec("requirements:X63", "generator-contract:T28", "generator-contract:S2")
 @pytest.mark.parametrize(("replies", "said"), SAYS.values(), ids=SAYS)
 def test_a_run_says_the_message_of_end_turn_or_else_its_last_text(replies, said):
     world = World(replies=replies, tools={"add": adding})
@@ -161,7 +159,7 @@ def test_a_handlers_own_end_turn_says_it_too(form):
     assert (played.output, played.text, played.status) == ("bye", "bye", RunStatus.COMPLETED)
 
 
-@pytest.mark.spec("requirements:X63", "requirements:H11")
+@pytest.mark.spec("requirements:X63", "requirements:H1")
 def test_what_is_said_after_a_message_of_end_turn_is_what_the_run_says_last():
     asked = []
 
@@ -183,7 +181,7 @@ def test_what_is_said_after_a_message_of_end_turn_is_what_the_run_says_last():
         assert play(agent(handler, tools=["end_turn", "add"]), world, tools=[ADD]).output == said
 
 
-@pytest.mark.spec("requirements:X63", "requirements:D13")
+@pytest.mark.spec("requirements:X63", "generator-contract:S2")
 def test_the_order_of_what_a_run_says_is_returned_set_ended_with_said():
     def handler(ctx):
         yield STEP
@@ -200,7 +198,7 @@ def test_the_order_of_what_a_run_says_is_returned_set_ended_with_said():
     assert (data.output, data.text) == ({"a": 1}, "said")
 
 
-@pytest.mark.spec("requirements:X63")
+@pytest.mark.spec("requirements:X63", "generator-contract:S8")
 def test_set_output_in_another_mode_warns_once():
     def handler(ctx):
         yield y.ToolCall("set_output", {"x": 1})
@@ -222,7 +220,7 @@ def test_set_output_in_another_mode_warns_once():
     assert [m["role"] for m in warned("all_messages").output] == ["user", "assistant"]
 
 
-@pytest.mark.spec("generator-contract:S4", "generator-contract:D9")
+@pytest.mark.spec("generator-contract:S4")
 def test_all_messages_are_those_that_this_run_added():
     inherited = AgentState.from_messages([UserMessage("old"), AssistantMessage("older")])
     definition = agent(output_mode="all_messages", tools=["add"])
@@ -239,7 +237,7 @@ def test_all_messages_are_those_that_this_run_added():
     assert [m["content"][0]["text"] for m in pruned.output] == ["b"]
 
 
-@pytest.mark.spec("generator-contract:S2", "generator-contract:V6", "requirements:D13")
+@pytest.mark.spec("generator-contract:S2")
 @pytest.mark.parametrize("mode", ["last_message", "all_messages", "structured_output"])
 def test_a_returned_value_is_the_output_in_every_mode(mode):
     def handler(ctx):
@@ -251,9 +249,7 @@ def test_a_returned_value_is_the_output_in_every_mode(mode):
     assert played.state.output == {"mine": [1, 2]}
 
 
-@pytest.mark.spec(
-    "generator-contract:S5", "generator-contract:S8", "requirements:B6", "requirements:F10", "generator-contract:T24"
-)
+@pytest.mark.spec("generator-contract:S4", "generator-contract:S8")
 @pytest.mark.parametrize(
     ("given", "output"),
     [
@@ -278,7 +274,7 @@ def test_set_output_replaces_what_was_set(given, output):
 # --- with a schema --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("generator-contract:S9", "generator-contract:S10", "requirements:A14", "requirements:F10")
+@pytest.mark.spec("generator-contract:S9", "generator-contract:S10", "generator-contract:S1", "generator-contract:S8")
 def test_an_output_may_stand_at_the_top_or_inside_data_and_a_wrong_one_leaves_the_old():
     def handler(ctx):
         for value in ({"score": 3}, {"data": {"score": 4}}):
@@ -298,7 +294,7 @@ def test_an_output_may_stand_at_the_top_or_inside_data_and_a_wrong_one_leaves_th
     assert (played.status, played.output) == (RunStatus.COMPLETED, {"score": 4, "checked": True})
 
 
-@pytest.mark.spec("requirements:A14", "generator-contract:S14")
+@pytest.mark.spec("generator-contract:S1", "generator-contract:S14")
 def test_set_output_is_offered_by_itself_with_the_schema():
     played = scoring(score(), instructions_prompt="Judge.")
     [spec] = played.requests[0].tools
@@ -316,9 +312,7 @@ def test_set_output_is_offered_by_itself_with_the_schema():
     assert (plain.output, plain.history[1].text) == ({"score": 3}, "Judge.")
 
 
-@pytest.mark.spec(
-    "generator-contract:S12", "requirements:D14", "requirements:X23", "generator-contract:V7", "generator-contract:D6"
-)
+@pytest.mark.spec("generator-contract:S12", "requirements:D7")
 def test_a_missing_output_is_asked_for_and_the_handler_is_not_started_again():
     log = []
 
@@ -359,7 +353,7 @@ def test_the_turn_of_the_reminder_may_take_several_steps():
     assert "JSON Schema" not in plain.history[2].text
 
 
-@pytest.mark.spec("requirements:X64", "generator-contract:G11")
+@pytest.mark.spec("generator-contract:S12", "generator-contract:G9")
 @pytest.mark.parametrize("model", ["test/model", None])
 @pytest.mark.parametrize(
     "asked",
@@ -390,7 +384,7 @@ def test_a_handler_that_asked_for_no_step_is_not_corrected_by_a_model(model, ask
         assert (refused.error.issues, refused.models) == (("score: expected a number",), [])
 
 
-@pytest.mark.spec("requirements:X64", "generator-contract:S12")
+@pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("how", ["set_output", "unrecorded", "returned"])
 def test_a_model_corrects_the_refused_output_of_a_handler_that_asked_for_no_step(how):
     """
@@ -438,7 +432,7 @@ def test_a_returned_value_is_validated_and_a_wrong_one_is_asked_for_again():
     assert (failed.status, failed.error.issues) == (RunStatus.FAILED, ("score: expected a number",))
 
 
-@pytest.mark.spec("requirements:X23")
+@pytest.mark.spec("requirements:D7")
 def test_a_spent_budget_decides_before_a_missing_output():
     spent = limits(max_steps=1)
     asked = scoring(reply(call("add")), reply("final"), tools=["add"], limits=spent)
@@ -457,7 +451,7 @@ def test_a_failing_model_and_a_refusal_in_the_reminder():
     assert refused.error == LimitExceeded("no tokens", kind="tokens")
 
 
-@pytest.mark.spec("requirements:A14")
+@pytest.mark.spec("generator-contract:S1")
 def test_the_output_is_given_as_the_authors_own_type():
     played = scoring(score(), decode=lambda value: ("decoded", value["score"]))
     assert (played.output, played.state.output) == (("decoded", 3), {"score": 3, "checked": True})
@@ -475,7 +469,7 @@ def test_the_output_is_given_as_the_authors_own_type():
 # --- corrections ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("retries", [0, 1, 2, 3])
 def test_an_agent_says_how_often_it_is_asked_for_its_output_again(retries):
     """
@@ -493,7 +487,7 @@ def test_an_agent_says_how_often_it_is_asked_for_its_output_again(retries):
         assert (mended.output, mended.status) == ({"score": 4, "checked": True}, RunStatus.COMPLETED)
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 def test_corrections_of_a_returned_value_count_and_stay_inside_the_step_budget():
     def handler(ctx):
         yield STEP_ALL
@@ -505,7 +499,7 @@ def test_corrections_of_a_returned_value_count_and_stay_inside_the_step_budget()
     assert (bounded.status, len(bounded.models)) == (RunStatus.FAILED, 3)
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 def test_a_provider_that_refuses_to_demand_a_call_is_asked_without():
     refused = ModelError("tool_choice is not supported", status=400)
     played = scoring(reply("done"), refused, score(), output_retries=1)
@@ -525,7 +519,7 @@ JSON_TEXTS = [
 ]
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("said", JSON_TEXTS)
 def test_a_final_text_that_is_json_of_the_schema_is_the_output(said):
     played = scoring(reply(said))
@@ -534,7 +528,7 @@ def test_a_final_text_that_is_json_of_the_schema_is_the_output(said):
     assert (late.output, len(late.models)) == ({"score": 3, "checked": True}, 2)
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 def test_set_output_and_a_returned_value_go_before_a_final_text():
     def handler(ctx):
         yield STEP_ALL
@@ -545,7 +539,7 @@ def test_set_output_and_a_returned_value_go_before_a_final_text():
     assert scoring(reply('{"score": 2}'), handler=handler).output["score"] == 5
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize(
     "said",
     [
@@ -562,14 +556,14 @@ def test_what_is_not_one_json_text_is_no_output(said):
     assert (played.status, type(played.error), played.output) == (RunStatus.FAILED, OutputMissing, None)
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 def test_a_final_text_that_is_json_and_does_not_fit_is_corrected_with_its_issues():
     played = scoring(reply('{"score": "x"}'), score())
     assert "Your last output was refused: score: expected a number." in played.history[2].text
     assert played.output == {"score": 3, "checked": True}
 
 
-@pytest.mark.spec("requirements:X52")
+@pytest.mark.spec("generator-contract:S12")
 def test_a_final_text_counts_at_the_step_limit_too():
     played = scoring(reply(call("add")), reply('{"score": 3}'), tools=["add"], limits=limits(max_steps=1))
     assert (played.status, played.output) == (RunStatus.MAX_STEPS, {"score": 3, "checked": True})
@@ -591,7 +585,7 @@ def test_an_end_turn_without_output_is_asked_for_it_too():
     assert scoring(reply("a"), score(), handler=handler).output == {"score": 3, "checked": True}
 
 
-@pytest.mark.spec("generator-contract:S7", "requirements:D12")
+@pytest.mark.spec("requirements:X51", "requirements:D12")
 def test_a_failed_run_has_no_output():
     def handler(ctx):
         yield y.ToolCall("set_output", {"x": 1})

@@ -19,7 +19,7 @@ from stepengine.machine.effect_channel import EffectChannel
 from stepengine.machine.history import RunHistory
 from stepengine.machine.progress import Progress
 from stepengine.machine.signals import Stopped
-from stepengine.machine.spent import Spent
+from stepengine.machine.spent import UsageTotals
 from stepengine.machine.state import RunQuestions, SharedData
 
 CREATED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -32,7 +32,7 @@ class Parts:
     def __init__(self):
         self.history = RunHistory(EMPTY, EMPTY, {})
         self.budget = Budget(Limits(max_steps=3), "a")
-        self.spent = Spent()
+        self.spent = UsageTotals()
         self.effects = EffectChannel(CREATED, 100, self.history, self.budget, self.spent)
 
 
@@ -56,9 +56,9 @@ def test_messages_in_an_outcome_wait_in_the_history():
     parts.effects.receive(Value(1, 200, inputs=(UserMessage("hello"),)), effect_of(parts))
 
     assert [m.text for m in parts.history.inbox] == ["hello"]
-    assert parts.history.take_inbox()
+    assert parts.history.append_inbox()
     assert [m.text for m in parts.history.record] == ["hello"]
-    assert not parts.history.take_inbox()
+    assert not parts.history.append_inbox()
 
 
 def test_the_first_stop_counts_and_a_spent_limit_is_recorded():
@@ -78,18 +78,18 @@ def test_the_first_stop_counts_and_a_spent_limit_is_recorded():
 def test_each_step_is_deducted_and_thoughts_in_a_row_are_counted():
     budget = Budget(Limits(max_steps=2), "a")
     progress = Progress(5, budget)
-    assert progress.ask_step()
+    assert progress.request_step()
     assert [progress.count_step(StopReason.END_TURN, only_thoughts=said) for said in (True, False)] == [1, 0]
     progress.end_step()
 
     assert (progress.step, progress.step_index, budget.steps_left, progress.truncated) == (7, 7, 0, False)
-    assert not progress.ask_step()
+    assert not progress.request_step()
 
 
 def test_hooks_refuse_the_end_of_a_turn_only_so_often():
     progress = Progress(0, Budget(Limits(max_steps=2), "a"))
     assert [progress.refuse_stop(2) for _ in range(3)] == [True, True, False]
-    progress.let_stop()
+    progress.reset_refused_stops()
     assert progress.refuse_stop(2)
 
 
@@ -109,7 +109,7 @@ def test_none_deletes_a_member_of_the_context():
 def test_a_run_has_a_registry_of_children_once_it_may_start_some():
     children = Children("writer")
     assert children.background is NO_CHILDREN
-    assert children.own_background() is children.own_background() is not NO_CHILDREN
+    assert children.ensure_background() is children.ensure_background() is not NO_CHILDREN
 
     assert (children.successor, children.handed_to) == (None, "writer")
     children.hand_over("editor")

@@ -31,7 +31,7 @@ MERGED = {
 }
 
 
-@pytest.mark.spec("requirements:H8", "requirements:X3", "requirements:M8", "requirements:M18")
+@pytest.mark.spec("requirements:X3", "requirements:H16", "requirements:M18")
 @pytest.mark.parametrize(("decisions", "status", "decided"), MERGED.values(), ids=MERGED)
 @pytest.mark.parametrize("name", ["add", "safe"])
 def test_decisions_are_merged_deny_over_ask_over_allow(decisions, status, decided, name):
@@ -56,7 +56,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.spec("requirements:M15", "requirements:K9")
+@pytest.mark.spec("requirements:M15", "requirements:X54", "reliability:R8")
 @pytest.mark.parametrize(("answer", "status", "text"), ANSWERS.values(), ids=ANSWERS)
 def test_a_person_decides_about_exactly_this_call(answer, status, text):
     world = World(replies=[reply(call("add", a=4)), reply("done")], tools=ANY, answers={"q1": answer})
@@ -69,7 +69,7 @@ def test_a_person_decides_about_exactly_this_call(answer, status, text):
     assert text in (None, played.history[2].text)
 
 
-@pytest.mark.spec("requirements:E18", "requirements:X46")
+@pytest.mark.spec("requirements:E18")
 def test_a_tool_that_needs_no_permission_takes_an_ask_for_an_allow_but_not_a_deny():
     played = run(
         reply(call("open"), call("think_deeply", thought="x")),
@@ -95,7 +95,7 @@ def test_where_nobody_can_be_asked_the_call_is_denied(error, name):
     assert played.status is (RunStatus.FAILED if type(error) is LimitExceeded else RunStatus.COMPLETED)
 
 
-@pytest.mark.spec("requirements:K6", "requirements:K3", "requirements:X17", "requirements:D12")
+@pytest.mark.spec("requirements:K6", "requirements:K3", "requirements:D12")
 def test_a_batch_with_two_questions_suspends_once_and_a_deny_still_wins():
     def judge(ctx, asked):
         return Decision.deny() if asked.input["a"] == 2 else Decision.ask(f"May {asked.input['a']}?")
@@ -121,7 +121,7 @@ def test_in_a_sequence_the_calls_after_the_question_wait_too():
     assert played.history[1].text == "t"
 
 
-@pytest.mark.spec("requirements:C5", "reliability:GN24", "generator-contract:V9")
+@pytest.mark.spec("generator-contract:G32", "generator-contract:G31")
 def test_a_call_of_the_handler_is_judged_too():
     def handler(ctx):
         result = yield y.ToolCall("add", include_tool_call=False)

@@ -17,7 +17,7 @@ from tests.machine.batches import run, single
 from tests.machine.world import ADD, STEP, World, adding, agent, binding, call, play, reply, thought
 
 
-@pytest.mark.spec("reliability:MP55", "requirements:D21", "generator-contract:L37")
+@pytest.mark.spec("reliability:MP55", "generator-contract:L37")
 @pytest.mark.parametrize("raw", [None, '{"a": 1'])
 def test_a_reply_that_was_cut_off_executes_nothing(raw):
     last = ToolCallPart("", "add", {"a": 2} if raw is None else {}, raw_input=raw)
@@ -41,7 +41,7 @@ def test_a_handler_may_go_on_after_a_cut():
     assert (played.status, played.output) == (RunStatus.COMPLETED, "x\n\nwhole")
 
 
-@pytest.mark.spec("requirements:X61")
+@pytest.mark.spec("generator-contract:L37")
 @pytest.mark.parametrize("cuts", [0, 1, 3, 4])
 def test_a_text_that_was_cut_is_continued_in_its_step_at_most_three_times(cuts):
     texts = [reply(f"{k}", stop_reason="max_tokens", usage=Usage(1)) for k in range(cuts)]
@@ -57,7 +57,7 @@ def test_a_text_that_was_cut_is_continued_in_its_step_at_most_three_times(cuts):
     assert [message.role for message in played.history] == ["user", "assistant"]
 
 
-@pytest.mark.spec("requirements:X61")
+@pytest.mark.spec("generator-contract:L37")
 def test_a_cut_reply_with_a_call_or_without_words_or_whose_settings_say_so_is_not_continued():
     for parts, settings in (
         (("text", call("add", a=1)), ModelSettings()),
@@ -70,7 +70,7 @@ def test_a_cut_reply_with_a_call_or_without_words_or_whose_settings_say_so_is_no
         assert (played.status, len(played.requests)) == (RunStatus.TRUNCATED, 1)
 
 
-@pytest.mark.spec("requirements:X61")
+@pytest.mark.spec("generator-contract:L37")
 def test_what_continues_a_cut_text_may_call_a_tool():
     played = run(reply("I add", stop_reason="max_tokens"), reply(" it.", call("add", a=1, b=2)), reply("done"))
     assert (played.history[1].text, [c.tool_name for c in played.history[1].tool_calls]) == ("I add it.", ["add"])
@@ -150,7 +150,7 @@ def lambda_of(*asked):
     return handler
 
 
-@pytest.mark.spec("generator-contract:V14", "reliability:TL23", "requirements:I12", "requirements:B3")
+@pytest.mark.spec("requirements:I12", "requirements:B2", "generator-contract:P32")
 def test_ephemeral_results_leave_the_view_and_stay_in_the_record():
     views = []
 
@@ -203,7 +203,7 @@ def test_a_result_is_a_call_tool_effect_with_what_a_performer_needs():
     assert (type(effect), effect.arguments, effect.step_index, effect.state().step_index) == (CallTool, {"a": 1}, 0, 2)
 
 
-@pytest.mark.spec("generator-contract:S6", "generator-contract:L36")
+@pytest.mark.spec("generator-contract:S4", "generator-contract:G32")
 def test_an_unknown_call_leaves_a_result_and_no_note_of_its_own():
     played = play(
         agent(None, tools=["add"], output_mode="all_messages"),
@@ -215,7 +215,7 @@ def test_an_unknown_call_leaves_a_result_and_no_note_of_its_own():
     assert "Tool 'nope' is not available" in played.shown[-2]
 
 
-@pytest.mark.spec("reliability:MP64")
+@pytest.mark.spec("reliability:MP48")
 @pytest.mark.parametrize("over", [y.StepWith(tool_choice="none"), y.StepWith(tools=(), tool_choice="none")])
 def test_calls_of_a_model_that_was_told_to_make_none_run_only_if_their_tools_were_offered(over):
     def handler(ctx):
@@ -264,7 +264,7 @@ def test_a_model_that_must_say_when_it_is_done_and_only_thinks_ends_too():
     assert run(world=World(replies=called, tools={"add": adding})).output == "y"
 
 
-@pytest.mark.spec("requirements:X53", "requirements:D11", "requirements:D13")
+@pytest.mark.spec("requirements:X53", "requirements:D10", "generator-contract:S2")
 def test_thoughts_in_a_text_are_thinking_and_neither_text_nor_output_and_stay_in_the_record():
     whole = "<think>deep</think>\n\nThe answer."
     played = run(reply(thought("first"), whole))

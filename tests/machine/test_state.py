@@ -16,7 +16,7 @@ from stepengine.machine.output import Output
 from stepengine.machine.progress import Progress
 from stepengine.machine.run_tools import RunTools
 from stepengine.machine.side_events import SideEvents
-from stepengine.machine.spent import Spent
+from stepengine.machine.spent import UsageTotals
 from stepengine.machine.state import BodyProgress, Prompt, RunQuestions, RunState, SharedData, Snapshot
 
 MACHINE = Path(stepengine.machine.__file__).parent
@@ -33,7 +33,7 @@ PARTS = (
     RunTools,
     SharedData,
     Snapshot,
-    Spent,
+    UsageTotals,
 )
 STATEFUL = (RunState, SideEvents, *PARTS)
 

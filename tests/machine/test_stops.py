@@ -121,19 +121,14 @@ def test_the_scenario_has_every_kind_of_effect():
 
 @pytest.mark.spec(
     "interfaces:IF11",
-    "requirements:D16",
+    "reliability:I12",
     "requirements:B16",
-    "requirements:C18",
+    "generator-contract:G40",
     "reliability:I1",
     "reliability:I2",
     "reliability:I9",
-    "reliability:R4",
     "reliability:I6",
     "requirements:X40",
-    "generator-contract:L38",
-    "generator-contract:D30",
-    "generator-contract:D38",
-    "generator-contract:G55",
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stop_at_any_effect_leaves_a_whole_history_and_a_closed_handler(kind, subtests):
@@ -175,7 +170,7 @@ def shared(one, other):
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-@pytest.mark.spec("requirements:D16")
+@pytest.mark.spec("reliability:I12")
 def test_the_harder_of_two_stops_wins_and_questions_are_collected():
     def handler(ctx):
         yield y.Parallel(y.Ask("A?"), y.Perform(int), y.Ask("B?"))
@@ -186,7 +181,7 @@ def test_the_harder_of_two_stops_wins_and_questions_are_collected():
     assert (harder.status, harder.pending) == (RunStatus.CANCELLED, ())
 
 
-@pytest.mark.spec("requirements:D20")
+@pytest.mark.spec("generator-contract:G36")
 @pytest.mark.parametrize("error", [None, LimitExceeded("too late", kind="seconds"), ReplayDivergence("other")], ids=str)
 def test_a_stop_carries_its_error(error):
     played = play(agent(), World(at={0: Stop("limit", error=error)}))

@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
 from stepengine.data import yields as y
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import (
+    ROWS,
     AskPerson,
     AwaitMessage,
     AwaitRuns,
@@ -39,17 +40,17 @@ from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ThinkingPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Gathered, Stop, Value
-from stepengine.data.questions import Answer, answered
+from stepengine.data.questions import Answer, to_answer
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
-from stepengine.data.waiting import Awaited, ChildRef, Received
+from stepengine.data.waits import Awaited, ChildRef, Received
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
-from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, advance, token_of
+from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, effect_token, next_states
+from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.control import set_output_binding
-from stepengine.tools.spawning import BUILT_IN
 
 KNOWN = {name: attrs.evolve(tool.binding(), repair=None) for name, tool in BUILT_IN.items()}
 """What every run knows; inputs are not mended, so that a test sees what is checked."""
@@ -149,7 +150,7 @@ class World:
 
     @property
     def tokens(self) -> list[str]:
-        return [token_of(effect) for effect in self.emitted]
+        return [effect_token(effect) for effect in self.emitted]
 
     @property
     def models(self) -> list[CallModel]:
@@ -169,11 +170,11 @@ class World:
     # --- what comes back --------------------------------------------------------------------------------------------
 
     def answer(self, effect: Any) -> Any:
-        self._advance(token_of(effect))
+        self._advance(effect_token(effect))
         self.emitted.append(effect)
         if type(effect) is Notify:
             return None
-        assert not self.stopped, f"{token_of(effect)} was emitted after a stop"
+        assert not self.stopped, f"{effect_token(effect)} was emitted after a stop"
         if type(effect) is Gather:
             members = list(enumerate(effect.effects))
             done = {i: self._one(e) for i, e in (reversed(members) if self.backwards else members)}
@@ -194,7 +195,7 @@ class World:
     def _advance(self, token: str) -> None:
         if not self.watched:
             return
-        before, self.states = self.states, advance(self.states, token)
+        before, self.states = self.states, next_states(self.states, token)
         assert self.states, f"{token} must not come in {sorted(before)}; so far: {self.tokens}"
         self.rows |= {(state, token) for state in ORDER if token in ORDER[state] and ORDER[state][token] in self.states}
 
@@ -237,7 +238,7 @@ class World:
         if effect.purpose == "limit" and self.refuses:
             return (Answer(selected=("yes",)),)
         waiting = [q for q in effect.questions if q.id not in self.answers]
-        return Stop("suspended") if waiting else tuple([answered(self.answers[q.id], q) for q in effect.questions])
+        return Stop("suspended") if waiting else tuple([to_answer(self.answers[q.id], q) for q in effect.questions])
 
     def _started(self, effect: Spawn, child: Any) -> Any:
         """Start a child in the background, which has ended as soon as somebody waits for it."""
@@ -256,8 +257,9 @@ class World:
                 return Received(f"m{effect.seq}", found.pop(0)) if found else None
             case AwaitRuns() | EndRuns():
                 return Awaited(effect.children, (), {path: self.background[path] for path in effect.children})
-        assert type(effect) is SendToRun
-        return effect.child in self.background
+            case SendToRun():
+                return effect.child in self.background
+        return ROWS[type(effect)].outcome()
 
     def _performed(self, effect: CallFunction) -> Any:
         try:
@@ -388,3 +390,44 @@ def adding(a: int = 0, b: int = 0, **_: Any) -> ToolResult:
 
 
 STEP, STEP_ALL = y.STEP, y.STEP_ALL
+
+REF: ChildRef[Any] = ChildRef("r1-0", "helper", "0")
+"""The first child that a run starts."""
+BY_HAND: dict[str, Any] = {
+    "ToolCall": y.ToolCall("add", {"a": 1}),
+    "AgentCall": y.AgentCall("helper"),
+    "STEP": STEP,
+    "STEP_ALL": STEP_ALL,
+    "StepWith": y.StepWith(model="test/other"),
+    "StepText": y.StepText('<tool_call>{"name": "add", "input": {}}</tool_call>'),
+    "GenerateN": y.GenerateN(2),
+    "Complete": y.Complete("?"),
+    "Parallel": y.Parallel(y.ToolCall("add"), y.Perform(int)),
+    "Perform": y.Perform(int),
+    "Ask": y.Ask("Sure?"),
+    "Sleep": y.Sleep(3600),
+    "Receive": y.Receive("news"),
+    "Race": y.Race(y.Perform(int), y.Sleep(5)),
+    "Start": y.Start(y.AgentCall("helper")),
+    "Wait": y.Wait(REF),
+    "Send": y.Send(REF, "look there, too"),
+    "Cancel": y.Cancel(REF),
+}
+OF_CHILDREN = ("Wait", "Send", "Cancel")
+OF_TYPES: dict[Any, Any] = {str: "three eggs", int: 3, float: 0.5, bool: True}
+
+
+def example_of(kind: type) -> Any:
+    """Return one of a kind of yieldable with no attribute that is not needed: texts, numbers, the first of several choices."""
+    types, given = get_type_hints(kind), {}
+    for attribute in attrs.fields(kind):
+        if attribute.default is attrs.NOTHING:
+            wanted = types[attribute.name]
+            is_choice = get_origin(wanted) is Literal
+            assert is_choice or wanted in OF_TYPES, f"BY_HAND of tests/machine/world.py lacks {kind.__name__!r}"
+            given[attribute.name] = get_args(wanted)[0] if is_choice else OF_TYPES[wanted]
+    return kind(**given)
+
+
+EXAMPLES = {row.name: BY_HAND[row.name] if row.name in BY_HAND else example_of(row.kind) for row in y.YIELDS}
+"""One of everything that a handler may yield."""

@@ -18,9 +18,9 @@ import attrs
 
 from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
-from stepengine.models._iterations import ran_beside
-from stepengine.models._price_book import DEFAULT_FLAVORS, FLAVORS, PRICE_LISTS, searches_of
-from stepengine.models._unpriced import tier_of
+from stepengine.models._iterations import list_uncounted_iterations
+from stepengine.models._price_book import DEFAULT_FLAVORS, FLAVORS, PRICE_LISTS, compute_search_cost
+from stepengine.models._unpriced import find_service_tier
 from stepengine.models.pricing import cost_of
 from tests.models.recorded import Recording
 
@@ -78,12 +78,12 @@ def why_of(recording: Recording, reply: ModelReply, listed: Decimal | None, libr
         return "a body or a name that it does not know"
     if listed is None:
         return "a tier whose price nobody lists, which it takes for the ordinary one"
-    searches = searches_of(reply, provider, reply.model or recording.call.model)
+    searches = compute_search_cost(reply, provider, reply.model or recording.call.model)
     if searches and abs(listed - library - searches) < ROUNDING:
         return "searches"
-    if ran_beside(data["usage"]):
+    if list_uncounted_iterations(data["usage"]):
         return "what ran beside the message"
-    return "the service tier" if tier_of(data, data["usage"]) else ""
+    return "the service tier" if find_service_tier(data, data["usage"]) else ""
 
 
 def when(recording: Recording) -> datetime:

@@ -32,7 +32,7 @@ from yaml import YAMLError
 
 from stepengine.data.models import ModelReply
 from stepengine.errors import ModelError, TruncatedReply
-from stepengine.models._failures import body_failure
+from stepengine.models._failures import error_from_body
 from tests.models.bills import Bill, bill_of, left_out, table
 from tests.models.loops import Loop, Verdict, judge, loops
 from tests.models.recorded import FOLDER, NAMES, Recording, index_of, json_in, recordings
@@ -137,7 +137,7 @@ def looked_at(recording: Recording) -> Found:
 
 def read(recording: Recording) -> Found:
     if recording.status >= 400:
-        assert isinstance(body_failure(recording.reply, recording.status, {}, recording.call), ModelError)
+        assert isinstance(error_from_body(recording.reply, recording.status, {}, recording.call), ModelError)
         return Found("errors")
     found = Found("streams" if recording.stream else "plain")
     try:

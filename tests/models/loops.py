@@ -22,23 +22,23 @@ from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.models._wire import NUDGE
-from stepengine.models.anthropic.encode import Flags as AnthropicFlags
+from stepengine.models.anthropic.encode import AnthropicEncodeOptions as AnthropicFlags
 from stepengine.models.anthropic.encode import encode_messages as encode_anthropic
-from stepengine.models.anthropic.families import family_of
-from stepengine.models.anthropic.request import thinking_of
+from stepengine.models.anthropic.families import find_family
+from stepengine.models.anthropic.request import encode_thinking
 from stepengine.models.bedrock_converse.encode import BETWEEN
-from stepengine.models.bedrock_converse.encode import Flags as ConverseFlags
+from stepengine.models.bedrock_converse.encode import ConverseEncodeOptions as ConverseFlags
 from stepengine.models.bedrock_converse.encode import encode_messages as encode_converse
-from stepengine.models.bedrock_converse.families import family_of as family_of_converse
-from stepengine.models.google.encode import DUMMY_SIGNATURE, SIGNED_SINCE, generation_of
-from stepengine.models.google.encode import Flags as GoogleFlags
+from stepengine.models.bedrock_converse.families import find_family as family_of_converse
+from stepengine.models.google.encode import DUMMY_SIGNATURE, SIGNED_SINCE, parse_generation
+from stepengine.models.google.encode import GoogleEncodeOptions as GoogleFlags
 from stepengine.models.google.encode import encode_messages as encode_google
-from stepengine.models.openai.encode import Flags as ResponsesFlags
+from stepengine.models.openai.encode import OpenAIEncodeOptions as ResponsesFlags
 from stepengine.models.openai.encode import encode_messages as encode_responses
 from stepengine.models.openai.request import encode_tool
-from stepengine.models.openai_chat.encode import Flags as ChatFlags
+from stepengine.models.openai_chat.encode import ChatEncodeOptions as ChatFlags
 from stepengine.models.openai_chat.encode import encode_messages as encode_chat
-from stepengine.models.presets import preset_of
+from stepengine.models.presets import find_preset
 from tests.models.recorded import FOLDER, NAMES, Recording, index_of, recordings, take
 from tests.models.requests import READERS, Json, Reader, as_list, envelope, from_base64
 
@@ -422,7 +422,7 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             budget = (second.request.get("thinking") or {}).get("budget_tokens")
             settings = ModelSettings(thinking=Thinking("extended", budget)) if budget else ModelSettings()
             request = attrs.evolve(request, settings=settings)
-            manual = (thinking_of(request, first.model, family_of(first.model)) or {}).get("type") == "enabled"
+            manual = (encode_thinking(request, first.model, find_family(first.model)) or {}).get("type") == "enabled"
             hidden = frozenset(tools_in(second, "defer_loading")) or None
             return encode_anthropic(request, AnthropicFlags("anthropic", first.model, manual, hidden=hidden)).decode()
         case "openai":
@@ -437,7 +437,7 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             )
             return encode_converse(request, flags).content.decode()
         case "google":
-            signed = generation_of(first.model) >= SIGNED_SINCE
+            signed = parse_generation(first.model) >= SIGNED_SINCE
             return encode_google(request, GoogleFlags("google", first.model, signed)).decode()
         case _:
-            return encode_chat(request, ChatFlags(preset_of(NAMES[first.wire], None), first.model)).decode()
+            return encode_chat(request, ChatFlags(find_preset(NAMES[first.wire], None), first.model)).decode()

@@ -22,8 +22,8 @@ import yaml
 
 from stepengine.data.models import ModelDelta, ModelReply
 from stepengine.models._aws_events import AWSParser
+from stepengine.models._byte_reader import ReplyReader
 from stepengine.models._failures import RequestLabel
-from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.bedrock_converse.decode import decode as decode_converse

@@ -26,7 +26,7 @@ from stepengine.data.messages import (
     ToolCallPart,
 )
 from stepengine.data.models import ModelReply
-from stepengine.models._iterations import ran_beside
+from stepengine.models._iterations import list_uncounted_iterations
 from tests.models.recorded import NAMES, Recording
 
 KEY = "sk-test"
@@ -87,7 +87,7 @@ def a_call(name: str, arguments: Any, wire_id: str | None) -> str:
 
 def ours_of(reply: ModelReply) -> Reading:
     """What our codecs read; what ran beside the message of Anthropic is left out of its tokens, as its totals do."""
-    usage, beside = reply.usage, ran_beside(thaw(reply.provider_data.get("usage")))
+    usage, beside = reply.usage, list_uncounted_iterations(thaw(reply.provider_data.get("usage")))
     more = [sum(entry.get(name) or 0 for entry in beside) for name in COUNTED]
     return Reading(
         text="".join([p.text for p in reply.content if isinstance(p, TextPart | RefusalPart)]),

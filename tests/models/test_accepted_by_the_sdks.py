@@ -25,18 +25,18 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.models import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
-from stepengine.tools.spawning import BUILT_IN
+from stepengine.tools.agent_tools import BUILT_IN
 from tests.models.histories import histories, users
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
 COUNTERPARTS = (
-    ("pypi:anthropic", "2.12.0", "works", "any transcript, with any settings, is a request of the package's own types"),
-    ("pypi:openai", "3.54.0", "works", "any transcript is a request of its own types: Responses and Chat Completions"),
+    ("pypi:anthropic", "2.12.0", "works", "requests validate against its types"),
+    ("pypi:openai", "3.54.0", "works", "Responses and Chat Completions requests validate against its types"),
     (
         "pypi:google-genai",
         "3.4.0",
         "works",
-        "any transcript, with any settings, is a request of the package's own types",
+        "requests validate against its types",
     ),
 )
 
@@ -149,7 +149,7 @@ def plain_bytes(value: Any) -> Any:
     return {**{k: plain_bytes(v) for k, v in value.items()}, **signed}
 
 
-@pytest.mark.spec("requirements:G10", "requirements:B14", "requirements:E14", "ecosystem:EC57", "ecosystem:EC88")
+@pytest.mark.spec("requirements:G10", "requirements:B14", "reliability:TL09", "ecosystem:EC57", "ecosystem:EC88")
 @pytest.mark.parametrize("name", FOUR)
 @given(messages=histories, how=settings, tail=st.lists(users, max_size=1))
 def test_any_transcript_is_a_request_that_the_sdk_s_own_types_accept(name, messages, how, tail):

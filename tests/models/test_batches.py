@@ -135,7 +135,7 @@ async def test_a_batch_that_cannot_be_written_down_is_waited_for_all_the_same(tm
     told = Told()
     waiting = batched(told, tmp_path)
     await waiting.complete(about("first"))
-    told.on_sending = lambda: waiting._open_output()._db.execute("DROP TABLE calls")
+    told.on_sending = lambda: waiting._open_sent_calls()._db.execute("DROP TABLE calls")
     reply = await ended(waiting.complete(about()))
     await waiting.close()
 
@@ -147,7 +147,7 @@ async def test_a_file_that_breaks_meanwhile_is_an_error_of_ours(tmp_path: Path) 
     told = Told()
     waiting = batched(told, tmp_path)
     await waiting.complete(about())
-    waiting._open_output()._db.execute("DROP TABLE calls")
+    waiting._open_sent_calls()._db.execute("DROP TABLE calls")
 
     with pytest.raises(DataError, match=r"the file of batches .* cannot be used: no such table"):
         await waiting.complete(about())
@@ -254,7 +254,7 @@ async def test_replies_that_come_together_are_forgotten_in_one_write(tmp_path: P
     told = Told()
     waiting = batched(told, tmp_path, wait=30, most=20)
     written: list[str] = []
-    waiting._open_output()._db.set_trace_callback(written.append)
+    waiting._open_sent_calls()._db.set_trace_callback(written.append)
     await asyncio.gather(*[waiting.complete(about(str(n))) for n in range(20)])
     await waiting.close()
 
@@ -457,7 +457,8 @@ async def test_a_signature_that_a_batch_refuses_is_left_out_when_the_call_is_ask
             provider.batch_reply(refused, request)
         failed.append((caught.value.kind, caught.value.retryable))
     first, again = [
-        provider._in_batch(each).content for each in (attrs.evolve(request, messages=Transcript([*history])), request)
+        provider._encode_for_batch(each).content
+        for each in (attrs.evolve(request, messages=Transcript([*history])), request)
     ]
     await provider.close()
 

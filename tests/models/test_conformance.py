@@ -107,7 +107,6 @@ FAULTS: dict[str, Callable[[ModelReply], ModelReply]] = {
 }
 
 
-@pytest.mark.spec("providers:PV120")
 @pytest.mark.parametrize("wire", [ANTHROPIC, CHAT], ids=lambda wire: wire.name)
 @pytest.mark.parametrize("member", FAULTS)
 def test_what_our_codec_reads_wrong_the_sdk_reads_otherwise(member, wire, tmp_path, capsys, monkeypatch) -> None:
@@ -123,7 +122,7 @@ def test_what_our_codec_reads_wrong_the_sdk_reads_otherwise(member, wire, tmp_pa
     assert member in found
 
 
-@pytest.mark.spec("providers:PV120", "providers:PV81")
+@pytest.mark.spec("providers:PV81")
 def test_a_bill_that_we_would_not_record_as_it_stands_in_the_reply_is_a_difference(tmp_path, capsys, monkeypatch):
     body = json.loads(CHAT.reply(*SAID))
     body["usage"] |= {"cost": 0.25, "is_byok": False}
@@ -218,6 +217,6 @@ def test_a_reader_of_the_output_that_has_seen_enough_is_no_traceback(tmp_path) -
 
 @needs_recordings
 @pytest.mark.deep
-@pytest.mark.spec("providers:PV120", "requirements:G3")
+@pytest.mark.spec("requirements:G1")
 def test_all_recorded_traffic_is_read_as_the_sdks_and_the_bills_read_it(capsys) -> None:
     assert "0 different" in said_of(FOLDER, capsys)

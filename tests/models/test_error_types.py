@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepengine.models._failures import STATUS_OF_TYPE, body_failure
+from stepengine.models._failures import STATUS_OF_TYPE, error_from_body
 from tests.models.wires import made
 
 STATUSES = {
@@ -57,11 +57,11 @@ STATUSES = {
 }
 
 
-@pytest.mark.spec("ecosystem:EC63", "ecosystem:EC67", "reliability:MP22")
+@pytest.mark.spec("reliability:MP22", "reliability:MP12")
 @pytest.mark.parametrize(("word", "status", "retryable"), [(word, *row) for word, row in STATUSES.items()])
 @pytest.mark.parametrize("field", ["type", "code", "status"])
 def test_an_error_inside_a_reply_counts_as_its_type_says(word, status, retryable, field):
-    error = body_failure({"error": {field: word, "message": "No such luck."}}, None, {}, made("anthropic"))
+    error = error_from_body({"error": {field: word, "message": "No such luck."}}, None, {}, made("anthropic"))
 
     assert (status, retryable) == (error.status, error.retryable)
 

@@ -29,7 +29,7 @@ def provider(handler, **options):
     return GoogleProvider("the-key", transport=httpx2.MockTransport(handler), **options)
 
 
-@pytest.mark.spec("ecosystem:EC52", "ecosystem:EC210", "ecosystem:EC211", "ecosystem:EC194")
+@pytest.mark.spec("ecosystem:EC210", "ecosystem:EC194")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_encoded_bytes_arrive_at_the_address_of_the_sdk_with_key_and_headers(stream):
     seen = []
@@ -95,7 +95,7 @@ async def test_the_version_is_the_sdks_own_the_environments_or_the_one_that_was_
     assert [request.url.path for request in seen] == [f"/{version}/models/gemini-3-pro:generateContent"]
 
 
-@pytest.mark.spec("ecosystem:EC53", "ecosystem:EC60")
+@pytest.mark.spec("ecosystem:EC59", "ecosystem:EC60")
 async def test_errors_are_told_apart():
     error = {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "Quota.", "details": [{"retryDelay": "13.5s"}]}
     it = provider(lambda request: httpx2.Response(429, json={"error": error}))
@@ -162,7 +162,7 @@ BODIES = {
 }
 
 
-@pytest.mark.spec("ecosystem:EC53")
+@pytest.mark.spec("ecosystem:EC59")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("body", list(BODIES))
 @pytest.mark.parametrize("status", [400, 429, 503])

@@ -32,7 +32,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models import GoogleInteractionsProvider
-from stepengine.models._reading import ReplyReader
+from stepengine.models._byte_reader import ReplyReader
 from stepengine.models.google.interactions.decode import InteractionsAccumulator, decode
 from stepengine.models.pricing import cost_of
 from tests.faults.scripts import interactions_reply, interactions_stream
@@ -83,7 +83,7 @@ def as_ours(part: Any) -> Any:
     return attrs.evolve(part, provider_data={"provider": NAME, "model": MODEL, "id": "same", "step": step})
 
 
-@pytest.mark.spec("providers:PV138", "requirements:G10", "ecosystem:EC82", "reliability:K9")
+@pytest.mark.spec("providers:PV138", "requirements:G10", "ecosystem:EC82")
 @given(histories, st.lists(users, max_size=1))
 def test_any_transcript_is_what_the_sdk_s_types_take_and_a_legal_conversation(messages, tail):
     messages, tail = (
@@ -294,7 +294,7 @@ BACK = {
 }
 
 
-@pytest.mark.spec("providers:PV137", "requirements:X68")
+@pytest.mark.spec("providers:PV137", "generator-contract:T5")
 @pytest.mark.parametrize("what", BACK)
 def test_each_step_of_a_reply_goes_back_as_it_came(what):
     last = {"type": "google_search_result", "call_id": "s9", "result": []}
@@ -337,7 +337,7 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.spec("providers:PV137", "requirements:X68")
+@pytest.mark.spec("providers:PV137", "generator-contract:T5")
 @pytest.mark.parametrize("what", STREAMS)
 def test_each_kind_of_step_streamed_is_the_step_in_one_piece(what):
     pieces = [event(f"step.{'start' if 'step' in piece else 'delta'}", index=0, **piece) for piece in STREAMS[what]]

@@ -1,5 +1,5 @@
 """
-A key that this process gave to a provider is in nothing that is written, whichever way it was given (R11, SC03, SC06, SC07).
+A key that this process gave to a provider is in nothing that is written, whichever way it was given (R11, K14).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.models import Models, OpenAIChatProvider
 from stepengine.redaction import GIVEN
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools.bundled.web.searching import BraveSearch
+from stepengine.tools.bundled.web.search_queries import BraveSearch
 from tests.faults.scripts import WIRES
 
 KEY = "PLANT" + "k7Q" * 10
@@ -53,7 +53,7 @@ def told(events) -> str:
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("reliability:R11", "reliability:SC03", "reliability:SC07", "replay:K6")
+@pytest.mark.spec("reliability:R11", "replay:K14", "replay:K6")
 @pytest.mark.parametrize("watched", [True, False])
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 async def test_a_key_that_a_server_echoes_is_in_no_journal_and_no_event(wire, watched, tmp_path):
@@ -108,7 +108,7 @@ def test_the_key_of_a_search_service_counts_too():
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("reliability:R11", "reliability:SC03", "reliability:MP01")
+@pytest.mark.spec("reliability:R11", "reliability:MP01")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 async def test_an_error_shows_no_key_in_its_message_its_id_and_its_words(wire, stream, monkeypatch):
@@ -134,7 +134,7 @@ async def test_an_error_shows_no_key_in_its_message_its_id_and_its_words(wire, s
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("reliability:R11", "reliability:SC07", "reliability:TL05")
+@pytest.mark.spec("reliability:R11", "replay:K14", "reliability:TL01")
 async def test_events_carry_no_key_of_the_environment_wherever_it_comes_up(monkeypatch, caplog):
     monkeypatch.setenv("MY_SERVICE_TOKEN", ENV)
     caplog.set_level(logging.DEBUG, "stepengine")
@@ -182,7 +182,7 @@ class Trickling(ScriptedModel):
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("reliability:R11", "reliability:SC07")
+@pytest.mark.spec("reliability:R11", "replay:K14")
 @pytest.mark.parametrize("end", ["", " and more", ENV[:9]])
 async def test_a_key_that_comes_in_pieces_is_in_no_delta(monkeypatch, end):
     monkeypatch.setenv("MY_SERVICE_TOKEN", ENV)
@@ -193,7 +193,7 @@ async def test_a_key_that_comes_in_pieces_is_in_no_delta(monkeypatch, end):
     assert f"it is <redacted:MY_SERVICE_TOKEN>, <redacted:MY_SERVICE_TOKEN>{end}" == shown
 
 
-@pytest.mark.spec("reliability:SC07", "replay:K6")
+@pytest.mark.spec("replay:K14", "replay:K6")
 def test_a_journal_that_was_made_before_the_provider_knows_its_key_too():
     journal = MemoryJournal()
     before = journal.redactor.text(KEY)
@@ -203,7 +203,7 @@ def test_a_journal_that_was_made_before_the_provider_knows_its_key_too():
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("reliability:SC06", "reliability:R11")
+@pytest.mark.spec("reliability:R11")
 @pytest.mark.parametrize("name", ["anthropic._base_client", "openai._base_client", "google_genai.models", "httpx2",
                                   "httpcore2.http11", "httpcore2.http2", "asyncio", "stepengine.models"])  # fmt: skip
 async def test_the_loggers_of_sdks_and_libraries_write_no_key_whatever_they_are_given(name, caplog, monkeypatch):

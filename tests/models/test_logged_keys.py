@@ -1,5 +1,5 @@
 """
-No key reaches a log, whatever the SDKs and HTTP libraries log (reliability SC06, R11).
+No key reaches a log, whatever the SDKs and HTTP libraries log (reliability R11, R11).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOGGERS = ("anthropic", "openai", "google_genai", "google.genai", "httpx2", "htt
 
 
 @pytest.mark.anyio
-@pytest.mark.spec("reliability:SC06", "reliability:R11")
+@pytest.mark.spec("reliability:R11")
 @pytest.mark.parametrize("kind", [AnthropicProvider, OpenAIProvider, OpenAIChatProvider, GoogleProvider])
 @pytest.mark.parametrize("status", [200, 401])
 async def test_no_key_is_logged_while_everything_logs_at_debug(kind, status, caplog):

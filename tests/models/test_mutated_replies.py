@@ -17,7 +17,7 @@ from stepengine.data.models import ReplyDone, TextChunk, ThinkingChunk, ToolCall
 from stepengine.errors import ModelError
 from stepengine.models import BedrockProvider, GoogleInteractionsProvider
 from stepengine.models._json import read_json
-from stepengine.models.base import deltas_of
+from stepengine.models.base import split_reply_into_deltas
 from tests.faults.cloud_server import AWS_STREAM
 from tests.faults.cloud_server import message as framed
 from tests.faults.scripts import WIRES, Wire, converse_events, converse_reply, interactions_reply, interactions_stream
@@ -195,7 +195,7 @@ def put_together(text: str, pieces: set[str]) -> bool:
 def check(reply, body: bytes) -> None:
     """Assert that *reply* can be stored and shown, and holds nothing that *body* does not say."""
     bare(AssistantMessage(reply.content))
-    list(deltas_of(reply))
+    list(split_reply_into_deltas(reply))
     json.dumps(reply.provider_data)
     pieces = said_in(body)
     for part in reply.content:
@@ -299,11 +299,11 @@ async def test_whatever_is_changed_in_a_reply_it_is_a_reply_or_a_model_error_and
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R22", "reliability:MP28", "reliability:MP44")
 @pytest.mark.parametrize("wire", EACH, ids=str)
-async def test_of_ten_thousand_changed_replies_each_is_a_reply_or_a_model_error(wire):
-    told = await mutate(wire, 2_500, "deep")
+async def test_of_thousands_of_changed_replies_each_is_a_reply_or_a_model_error(wire):
+    told = await mutate(wire, 1_000, "deep")
 
     print(wire, dict(sorted(told.items())))
-    assert 2_500 == sum(told.values())
+    assert 1_000 == sum(told.values())
 
 
 HIDDEN = "The answer is 42."
@@ -343,7 +343,7 @@ async def test_a_member_of_another_kind_is_a_broken_protocol_and_not_a_made_up_t
     assert (ModelError, "protocol", True) == (type(failed), failed.kind, failed.retryable)
 
 
-@pytest.mark.spec("reliability:MP42", "reliability:MP41")
+@pytest.mark.spec("reliability:MP42", "reliability:MP40")
 @pytest.mark.parametrize("arguments", [False, 0, [], True, 1.5, ["a"], 2**70], ids=str)
 async def test_arguments_that_are_no_object_are_an_error_of_the_call_and_never_none_at_all(arguments):
     calls = [{"id": "c", "function": {"name": "add", "arguments": arguments}}]

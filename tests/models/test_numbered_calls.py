@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models.base import deltas_of
+from stepengine.models.base import split_reply_into_deltas
 from tests.faults.scripts import GOOGLE_USAGE, chunk, event, google_chunk, unnamed
 from tests.models.wires import FOUR, reader
 
@@ -150,7 +150,7 @@ def check_numbers(deltas: list[Any], reply: ModelReply, named: list[str]) -> Non
     assert [json.loads(text or "{}") for text in told.values()] == [thaw(call.input) for call in calls]
 
 
-@pytest.mark.spec("requirements:G4", "interfaces:IF10")
+@pytest.mark.spec("requirements:G4", "interfaces:IF12")
 @pytest.mark.parametrize("wire", FOUR)
 @given(parts=replies, data=st.data())
 def test_calls_are_numbered_as_calls_and_begin_in_the_order_of_the_reply(wire, parts, data):
@@ -161,4 +161,4 @@ def test_calls_are_numbered_as_calls_and_begin_in_the_order_of_the_reply(wire, p
     named = [part.name for part in parts if part.kind == "call"]
     check_numbers(deltas, reply, named)
     # What a reply in one piece is shown as is numbered alike.
-    check_numbers([*deltas_of(reply)], reply, named)
+    check_numbers([*split_reply_into_deltas(reply)], reply, named)

@@ -12,7 +12,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from stepengine.models._transport import _trusted
+from stepengine.models._transport import _create_ssl_context
 from stepengine.models.anthropic import VERSION
 from tests.models.wires import FOUR, MODEL, provider_of
 
@@ -34,7 +34,7 @@ async def test_a_reply_that_may_take_long_is_streamed_on_the_wire():
     assert seen == [None, True]
 
 
-@pytest.mark.spec("ecosystem:EC210", "ecosystem:EC191", "ecosystem:EC44")
+@pytest.mark.spec("ecosystem:EC210", "ecosystem:EC191", "replay:C20")
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 @pytest.mark.parametrize("sampling", [False, True])
@@ -71,7 +71,7 @@ async def test_trusted_certificates_are_read_once_for_all_clients_and_anew_when_
     monkeypatch.setattr(
         ssl.SSLContext, "load_verify_locations", lambda self, *files: reads.append(files) or read(self, *files)
     )
-    _trusted.cache_clear()
+    _create_ssl_context.cache_clear()
     for name in FOUR:
         for _ in range(2):
             provider = provider_of(name, base_url="http://127.0.0.1:9/v1")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
 from decimal import Decimal
-from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -16,10 +16,10 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvider
-from stepengine.models._failures import RequestLabel, body_failure
+from stepengine.models._failures import RequestLabel, error_from_body
 from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import decode
-from stepengine.models.presets import preset_of
+from stepengine.models.presets import find_preset
 from tests.faults.scripts import chunk
 from tests.models.wires import TOOL, call, made, provider_of, reader, result
 
@@ -59,13 +59,12 @@ async def sent_to(name, monkeypatch, **environment):
     return seen[0]
 
 
-@pytest.mark.spec("requirements:G9", "requirements:G22", "providers:PV89")
+@pytest.mark.spec("ecosystem:EC104", "requirements:G10", "providers:PV89")
 @pytest.mark.spec(
     "ecosystem:EC104",
     "ecosystem:EC105",
     "ecosystem:EC106",
     "ecosystem:EC107",
-    "ecosystem:EC108",
     "ecosystem:EC109",
     "ecosystem:EC110",
     "ecosystem:EC111",
@@ -153,7 +152,7 @@ async def test_what_the_environment_holds_for_openai_goes_to_no_other_company(na
         assert (name == "openai") == (word in headers), word
 
 
-@pytest.mark.spec("ecosystem:EC107", "ecosystem:EC108")
+@pytest.mark.spec("ecosystem:EC107")
 @pytest.mark.parametrize("name", ["llamacpp", "lmstudio"])
 def test_a_server_that_cannot_be_told_which_tool_to_call_is_offered_only_that_one(name):
     got = body(name, tools=(TOOL, OTHER), tool_choice="other")
@@ -313,15 +312,15 @@ def test_groq_s_usage_is_found_where_it_used_to_be_and_a_failed_call_is_worth_on
     it.feed(chunk({"content": "hi"}, "stop", x_groq={"usage": {"prompt_tokens": 3, "completion_tokens": 1}}))
     assert it.finish().usage.total_tokens == 4
     error = {"error": {"code": "tool_use_failed", "message": "Failed.", "failed_generation": "<function=x"}}
-    failure = body_failure(error, 400, {}, made("groq"))
+    failure = error_from_body(error, 400, {}, made("groq"))
     assert (failure.kind, failure.retryable) == ("malformed_call", False)
     assert "<function=x" in failure.message
-    assert body_failure({"error": "busy"}, 498, {}, made("groq")).retryable
+    assert error_from_body({"error": "busy"}, 498, {}, made("groq")).retryable
 
 
-@pytest.mark.spec("ecosystem:EC104")
+@pytest.mark.spec("ecosystem:EC104", "reliability:MP11")
 def test_openrouter_without_credit_is_not_asked_again():
-    failure = body_failure({"error": {"code": 402, "message": "Insufficient credits"}}, 402, {}, made("openrouter"))
+    failure = error_from_body({"error": {"code": 402, "message": "Insufficient credits"}}, 402, {}, made("openrouter"))
     assert (failure.kind, failure.retryable) == ("no_credit", False)
 
 
@@ -388,27 +387,65 @@ def test_the_longest_registered_prefix_serves_a_model():
 
 
 @pytest.mark.spec("requirements:G1", "requirements:G12")
-def test_an_installed_package_adds_a_provider_and_replaces_none(monkeypatch):
-    loaded = []
-
-    def entry(name):
-        def load():
-            loaded.append(name)
-            return lambda: OpenAIChatProvider(name, base_url="http://x")
-
-        return SimpleNamespace(name=name, load=load)
-
-    monkeypatch.setattr(
-        "importlib.metadata.entry_points",
-        lambda *, group: [entry("mine"), entry("openai")] * (group == "stepengine.models"),
+def test_an_installed_package_adds_a_provider_and_replaces_none(monkeypatch, tmp_path):
+    info = tmp_path / "my_providers-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-providers\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(
+        "[stepengine.models]\nmine = my_providers:made\nopenai = my_providers:other\n"
     )
+    (tmp_path / "my_providers.py").write_text(
+        "from stepengine.models import OpenAIChatProvider\n\n"
+        "loaded = []\n\n"
+        "def made():\n    loaded.append('mine')\n    return OpenAIChatProvider('mine', base_url='http://x')\n\n"
+        "def other():\n    loaded.append('openai')\n    return OpenAIChatProvider('openai', base_url='http://x')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
     models = Models.standard()
+    assert "my_providers" not in sys.modules
     assert models.provider_for("mine/model-x").name == "mine"
-    assert loaded == ["mine"]
+    assert sys.modules.pop("my_providers").loaded == ["mine"]
     assert isinstance(models.provider_for("openai/gpt-5"), OpenAIProvider)
     assert models.providers[-1] == "mine"
     with pytest.raises(UnknownModel, match="did you mean 'mine'"):
         Models.standard().parse("mien/x")
+
+
+def install(monkeypatch, folder, name, entry, code):
+    info = folder / f"{name}-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[stepengine.models]\nmine = {name}:{entry}\n")
+    (folder / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("Needy", r"TypeError: .*missing 1 required positional argument: 'url'"),
+        ("nothing", "it returned None"),
+        ("absent", "AttributeError: .*'absent'"),
+    ],
+)
+def test_an_entry_point_that_creates_no_provider_is_named(monkeypatch, tmp_path, name, why):
+    code = (
+        "from stepengine.models import OpenAIChatProvider\n\n"
+        "class Needy(OpenAIChatProvider):\n    def __init__(self, url):\n        super().__init__('needy', base_url=url)\n\n"
+        "def nothing():\n    pass\n"
+    )
+    install(monkeypatch, tmp_path, "needy_providers", name, code)
+    with pytest.raises(ModelError, match=f"the entry point 'mine' of the group 'stepengine.models'.*{why}"):
+        Models.standard().provider_for("mine/model-x")
+    assert sys.modules.pop("needy_providers").Needy
+
+
+def test_an_entry_point_may_miss_its_key(monkeypatch, tmp_path):
+    code = "from stepengine.errors import MissingKey\n\ndef create():\n    raise MissingKey('set KEYED_KEY')\n"
+    install(monkeypatch, tmp_path, "keyed_providers", "create", code)
+    with pytest.raises(MissingKey, match=r"^set KEYED_KEY$"):
+        Models.standard().provider_for("mine/model-x")
+    del sys.modules["keyed_providers"]
 
 
 def test_headers_of_a_provider_are_sent_with_every_request():
@@ -471,7 +508,7 @@ def test_perplexity_is_told_what_it_takes_alone() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"written_calls": True}, {"written_thoughts": False}])
 def test_what_is_read_of_written_blocks_is_the_preset_s_but_for_what_is_given(given: dict[str, bool]) -> None:
-    known = preset_of("perplexity", None)
+    known = find_preset("perplexity", None)
     made = OpenAIChatProvider("perplexity", "k", **given)._preset
 
     assert known.written_thoughts

@@ -28,7 +28,7 @@ from stepengine.models import (
 )
 from stepengine.models._failures import LOST_PROGRAM
 from stepengine.models.anthropic.decode import decode
-from stepengine.models.anthropic.request import said_by
+from stepengine.models.anthropic.request import encode_settings
 from stepengine.models.clouds import FOUNDRY, MANTLE, RUNTIME, VERTEX
 from tests.faults.server import Answer, fault_server, json_answer
 from tests.models.wires import TOOL, made, provider_of
@@ -133,10 +133,10 @@ def test_of_the_clouds_only_foundry_runs_programs_of_claude(site, runs) -> None:
     settings = ModelSettings(server_tools=[Programs("look")])
     request = ModelRequest(f"anthropic/{CLAUDE}", "", Transcript([UserMessage("hi")]), (TOOL,), settings=settings)
     if runs:
-        assert [RUNNER["anthropic"]] == said_by(request, CLAUDE, site).members["tools"]
+        assert [RUNNER["anthropic"]] == encode_settings(request, CLAUDE, site).members["tools"]
         return
     with pytest.raises(ModelError, match=f"{site.name} has no such tool"):
-        said_by(request, CLAUDE, site)
+        encode_settings(request, CLAUDE, site)
 
 
 def test_a_tool_that_the_model_calls_itself_is_one_that_programs_call() -> None:

@@ -17,7 +17,7 @@ from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
 from stepengine.models import ModelInfo, Models, Provider, fallback
 from stepengine.models.pricing import cost_of
-from stepengine.models.routing import route_of
+from stepengine.models.routing import parse_route
 
 pytestmark = pytest.mark.anyio
 
@@ -157,8 +157,8 @@ async def test_a_fallback_is_a_text_that_fits_where_a_model_string_does():
     models = Models.standard()
     assert str(models.parse(model)) == model
     assert str(models.parse("claude-x|openai:gpt-5")) == "anthropic/claude-x | openai/gpt-5"
-    assert route_of(model).causes == ("overflow", "auth")
-    assert route_of("anthropic/claude-x") is None
+    assert parse_route(model).causes == ("overflow", "auth")
+    assert parse_route("anthropic/claude-x") is None
 
 
 @pytest.mark.spec("requirements:G13", "requirements:G23")
@@ -195,7 +195,7 @@ async def test_what_is_known_of_a_fallback_holds_for_each_of_its_models():
 
 async def test_one_provider_for_everything_is_asked_for_each_model_in_turn():
     only = Scripted("only", DOWN, "fine")
-    models = Models.of(only)
+    models = Models.from_value(only)
     provider = models.provider_for("a/x | b/y")
     reply = await provider.complete(ASK)
     assert (only.asked, reply.model) == (["a/x", "b/y"], "b/y")

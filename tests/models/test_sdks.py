@@ -23,7 +23,7 @@ BY_SDK = [
 ]
 
 
-@pytest.mark.spec("requirements:G26")
+@pytest.mark.spec("ecosystem:EC216")
 @pytest.mark.parametrize(("provider", "sdk"), BY_SDK)
 async def test_a_missing_sdk_is_told_before_the_agent_does_anything(
     provider: Provider, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +104,7 @@ def environment_without(packages: tuple[str, ...], folder: Path) -> Path:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:G26")
+@pytest.mark.spec("ecosystem:EC216")
 @pytest.mark.parametrize(
     ("without", "model", "told"),
     [

@@ -18,7 +18,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider, GoogleProvider
 from stepengine.models._reply import cut_at_stops
-from stepengine.models._wire import all_headers
+from stepengine.models._wire import merge_headers
 from tests.models.wires import FOUR, MODEL, TOOL, body, provider_of
 
 HI = UserMessage("hi")
@@ -37,7 +37,7 @@ def test_a_response_schema_is_asked_for_in_each_provider_s_way():
     assert body("google", HI, **how)["generationConfig"] == expected
 
 
-@pytest.mark.spec("requirements:G2", "ecosystem:EC79", "ecosystem:EC80", "ecosystem:EC84", "ecosystem:EC96")
+@pytest.mark.spec("requirements:G1", "ecosystem:EC79", "ecosystem:EC80", "ecosystem:EC84", "ecosystem:EC96")
 def test_a_responses_request_and_a_gemini_request_hold_everything_that_was_set():
     settings = ModelSettings(
         temperature=0.5, top_p=0.9, max_tokens=50, stop_sequences=["X"], parallel_tool_calls=False, extra={"seed": 7}
@@ -71,7 +71,7 @@ def test_a_responses_request_and_a_gemini_request_hold_everything_that_was_set()
     assert set(body("google", HI)) == {"contents"}
 
 
-@pytest.mark.spec("requirements:G19", "ecosystem:EC85")
+@pytest.mark.spec("requirements:A15", "ecosystem:EC85")
 @pytest.mark.parametrize(
     ("choice", "openai", "google"),
     [
@@ -303,7 +303,7 @@ async def test_a_server_at_another_address_is_sent_any_member(caplog):
 @pytest.mark.spec("ecosystem:EC54")
 def test_betas_of_the_caller_and_of_the_adapter_are_both_asked_for():
     layers = ({"X-A": "1"}, {"anthropic-beta": "ours"}, {"Anthropic-Beta": "theirs", "x-a": "2"})
-    assert all_headers(*layers) == {"x-a": "2", "anthropic-beta": "ours,theirs"}
+    assert merge_headers(*layers) == {"x-a": "2", "anthropic-beta": "ours,theirs"}
 
 
 def test_extra_members_are_merged_into_what_is_sent_anyway():
@@ -326,7 +326,7 @@ async def test_a_key_among_the_extra_headers_is_refused_because_settings_are_rec
 # --- stop sequences where the wire has none -------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:G2", "ecosystem:EC97")
+@pytest.mark.spec("requirements:G1", "ecosystem:EC97")
 def test_a_reply_is_cut_at_the_first_stop_sequence_and_nothing_follows():
     call = ToolCallPart("", "f")
     reply = ModelReply([ThinkingPart("END"), TextPart("one END two STOP"), TextPart("three"), call])

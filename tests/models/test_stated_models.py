@@ -1,4 +1,4 @@
-"""What is known of a model: our tables, and what its provider states when it is asked (PV1, PV2)."""
+"""What is known of a model: our tables, and what its provider states when it is asked (PV1)."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ class States:
         return httpx2.Response(self.status, json=self.answer)
 
 
-@pytest.mark.spec("providers:PV2", "requirements:G15")
+@pytest.mark.spec("providers:PV1", "requirements:G15")
 @pytest.mark.parametrize(
     ("told", "stated"),
     [
@@ -248,7 +248,7 @@ LISTED = {
 }
 
 
-@pytest.mark.spec("providers:PV2", "requirements:G15")
+@pytest.mark.spec("providers:PV1", "requirements:G15")
 async def test_openrouter_states_what_its_list_says_of_a_model_and_is_asked_for_the_list_once():
     api = States(LISTED)
     models = Models({"openrouter": OpenAIChatProvider("openrouter", "the-key", transport=httpx2.MockTransport(api))})
@@ -268,7 +268,7 @@ async def test_openrouter_states_what_its_list_says_of_a_model_and_is_asked_for_
     await models.close()
 
 
-@pytest.mark.spec("providers:PV2")
+@pytest.mark.spec("providers:PV1")
 @pytest.mark.parametrize("name", ["openrouter", "google"])
 async def test_a_question_about_a_model_that_fails_is_no_answer(name):
     api = States({"error": {"code": 503, "message": "Busy."}}, 503)
@@ -281,7 +281,7 @@ async def test_a_question_about_a_model_that_fails_is_no_answer(name):
     await provider.close()
 
 
-@pytest.mark.spec("providers:PV2")
+@pytest.mark.spec("providers:PV1")
 async def test_a_server_that_states_nothing_is_not_asked():
     api = States(LISTED)
     transport = httpx2.MockTransport(api)
@@ -290,7 +290,7 @@ async def test_a_server_that_states_nothing_is_not_asked():
     assert [] == api.seen
 
 
-@pytest.mark.spec("requirements:G15", "providers:PV3")
+@pytest.mark.spec("requirements:G15")
 @pytest.mark.parametrize(
     ("model", "window", "output"),
     [
@@ -316,7 +316,7 @@ def test_windows_and_largest_outputs_of_current_models_are_known(model, window, 
     assert ModelInfo(window, output) == Models.standard().info(model)
 
 
-@pytest.mark.spec("requirements:G15", "providers:PV3")
+@pytest.mark.spec("requirements:G15")
 def test_every_listed_gemini_of_text_from_2_5_on_has_both():
     listed = next(provider for provider in get_snapshot().providers if provider.id == "google").models
     text = [

@@ -121,7 +121,7 @@ def test_calls_in_pieces_and_whole_ones_follow_each_other():
     assert [0, 0, 0, 1, 1, 1, 2, 2, 2] == [delta.index for delta in deltas if hasattr(delta, "index")]
 
 
-@pytest.mark.spec("reliability:MP20", "reliability:R5")
+@pytest.mark.spec("reliability:MP20")
 @pytest.mark.parametrize("end", range(len(WHOLE)))
 def test_a_stream_that_is_cut_inside_of_a_call_is_no_reply(end):
     """Neither where the connection ends, nor where an end is told of before the call is whole."""

@@ -13,7 +13,7 @@ import pytest
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.tools import ToolSpec
-from stepengine.models._schemas import strict_form
+from stepengine.models._schemas import make_strict_schema
 from tests.models.wires import body
 
 
@@ -55,18 +55,18 @@ def objects(schema: Any) -> list[dict[str, Any]]:
     return own + [found for item in schema.values() for found in objects(item)]
 
 
-@pytest.mark.spec("providers:PV43", "providers:PV105")
+@pytest.mark.spec("providers:PV43")
 @pytest.mark.parametrize("model", [Place, Answer, Full])
 def test_anthropic_is_sent_what_its_own_library_would_send(model):
     schema = model.model_json_schema()
-    assert strict_form(schema, "anthropic") == anthropic.transform_schema(schema)
+    assert make_strict_schema(schema, "anthropic") == anthropic.transform_schema(schema)
 
 
 @pytest.mark.spec("providers:PV43", "providers:PV44")
 @pytest.mark.parametrize("wire", ["anthropic", "openai"])
 def test_what_cannot_be_promised_has_no_strict_form(wire):
     whole = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
-    assert strict_form(whole, wire) == {**whole, "additionalProperties": False}
+    assert make_strict_schema(whole, wire) == {**whole, "additionalProperties": False}
     for broken in (
         Bag.model_json_schema(),
         {**whole, "additionalProperties": True},
@@ -77,11 +77,11 @@ def test_what_cannot_be_promised_has_no_strict_form(wire):
         {**whole, "properties": []},
         {**whole, "required": "x"},
     ):
-        assert strict_form(broken, wire) is None
+        assert make_strict_schema(broken, wire) is None
     deep: Any = {"type": "string"}
     for _ in range(5_000):
         deep = {"type": "object", "properties": {"x": deep}, "required": ["x"]}
-    assert strict_form(deep, wire) is None
+    assert make_strict_schema(deep, wire) is None
 
 
 @pytest.mark.spec("providers:PV43")
@@ -90,13 +90,13 @@ def test_anthropic_takes_24_optional_members_in_all():
         half = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(count - 1)}}
         return {"type": "object", "properties": {"half": half}}
 
-    assert strict_form(schema(24), "anthropic") is not None
-    assert strict_form(schema(25), "anthropic") is None
+    assert make_strict_schema(schema(24), "anthropic") is not None
+    assert make_strict_schema(schema(25), "anthropic") is None
 
 
 @pytest.mark.spec("providers:PV44")
 def test_openai_wants_every_member_and_none_of_what_it_refuses():
-    found = strict_form(Full.model_json_schema(), "openai")
+    found = make_strict_schema(Full.model_json_schema(), "openai")
     assert all(each["additionalProperties"] is False for each in objects(found))
     assert all(each["required"] == list(each["properties"]) for each in objects(found))
     assert found["properties"]["count"]["minimum"] == 1
@@ -110,8 +110,8 @@ def test_openai_wants_every_member_and_none_of_what_it_refuses():
         {"$ref": "#/$defs/x", "description": "said beside it"},
         {"type": "string", "enum": [str(n) for n in range(1_001)]},
     ):
-        assert strict_form({**whole, "properties": {"x": part}}, "openai") is None, part
-    assert strict_form({**whole, "required": []}, "openai") is None
+        assert make_strict_schema({**whole, "properties": {"x": part}}, "openai") is None, part
+    assert make_strict_schema({**whole, "required": []}, "openai") is None
 
 
 # --- on the wires -----------------------------------------------------------------------------------------------------
@@ -125,17 +125,17 @@ def definition(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, 
     return tool.get("function", tool)
 
 
-@pytest.mark.spec("providers:PV43", "providers:PV44", "providers:PV46")
+@pytest.mark.spec("providers:PV43", "providers:PV44")
 def test_a_strict_tool_is_asked_for_where_server_and_schema_allow_it():
     for name in ("openai", "openai_chat"):
-        form = strict_form(FULL, "openai")
+        form = make_strict_schema(FULL, "openai")
         told = definition(name, FULL, strict=True)
         assert (told["strict"], told["parameters"]) == (True, form)
         for schema, strict in ((OPEN, True), (FULL, False)):
             told = definition(name, schema, strict=strict)
             assert (told.get("strict", False), told["parameters"]) == (False, schema)
     told = definition("anthropic", OPEN, strict=True)
-    assert (told["strict"], told["input_schema"]) == (True, strict_form(OPEN, "anthropic"))
+    assert (told["strict"], told["input_schema"]) == (True, make_strict_schema(OPEN, "anthropic"))
     for schema, strict in ((Bag.model_json_schema(), True), (FULL, False)):
         told = definition("anthropic", schema, strict=strict)
         assert ("strict" in told, told["input_schema"]) == (False, schema)
@@ -143,7 +143,7 @@ def test_a_strict_tool_is_asked_for_where_server_and_schema_allow_it():
     assert "strict" not in definition("ollama", FULL, strict=True)
 
 
-@pytest.mark.spec("providers:PV43", "providers:PV44", "providers:PV46")
+@pytest.mark.spec("providers:PV43", "providers:PV44")
 def test_an_answer_s_schema_is_closed_and_strict_where_it_qualifies():
     def asked(name: str, schema: dict[str, Any]) -> dict[str, Any]:
         got = body(name, HI, settings=ModelSettings(response_schema=schema))

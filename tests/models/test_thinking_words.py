@@ -14,7 +14,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.models import _thinking as table
+from stepengine.models import _thinking_levels as table
 from stepengine.models._http import warn_once
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import PRESETS
@@ -165,11 +165,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec(
-    "requirements:A16", "providers:PV10", "providers:PV11", "providers:PV12", "providers:PV13", "providers:PV14",
-    "providers:PV15", "providers:PV16", "providers:PV17", "providers:PV18", "providers:PV19", "providers:PV20",
-    "providers:PV21", "providers:PV22", "providers:PV23", "providers:PV24", "providers:PV25", "providers:PV26",
-)  # fmt: skip
+@pytest.mark.spec("requirements:A16", "providers:PV10", "providers:PV11", "providers:PV13", "providers:PV14", "providers:PV15", "providers:PV16", "providers:PV17", "providers:PV19", "providers:PV20", "providers:PV21", "providers:PV22", "providers:PV24", "providers:PV25", "providers:PV26")  # fmt: skip
 @pytest.mark.parametrize(("name", "model", "four"), ROWS, ids=[f"{name}-{model}" for name, model, _ in ROWS])
 def test_each_family_is_asked_for_an_effort_in_its_own_words(name, model, four):
     assert four == [said(name, model, Thinking(word)) for word in EFFORTS[1:]]
@@ -230,11 +226,7 @@ NONE = [
 ]
 
 
-@pytest.mark.spec(
-    "requirements:A16", "providers:PV10", "providers:PV13", "providers:PV14", "providers:PV15", "providers:PV16",
-    "providers:PV17", "providers:PV18", "providers:PV19", "providers:PV20", "providers:PV21", "providers:PV22",
-    "providers:PV23", "providers:PV24", "providers:PV25", "providers:PV26",
-)  # fmt: skip
+@pytest.mark.spec("requirements:A16", "providers:PV10", "providers:PV13", "providers:PV14", "providers:PV15", "providers:PV16", "providers:PV17", "providers:PV19", "providers:PV20", "providers:PV21", "providers:PV22", "providers:PV24", "providers:PV25", "providers:PV26")  # fmt: skip
 @pytest.mark.parametrize(("name", "model", "members", "is_off"), NONE, ids=[f"{row[0]}-{row[1]}" for row in NONE])
 def test_none_keeps_a_model_from_thinking_or_a_warning_says_once_what_is_sent_instead(
     name, model, members, is_off, notes
@@ -257,7 +249,7 @@ def test_of_every_wish_on_every_wire_something_is_sent_or_a_warning_says_that_no
             assert sent or len(notes()) == before + 1, (name, model, wish)
 
 
-@pytest.mark.spec("providers:PV22", "providers:PV23", "providers:PV15")
+@pytest.mark.spec("providers:PV22", "providers:PV15")
 def test_no_wire_is_sent_two_amounts_that_exclude_each_other():
     for name, models in MODELS.items():
         for model, wish in product(models, [Thinking("high"), Thinking("high", 5_000), Thinking()]):
@@ -290,7 +282,7 @@ def test_numbers_and_hidden_thoughts_go_where_a_wire_knows_them(notes):
     assert notes()[-1].startswith("deepseek-v4 sends its thoughts in any case; the show=False")
 
 
-@pytest.mark.spec("providers:PV18", "providers:PV21", "providers:PV39")
+@pytest.mark.spec("providers:PV17", "providers:PV21", "providers:PV39")
 def test_beside_a_demanded_call_deepseek_does_not_think_and_claude_behind_openrouter_says_so(notes):
     assert OFF == {"thinking": encoded("deepseek", "deepseek-v4", Thinking("high"), tool_choice="required")["thinking"]}
     assert [] == notes()
@@ -348,7 +340,7 @@ def test_the_table_of_thinking_is_what_the_encoders_send(notes):
     assert found == made, f"put this between the marks of {PAGE.name}:\n{made}"
 
 
-@pytest.mark.spec("requirements:A16", "requirements:V28")
+@pytest.mark.spec("requirements:A16")
 def test_old_spellings_ask_for_the_same_as_the_words():
     for name, models in MODELS.items():
         for model in models:

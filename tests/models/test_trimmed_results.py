@@ -11,7 +11,7 @@ from stepengine.data.transcript import Transcript
 from tests.models.wires import FOUR, body, call, result
 
 
-@pytest.mark.spec("requirements:G11")
+@pytest.mark.spec("requirements:I15")
 @pytest.mark.parametrize("wire", FOUR)
 def test_a_trimmed_result_is_sent_as_its_placeholder_and_its_neighbours_as_they_are(wire: str) -> None:
     record = Transcript(

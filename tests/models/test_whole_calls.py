@@ -187,7 +187,7 @@ def unnamed_reply(wire: str, stop: str) -> dict[str, Any]:
     return {"choices": [{"index": 0, "message": {"tool_calls": calls}, "finish_reason": ends[stop]}]}
 
 
-@pytest.mark.spec("reliability:MP48", "reliability:R5")
+@pytest.mark.spec("reliability:MP48", "reliability:MP20")
 @pytest.mark.parametrize("wire", DECODE)
 def test_a_call_without_a_name_is_refused_and_asked_for_once_more(wire):
     with pytest.raises(ModelError, match="it has no name") as caught:

@@ -16,8 +16,8 @@ from cassettes import record_wires as wires
 from stepengine.data.messages import ThinkingPart, ToolCallPart
 from stepengine.data.models import StopReason, TextChunk, ThinkingChunk
 from stepengine.errors import ModelError, TruncatedReply
+from stepengine.models._byte_reader import ReplyReader
 from stepengine.models._failures import RequestLabel
-from stepengine.models._reading import ReplyReader
 from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.testing import Cassette, ReplayTransport
@@ -67,7 +67,7 @@ async def played(wire: str, scene: str, *, stream: bool) -> tuple[list[Any], Cas
         await provider.close()
 
 
-@pytest.mark.spec("requirements:G3", "requirements:G5", "reliability:K7")
+@pytest.mark.spec("requirements:G1", "requirements:G5")
 @pytest.mark.parametrize(("wire", "scene", "stream"), EACH)
 async def test_an_exchange_is_sent_as_it_was_recorded_and_gives_what_was_said(wire, scene, stream):
     """
@@ -89,7 +89,7 @@ async def test_an_exchange_is_sent_as_it_was_recorded_and_gives_what_was_said(wi
         assert figures == USED.get(wire, (25, 12, 5, 0))
 
 
-@pytest.mark.spec("requirements:G3", "requirements:G4")
+@pytest.mark.spec("requirements:G1", "requirements:G4")
 @pytest.mark.parametrize(("wire", "scene"), [(wire, scene) for wire in WIRES for scene in EXPECTED])
 async def test_a_stream_gives_the_same_reply_as_one_piece(wire, scene):
     plain, _ = await played(wire, scene, stream=False)

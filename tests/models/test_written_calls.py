@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, tool
 from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.models.openai_chat.written import with_written_calls
+from stepengine.models.openai_chat.written import parse_written_calls
 from stepengine.testing import ScriptedModel, text
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("providers:PV75")]
@@ -28,7 +28,7 @@ INPUTS = st.dictionaries(
 def test_a_block_of_codebuff_is_a_call_with_the_words_around_it_in_order(before, given, after, is_ours):
     legacy = {} if is_ours else {"cb_easp": True}
     block = BLOCK.format(json.dumps({"cb_tool_name": "put", **legacy, **given}, indent=2))
-    reply = with_written_calls(ModelReply(f"{before}{block}{after}"))
+    reply = parse_written_calls(ModelReply(f"{before}{block}{after}"))
 
     (call,) = reply.tool_calls
     assert ("put", given) == (call.tool_name, call.input)
@@ -42,7 +42,7 @@ def test_both_forms_stand_side_by_side_and_what_is_neither_stays_text():
     theirs = BLOCK.format('{"cb_tool_name": "put", "x": 1}')
     nameless = BLOCK.format('{"name": "put"}')
     crossed = '<codebuff_tool_call>{"cb_tool_name": "put"}</tool_call>'
-    reply = with_written_calls(ModelReply(f"{theirs} {nameless} {ours} {crossed}"))
+    reply = parse_written_calls(ModelReply(f"{theirs} {nameless} {ours} {crossed}"))
 
     kinds = [part.tool_name if type(part) is ToolCallPart else part.text for part in reply.content]
     assert ["put", nameless, "look", crossed] == kinds

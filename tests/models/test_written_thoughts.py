@@ -16,7 +16,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ReplyDone, TextChun
 from stepengine.data.thoughts import TAGS
 from stepengine.data.transcript import Transcript
 from stepengine.models import OpenAIChatProvider
-from stepengine.models.openai_chat.written import WrittenThoughts, with_written_thoughts
+from stepengine.models.openai_chat.written import WrittenThoughtFilter, parse_written_thoughts
 from tests.faults.scripts import chunk
 from tests.models.wires import TOOL
 
@@ -128,7 +128,7 @@ async def test_blanks_before_a_call_say_nothing_and_what_a_thought_mentions_is_n
 
 def test_written_thoughts_go_back_to_their_model_as_it_wrote_them_and_to_no_other():
     text = "<think>deep</think>\n\nYes."
-    reply = with_written_thoughts(ModelReply(text, provider_data=MARK))
+    reply = parse_written_thoughts(ModelReply(text, provider_data=MARK))
     history = Transcript([UserMessage("a"), AssistantMessage(reply.content), UserMessage("b")])
 
     def said_to(name: str, model: str = "m") -> Any:
@@ -148,12 +148,12 @@ def test_written_thoughts_go_back_to_their_model_as_it_wrote_them_and_to_no_othe
 def test_nothing_is_lost_however_a_stream_is_cut(tags, thought, said, cuts):
     text = f"{tags[0]}{thought}{tags[1]}{said}"
     edges = sorted({0, len(text), *[cut for cut in cuts if cut < len(text)]})
-    told = WrittenThoughts()
-    deltas = [d for a, b in pairwise(edges) for d in told.of(TextChunk(text[a:b]))] + told.end()
-    whole = WrittenThoughts()
+    told = WrittenThoughtFilter()
+    deltas = [d for a, b in pairwise(edges) for d in told.convert_delta(TextChunk(text[a:b]))] + told.end()
+    whole = WrittenThoughtFilter()
 
-    assert shown(deltas) == shown(whole.of(TextChunk(text)) + whole.end())
+    assert shown(deltas) == shown(whole.convert_delta(TextChunk(text)) + whole.end())
     assert sorted("".join(shown(deltas)).split()) or not said.strip()
-    reply = with_written_thoughts(ModelReply(text, provider_data=MARK))
+    reply = parse_written_thoughts(ModelReply(text, provider_data=MARK))
     written = [part.provider_data["written"] for part in reply.content if type(part) is ThinkingPart]
     assert text == "".join([*written, reply.text]) or not text.strip() or not reply.text

@@ -13,7 +13,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ReplyDone
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, ModelError
 from stepengine.models import GoogleProvider, Models, OpenAIChatProvider, OpenAIProvider, fallback
-from stepengine.models._failures import body_failure
+from stepengine.models._failures import error_from_body
 from stepengine.models.base import Provider
 from tests.models.wires import made
 
@@ -79,7 +79,7 @@ async def failure_of(provider: Provider, *, stream: bool) -> ModelError:
     return caught.value
 
 
-@pytest.mark.spec("ecosystem:EC61", "requirements:G23", "providers:PV111")
+@pytest.mark.spec("reliability:MP16", "requirements:G23", "reliability:MP03")
 @pytest.mark.parametrize("stream", [False, True], ids=["at once", "stream"])
 @pytest.mark.parametrize("whose", SAID)
 async def test_a_key_that_was_refused_is_told_with_where_it_came_from_whatever_the_status(whose, stream):
@@ -122,11 +122,11 @@ async def test_a_fallback_goes_on_by_default_where_a_key_was_refused(whose, stre
 
 @pytest.mark.spec("reliability:MP22")
 def test_a_refused_key_inside_of_a_reply_is_told_alike_and_other_refusals_are_not():
-    inside = body_failure({"error": {"message": "no", "code": "invalid_api_key"}}, None, {}, made("openai"))
-    other = body_failure(json.dumps({"error": {"message": "Bad value."}}).encode(), 400, {}, made("google"))
+    inside = error_from_body({"error": {"message": "no", "code": "invalid_api_key"}}, None, {}, made("openai"))
+    other = error_from_body(json.dumps({"error": {"message": "Bad value."}}).encode(), 400, {}, made("google"))
 
     assert ("auth", False, "http") == (inside.kind, inside.retryable, other.kind)
-    forbidden = body_failure({"error": {"message": "Not in your country."}}, 403, {}, made("google"))
+    forbidden = error_from_body({"error": {"message": "Not in your country."}}, 403, {}, made("google"))
     assert forbidden.kind == "http"
 
 
@@ -135,4 +135,4 @@ def test_a_refused_key_inside_of_a_reply_is_told_alike_and_other_refusals_are_no
 def test_the_word_of_perplexity_for_a_prompt_that_is_too_long_is_an_overflow(status) -> None:
     told = {"error": {"message": "Too large.", "type": "too_many_prompt_tokens", "code": 400}}
 
-    assert type(body_failure(told, status, {}, made("perplexity"))) is ContextOverflow
+    assert type(error_from_body(told, status, {}, made("perplexity"))) is ContextOverflow

@@ -20,8 +20,8 @@ from stepengine.models import (
     OpenAIChatProvider,
     OpenAIProvider,
 )
+from stepengine.models._byte_reader import ReplyReader
 from stepengine.models._failures import RequestLabel
-from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.google.decode import GoogleAccumulator
 from stepengine.models.keys import Credentials
@@ -54,7 +54,7 @@ TOOL = ToolSpec("look", "Looks.", {"type": "object", "properties": {"at": {"type
 
 def provider_of(name: str, **options: Any) -> Any:
     if name == "bedrock_converse":
-        return BedrockProvider("k", region="us-east-1", name=name, endpoint="converse", **options)._of("")
+        return BedrockProvider("k", region="us-east-1", name=name, endpoint="converse", **options)._get_provider("")
     return OWN[name]("k", **options) if name in OWN else OpenAIChatProvider(name, "k", **options)
 
 

@@ -182,7 +182,9 @@ def test_what_is_said_takes_the_place_of_members_that_are_called_like_paths() ->
     assert "deny" == policy.check(seen(("vault/{year}.csv",), {"year": 2026})).decision
     assert "deny" == policy.check(seen(("vault/prices.db",), {})).decision
     writes = ToolSpec("any", category="write", about=("{to}",))
-    assert Call("any", paths=["a"]) == Call.of(Request(tool=writes, input=freeze_object({"to": "a", "target": "b"})))
+    assert Call("any", paths=["a"]) == Call.from_request(
+        Request(tool=writes, input=freeze_object({"to": "a", "target": "b"}))
+    )
 
 
 @pytest.mark.spec("requirements:X70", "requirements:X71")
@@ -193,7 +195,7 @@ def test_an_address_that_a_tool_says_it_reaches_is_judged_and_remembered_as_one(
     )
 
     assert "deny" == Policy([Rule.deny_domain("*.example.org")]).check(request).decision
-    assert Call("send", origins=["https://eu.example.org"]) == Call.of(request)
+    assert Call("send", origins=["https://eu.example.org"]) == Call.from_request(request)
 
 
 @pytest.mark.spec("requirements:X70")
@@ -227,7 +229,7 @@ def test_a_name_within_a_place_makes_no_address_of_it() -> None:
     )
     writes = Request(tool=ToolSpec("any", category="write", about=("r/{n}",)), input=freeze_object({"n": "a://b"}))
     other = attrs.evolve(writes, input=freeze_object({"n": "a://c"}))
-    assert not Call.of(writes).matches(other, "allow")
+    assert not Call.from_request(writes).matches(other, "allow")
 
 
 @pytest.mark.spec("requirements:X70")

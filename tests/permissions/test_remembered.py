@@ -116,7 +116,7 @@ def request(
 
 
 def is_covered(one: Attack) -> bool:
-    return Call.of(request(one.category, one.seen, one.about)).matches(
+    return Call.from_request(request(one.category, one.seen, one.about)).matches(
         request(one.category, one.other, one.about), "allow"
     )
 
@@ -189,8 +189,10 @@ def test_a_file_beside_a_destination_and_an_address_under_any_name_narrow_what_i
     moved = {"path": "a", "to": "b"}
     sent = {"endpoint": HERE, "method": "post", "body": "hi"}
 
-    assert Call("t", agent="a", paths=["a", "to: b"]) == Call.of(request("write", {**moved, "content": "x"}))
-    assert Call("t", agent="a", origins=["POST endpoint: https://api.example.org"]) == Call.of(request("network", sent))
+    assert Call("t", agent="a", paths=["a", "to: b"]) == Call.from_request(request("write", {**moved, "content": "x"}))
+    assert Call("t", agent="a", origins=["POST endpoint: https://api.example.org"]) == Call.from_request(
+        request("network", sent)
+    )
     assert is_covered(Attack("network", sent, {**sent, "body": "other"}))
 
 
@@ -210,7 +212,7 @@ def test_nothing_that_is_only_like_what_was_seen_is_allowed_with_it(attacks: Any
     [("t2", "a"), ("T", "a"), ("t_", "a"), ("mcp__t", "a"), ("t*", "a"), ("t", "b"), ("t", "A"), ("t", "")],
 )
 def test_what_was_allowed_to_one_tool_of_one_agent_is_allowed_to_no_other(tool: str, agent: str) -> None:
-    assert not Call.of(request("", {"x": 1})).matches(request("", {"x": 1}, tool=tool, agent=agent), "allow")
+    assert not Call.from_request(request("", {"x": 1})).matches(request("", {"x": 1}, tool=tool, agent=agent), "allow")
 
 
 @pytest.mark.spec("requirements:X71")

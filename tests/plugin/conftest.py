@@ -5,6 +5,7 @@ Runs of pytest inside a test, with the plugin, in a project of their own.
 from __future__ import annotations
 
 import os
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import stepengine.testing.engines
 import stepengine.testing.prefixes
 import stepengine.testing.recordings
 import stepengine.testing.transport
+from tests import forked_processes
+from tests.forked_processes import template_process
 
 # Runs in this process forget what they import; a second copy of these would not know the first one's classes.
 SHARED = (
@@ -29,6 +32,11 @@ SHARED = (
 
 INSTALLED = any(e.value == plugin.__name__ for e in entry_points(group="pytest11"))
 LOADED = () if INSTALLED else ("-p", "stepengine.pytest_plugin")
+
+IMPORTED = (
+    "anthropic", "hypothesis", "openai.resources.chat", "openai.resources.responses", "openai.types.chat", "pytest", "trio.testing", "unittest",
+)  # fmt: skip
+"""What processes of this folder need not import: the SDKs of the programs, and what plugins of pytest import."""
 
 HTTP = """
 import httpx2, pytest
@@ -107,13 +115,33 @@ def run(pytester, monkeypatch):
     Write a test module and run pytest over it with the plugin.
     """
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("STEPENGINE_RECORD", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(plugin.__file__).parents[2]))
     pytester.makeini("[pytest]\n")
 
     def ran(body: str, *args: str, apart: bool = False, **options: bool):
         pytester.makepyfile(test_it=HTTP + body)
-        call = pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess
-        return call(*LOADED, "-p", "no:cacheprovider", "-p", "no:randomly", *args, **options)
+        words = (*LOADED, "-p", "no:cacheprovider", "-p", "no:randomly", *args)
+        return run_apart(pytester.path, *words) if apart else pytester.runpytest_inprocess(*words, **options)
 
     return ran
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """
+    Processes that `run(..., apart=True)` forks have imported an SDK.
+    """
+    with template_process(*IMPORTED):
+        yield
+
+
+def run_apart(folder: Path, *words: str) -> pytest.RunResult:
+    """
+    Run pytest in a process of its own, as `Pytester.runpytest_subprocess` does.
+    """
+    path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+    done = forked_processes.run(
+        [sys.executable, "-m", "pytest", f"--basetemp={folder / 'runpytest'}", *words],
+        cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+    )  # fmt: skip
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)

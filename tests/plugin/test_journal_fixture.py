@@ -17,9 +17,7 @@ pytest_plugins = ("pytester",)
 FILE = "journals/test_it/test_one.jsonl"
 
 
-@pytest.mark.spec(
-    "replay:Y3", "replay:M1", "replay:M2", "replay:M7", "replay:M10", "replay:Y16", "replay:U11", "requirements:P1"
-)
+@pytest.mark.spec("replay:Y3", "replay:M1", "replay:M2", "replay:M7", "replay:M10", "replay:Y16")
 def test_a_run_is_recorded_once_and_repeated_with_the_present_code(run, pytester, agent_test):
     """
     A scripted model plays as always, whatever the mode; the journal decides whether it is asked.
@@ -47,7 +45,7 @@ def test_a_run_is_recorded_once_and_repeated_with_the_present_code(run, pytester
     assert not file.exists()
 
 
-@pytest.mark.spec("replay:Y8", "replay:Y19", "requirements:P3")
+@pytest.mark.spec("replay:Y8", "replay:D1")
 def test_what_differs_fails_with_the_place_the_field_and_the_commands(run, pytester, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     first = (pytester.path / FILE).read_bytes()
@@ -84,7 +82,7 @@ def test_one(journal):
 """
 
 
-@pytest.mark.spec("replay:Y8", "replay:Y19")
+@pytest.mark.spec("replay:Y8")
 def test_a_divergence_that_was_swallowed_fails_the_test_or_heads_its_own_failure(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     quiet = run(agent_test(0, SWALLOWED.replace("ENDS", "pass"), prompt="Other."))
@@ -132,7 +130,7 @@ def anyio_backend():
 """
 
 
-@pytest.mark.spec("replay:Y3", "replay:Y14")
+@pytest.mark.spec("replay:Y3")
 def test_every_way_to_run_an_agent_records_repeats_and_diverges(run, pytester, agent_test):
     run(agent_test(1, WAYS), "--stepengine-record=once").assert_outcomes(passed=4)
     assert 4 == len([*pytester.path.rglob("*.jsonl")])
@@ -142,7 +140,7 @@ def test_every_way_to_run_an_agent_records_repeats_and_diverges(run, pytester, a
     different.stdout.fnmatch_lines(["FAILED test_it.py::*- stepengine.errors.ReplayDivergence*"] * 4)
 
 
-@pytest.mark.spec("replay:M4", "replay:D10", "replay:U6")
+@pytest.mark.spec("replay:M4", "replay:D10", "replay:Y9")
 def test_a_changed_run_is_extended_and_a_failed_test_leaves_the_record_alone(run, pytester, agent_test):
     file = pytester.path / FILE
     run(agent_test(1), "--stepengine-record=once")
@@ -161,7 +159,7 @@ def test_a_changed_run_is_extended_and_a_failed_test_leaves_the_record_alone(run
     run(asked.replace("LIVE = 1", "LIVE = 0").replace('["a"]', "[]")).assert_outcomes(passed=1)
 
 
-@pytest.mark.spec("replay:M3", "replay:M8")
+@pytest.mark.spec("replay:M3")
 def test_new_performs_what_is_not_recorded_and_nothing_that_differs(run, pytester, agent_test):
     file = pytester.path / FILE
     run(agent_test(1), "--stepengine-record=once")
@@ -210,7 +208,7 @@ def test_a_test_with_two_runs_names_the_second(run, pytester, agent_test):
     only.stdout.fnmatch_lines(["*did not run the journal journals/test_it/test_one.second.jsonl*"])
 
 
-@pytest.mark.spec("replay:Y9", "replay:Y19", "replay:K8", "replay:C5")
+@pytest.mark.spec("replay:Y9", "replay:K8", "replay:C5")
 def test_nothing_is_kept_of_a_test_that_is_interrupted_or_would_write_a_secret(run, pytester, agent_test):
     file = pytester.path / FILE
     stops = "\ndef test_one(journal):\n    with engine() as made:\n        made.run_sync('watcher', 'go', journal=journal)\n"
@@ -226,7 +224,7 @@ def test_nothing_is_kept_of_a_test_that_is_interrupted_or_would_write_a_secret(r
     assert first == file.read_bytes()
 
 
-@pytest.mark.spec("replay:Y6", "replay:Y2", "replay:K10")
+@pytest.mark.spec("replay:Y6", "replay:Y1", "replay:K10")
 def test_rules_about_secrets_come_from_the_mark_and_the_ini_file(run, pytester, agent_test):
     pytester.makeini("[pytest]\nstepengine_redact =\n    t-[0-9]+\n")
     marked = (
@@ -268,7 +266,7 @@ def test_a_test_may_be_marked_to_end_before_its_record_does(run, agent_test):
     run(without[1]).assert_outcomes(passed=1)
 
 
-@pytest.mark.spec("replay:Y3", "replay:U23")
+@pytest.mark.spec("replay:Y3")
 def test_only_the_run_of_its_test_writes_the_journal_of_a_test(tmp_path):
     agent = AgentDefinition("w", model="test/m")
     first = JournalFixture(tmp_path / "one.jsonl", "once")
@@ -316,7 +314,7 @@ def test_family(journal):
 """
 
 
-@pytest.mark.spec("replay:D10", "replay:M4", "replay:M8")
+@pytest.mark.spec("replay:D10", "replay:M4", "replay:M3")
 def test_a_child_that_goes_on_after_its_recorded_end_is_extended_and_else_diverges(run, agent_test):
     short = FAMILY.replace("CHILD_MORE", "pass")
     longer = FAMILY.replace("CHILD_MORE", 'yield ToolCall("look", {"path": "d"})')

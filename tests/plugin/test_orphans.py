@@ -42,7 +42,7 @@ LISTED = ["1 recording that no test owns*", "*cassettes/test_it/test_two.yaml*"]
 
 
 @pytest.mark.deep
-@pytest.mark.spec("replay:Y12", "replay:Y19", "replay:U4", "replay:V35")
+@pytest.mark.spec("replay:Y12")
 def test_files_without_a_test_are_listed_when_everything_was_collected(run, pytester):
     """
     Not with -k, -m, a node id, --deselect or --lf, for then nobody can know; those of a skipped test are owned.
@@ -106,7 +106,7 @@ class TestAll:
 """
 
 
-@pytest.mark.spec("replay:Y7", "replay:Y19", "replay:V32")
+@pytest.mark.spec("replay:Y7")
 def test_files_have_names_that_every_system_takes_and_no_two_tests_share_one(run, pytester):
     """
     A name depends on its test alone: whichever tests are selected, each finds its own file.

@@ -60,7 +60,7 @@ def test_nothing_else_is_reachable(journal):
 JOURNAL = Path("journals/test_agent/test_the_day_is_summed_up.jsonl")
 
 
-@pytest.mark.spec("replay:Y3", "replay:Y10", "replay:D7", "requirements:P1", "requirements:P3", "requirements:P14")
+@pytest.mark.spec("replay:Y3", "replay:Y10", "replay:D7", "replay:M2", "replay:D1", "ecosystem:EC122")
 def test_a_project_outside_records_once_passes_offline_and_sees_what_a_new_prompt_changes(
     installed: Path, tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def project(run, pytester):
+def project(run, pytester, processes):
     """
     Run a test that stands beside a program, in a process of its own: what a process has imported and patched stays out of this one.
     """
@@ -70,7 +70,7 @@ def test_one(FIXTURES):
 """
 
 
-@pytest.mark.spec("replay:C41", "replay:Y8", "replay:U19")
+@pytest.mark.spec("replay:C41", "replay:Y8")
 def test_a_recording_test_whose_program_makes_its_own_client_fails_with_the_remedy(project, server, pytester):
     asked = project(OWN_CLIENT.replace("FIXTURES", "cassette"), RECORD)
     asked.assert_outcomes(failed=1)
@@ -119,7 +119,7 @@ def test_one(cassette):
 """
 
 
-@pytest.mark.spec("replay:C7", "replay:Y6", "replay:U6")
+@pytest.mark.spec("replay:C7", "replay:Y6")
 def test_error_replies_are_recorded_with_a_mark_and_named_without_one(project, server, pytester):
     """
     With the mark the retries replay in order; without it the replay has only the last reply, and the recording says what it lacks.
@@ -211,7 +211,7 @@ def test_one(cassette):
 """
 
 
-@pytest.mark.spec("replay:Y11", "replay:C28")
+@pytest.mark.spec("replay:Y11")
 def test_a_key_without_a_placeholder_is_explained(project, monkeypatch):
     failed = project(MISSING)
     failed.assert_outcomes(failed=1)

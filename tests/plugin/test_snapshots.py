@@ -85,11 +85,7 @@ def written() -> set[str]:
     return {str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*") if file.is_file()}
 
 
-@pytest.mark.spec(
-    "replay:F1", "replay:F2", "replay:F3", "replay:F5", "replay:F6", "replay:F7", "replay:F20", "replay:F21",
-    "replay:F22", "requirements:P7",
-    "replay:F10",
-)  # fmt: skip
+@pytest.mark.spec("replay:F3", "replay:F6", "replay:F20", "replay:F21", "replay:F22", "requirements:P5", "replay:F23")  # fmt: skip
 @pytest.mark.deep
 def test_snapshots_are_written_on_request_compared_line_by_line_and_must_all_be_used(suite: Any) -> None:
     suite(TESTS).assert_outcomes(failed=6)
@@ -154,7 +150,7 @@ def test_without_syrupy_the_fixtures_say_what_to_install_and_nothing_else_suffer
     result.stdout.fnmatch_lines(["*run_snapshot needs the plugin syrupy: pip install 'stepengine[[]test]'*"])
 
 
-@pytest.mark.spec("replay:F8", "replay:F5")
+@pytest.mark.spec("replay:F8")
 @pytest.mark.parametrize(
     "extension", [snapshots.RunSnapshot, snapshots.RunJsonSnapshot, snapshots.RequestSnapshot, snapshots.EventsSnapshot]
 )
@@ -165,7 +161,6 @@ def test_our_snapshots_replace_only_what_syrupy_lets_them(extension: Any) -> Non
     assert extension.write_immediately
 
 
-@pytest.mark.spec("replay:F4")
 @pytest.mark.parametrize("name", ["", "(name='x')"])
 def test_ids_with_a_slash_work_though_syrupy_warns_when_it_writes_their_files(suite: Any, name: str) -> None:
     """
@@ -183,7 +178,7 @@ def test_one(way, run_snapshot):
     suite(body.replace("a:c", "a:b")).assert_outcomes(passed=1, failed=1)
 
 
-@pytest.mark.spec("replay:F20", "replay:F32", "requirements:P7")
+@pytest.mark.spec("replay:F20", "replay:F32", "requirements:P5")
 def test_a_recorded_run_and_its_replay_have_one_transcript(suite: Any) -> None:
     body = """
 def test_one(journal, run_snapshot):

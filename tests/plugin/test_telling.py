@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepengine
-from stepengine.pytest_plugin import telling
+from stepengine.pytest_plugin import messages
 
 pytest_plugins = ("pytester",)
 
@@ -19,7 +19,7 @@ PACKAGE = Path(stepengine.__file__).parent
 ONE = "\ndef test_one(cassette):\n    ask(cassette, 'a')\n"
 
 
-@pytest.mark.spec("replay:Y1", "replay:Y2", "replay:Y18")
+@pytest.mark.spec("replay:Y1", "replay:Y18")
 def test_every_option_setting_and_argument_that_a_message_names_exists(run):
     """
     Messages are looked for in the whole package; the mark, the help and the parser have to agree with them.
@@ -42,7 +42,7 @@ def test_every_option_setting_and_argument_that_a_message_names_exists(run):
     assert shown
 
 
-@pytest.mark.spec("replay:Y18", "replay:U7", "replay:U16")
+@pytest.mark.spec("replay:Y18", "replay:C14")
 @pytest.mark.parametrize(
     ("before", "after"),
     [(None, "'a'"), ("'a'", "'b'"), ("'a', 'c'", "'a'"), ("'a'", "'a', 'a'")],
@@ -75,7 +75,7 @@ def test_the_commands_at_a_divergence_make_the_test_pass(run, agent_test, mode):
     run(loose.replace("LIVE = 1", "LIVE = 0")).assert_outcomes(passed=1)
 
 
-@pytest.mark.spec("replay:Y17", "replay:M9")
+@pytest.mark.spec("replay:Y17")
 def test_recorded_files_are_always_told_and_the_rest_with_v(run):
     recorded = run(ONE, "--stepengine-record=once")
     recorded.stdout.fnmatch_lines(["recorded cassettes/test_it/test_one.yaml: 1 interaction"])
@@ -86,7 +86,7 @@ def test_recorded_files_are_always_told_and_the_rest_with_v(run):
     ])  # fmt: skip
 
 
-@pytest.mark.spec("replay:Y17", "replay:M9")
+@pytest.mark.spec("replay:Y17")
 def test_what_a_run_cost_is_told_when_it_is_recorded_and_what_it_saves_afterwards(run, agent_test):
     priced = (
         agent_test(1)
@@ -101,7 +101,7 @@ def test_what_a_run_cost_is_told_when_it_is_recorded_and_what_it_saves_afterward
     )
 
 
-@pytest.mark.spec("replay:Y1", "replay:U13")
+@pytest.mark.spec("replay:Y1", "replay:C14")
 def test_the_full_diff_shows_everything_that_differs(run):
     long = "x" * 2_000
     body = "\nimport json\n\ndef test_one(cassette):\n    ask(cassette, json.dumps({'a': LONG, **{str(n): N for n in range(20)}}))\n"
@@ -135,7 +135,7 @@ def test_run(journal):
 """
 
 
-@pytest.mark.spec("reliability:SC13")
+@pytest.mark.spec("reliability:R11")
 def test_what_a_failure_prints_into_a_log_holds_no_secret(run, monkeypatch):
     known, shaped = "a-value-nobody-guesses-4711", "sk-ant-api03-" + "Zz9Yy8Xx7Ww6" * 4
     monkeypatch.setenv("MY_TOKEN", known)
@@ -164,7 +164,7 @@ def test_one(cassette):
 """
 
 
-@pytest.mark.spec("replay:Y8", "replay:Y19", "replay:C14", "replay:U5")
+@pytest.mark.spec("replay:Y8", "replay:C14")
 def test_a_miss_that_gather_swallowed_fails_the_test_or_heads_its_own_failure(run):
     run(
         SWALLOWED.replace("ENDS", "pass").replace('("a", "b")', '("a", "c")'), "--stepengine-record=once"
@@ -195,7 +195,7 @@ def marked(mark: str, asks: str) -> str:
     return MARKED.replace("MARK", mark).replace("ASKS", asks)
 
 
-@pytest.mark.spec("replay:Y6", "replay:V31", "replay:V33")
+@pytest.mark.spec("replay:Y6", "replay:V33")
 def test_the_mark_says_what_is_ignored_shared_and_cut(run, pytester):
     """
     A second cassette is only read: what is left in it fails nothing, and nothing is recorded into it.
@@ -216,7 +216,7 @@ def test_the_mark_says_what_is_ignored_shared_and_cut(run, pytester):
     run(marked("", pointed % 2)).assert_outcomes(failed=1)
     run(marked("ignore=['/id']", pointed % 2)).assert_outcomes(passed=1)
 
-    cut = "assert [2] == [len(chunk) for chunk in cassette.transport()._pieces(b'ab', None)][:1]"
+    cut = "assert [2] == [len(chunk) for chunk in cassette.transport()._split_body(b'ab', None)][:1]"
     run(marked("chunks=2, allow_unused=True", cut)).assert_outcomes(passed=1)
     for wrong in ("chunks='some'", "recrod='once'", "record='sometimes'", "ignore='/id'", "'once'"):
         assert "errors" in run(marked(wrong, "pass")).parseoutcomes(), wrong
@@ -226,4 +226,4 @@ def test_what_is_said_of_a_failure_is_cut_at_the_authors_line(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     assert "run.py" not in run(agent_test(0, prompt="Other.")).stdout.str()
     assert "run.py" in run(agent_test(0, prompt="Other."), "--full-trace").stdout.str()
-    assert PACKAGE == telling.PACKAGE
+    assert PACKAGE == messages.PACKAGE

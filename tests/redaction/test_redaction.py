@@ -18,23 +18,23 @@ from hypothesis import strategies as st
 
 import stepengine
 from stepengine import redaction
-from stepengine.cli.commands.doctor import FAMILIES
 from stepengine.data.codec import to_json
 from stepengine.data.events import ToolFinished
 from stepengine.data.messages import ToolResult
 from stepengine.errors import StepEngineError
-from stepengine.journal.scanning import scan
+from stepengine.journal.secret_scan import scan
 from stepengine.redaction import (
     GIVEN,
-    Keys,
+    KnownSecrets,
     Redactor,
-    Trickle,
-    finder,
+    StreamRedactor,
+    find_environment_secrets,
     is_secret_variable,
-    json_in,
-    known_in,
-    redactor_for,
+    make_redactor,
+    make_text_finder,
+    parse_if_json,
 )
+from stepengine.testing.installation_checks import FAMILIES
 from tests import strategies
 
 KEY = "sk-ant-abcdefghijklmnop1234"
@@ -84,7 +84,7 @@ def seconds(work, *args) -> float:
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
 def test_no_text_keeps_the_redactor_for_long(piece, redact):
     # Quadratic searches took 4 s for 20,000 characters of "sksk".
-    redactor = redactor_for(redact, {"ANTHROPIC_API_KEY": KEY})
+    redactor = make_redactor(redact, {"ANTHROPIC_API_KEY": KEY})
     begun = time.process_time()
     all_of_it(redactor, (piece * 40_000)[:40_000])
 
@@ -95,7 +95,7 @@ def test_no_text_keeps_the_redactor_for_long(piece, redact):
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
 def test_the_time_of_the_redactor_grows_with_the_text_and_not_faster(piece):
-    redactor = redactor_for("all", {"ANTHROPIC_API_KEY": KEY})
+    redactor = make_redactor("all", {"ANTHROPIC_API_KEY": KEY})
     size = 50_000
     while (first := seconds(all_of_it, redactor, (piece * size)[:size])) < 0.03:
         size *= 2
@@ -117,7 +117,7 @@ def test_a_file_full_of_findings_is_scanned_in_a_time_that_follows_its_length(tm
     assert time.process_time() - begun < 2
 
 
-@pytest.mark.spec("reliability:SC03")
+@pytest.mark.spec("reliability:R11")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -163,9 +163,9 @@ def test_a_private_key_is_found_from_its_begin_to_the_next_end():
 def test_a_value_that_json_says_twice_does_not_hide_the_first():
     hidden = f'{{"a": "{KEY}", "a": 1}}'
 
-    assert KEY not in redactor_for("all", {}).value({"x": hidden})["x"]
+    assert KEY not in make_redactor("all", {}).value({"x": hidden})["x"]
     assert KEY not in Redactor({KEY: "K"}, shapes=False).value({"x": hidden})["x"]
-    assert json_in(hidden) == hidden
+    assert parse_if_json(hidden) == hidden
 
 
 @pytest.mark.spec("reliability:R23")
@@ -192,7 +192,7 @@ def test_a_variable_that_is_no_text_at_all_is_no_reason_to_fail():
 
 @pytest.mark.spec("replay:K1", "replay:K6")
 def test_a_redactor_learns_of_keys_that_are_told_later_and_a_variable_names_them():
-    keys = Keys()
+    keys = KnownSecrets()
     redactor = Redactor({}, shapes=False, keys=keys)
     before = redactor.key
     assert KEY == redactor.text(KEY)
@@ -206,14 +206,14 @@ def test_a_redactor_learns_of_keys_that_are_told_later_and_a_variable_names_them
     assert not redactor.quiet.holds
     assert "<redacted:anthropic_api_key>" == redactor.text(KEY)
     assert redactor.key not in ("", before)
-    keys.learn({"MY_KEY": KEY, "HOME": "/home/somebody"})
+    keys.add_from_environment({"MY_KEY": KEY, "HOME": "/home/somebody"})
     assert "<redacted:MY_KEY>" == redactor.text(KEY)
     assert "<redacted:OTHER>" == Redactor({KEY: "OTHER"}, shapes=False, keys=keys).text(KEY)
     assert KEY not in repr(keys)
 
 
 def test_it_is_quiet_again_where_nothing_is_known_any_more_and_never_where_anything_is_looked_for():
-    keys = Keys()
+    keys = KnownSecrets()
     told, own, shapes = (
         Redactor(known, shapes=is_all, keys=keys) for known, is_all in (({}, False), ({KEY: "K"}, False), ({}, True))
     )
@@ -229,13 +229,13 @@ def test_it_is_quiet_again_where_nothing_is_known_any_more_and_never_where_anyth
 def test_what_people_give_to_servers_that_want_any_key_is_an_ordinary_word(word):
     GIVEN.tell(word, "ollama_api_key")
 
-    assert f"it is {word}." == redactor_for("known", {}).text(f"it is {word}.")
+    assert f"it is {word}." == make_redactor("known", {}).text(f"it is {word}.")
 
 
 @given(st.lists(st.sampled_from(["a", KEY[:5], KEY[5:11], KEY[11:], KEY, KEY[:-1], "s", " "]), max_size=12))
 def test_a_text_in_pieces_is_cleaned_as_it_is_when_whole(pieces):
     redactor = Redactor({KEY: "K"}, shapes=False)
-    trickle = Trickle(redactor)
+    trickle = StreamRedactor(redactor)
     shown = "".join([trickle.feed(piece) for piece in pieces]) + trickle.rest()
 
     assert KEY not in shown
@@ -243,8 +243,10 @@ def test_a_text_in_pieces_is_cleaned_as_it_is_when_whole(pieces):
 
 
 def test_known_values_come_from_variables_with_telling_names_only():
-    assert known_in({"A_TOKEN": "12345678", "B_TOKEN": "1234567", "C": "123456789"}) == {"12345678": "A_TOKEN"}
-    assert json.loads(json.dumps(redactor_for("all", {}).value({"a": [1, None, True]}))) == {"a": [1, None, True]}
+    assert find_environment_secrets({"A_TOKEN": "12345678", "B_TOKEN": "1234567", "C": "123456789"}) == {
+        "12345678": "A_TOKEN"
+    }
+    assert json.loads(json.dumps(make_redactor("all", {}).value({"a": [1, None, True]}))) == {"a": [1, None, True]}
 
 
 SEPARATE = (
@@ -329,7 +331,7 @@ def test_what_was_clean_is_looked_at_again_once_it_is_told_for_a_secret(rounds: 
     """
     A redactor that remembers which texts were clean says the same as one that has seen nothing.
     """
-    keys = Keys()
+    keys = KnownSecrets()
     used = Redactor({}, shapes=False, keys=keys)
     for texts, secret in rounds:
         event = ToolFinished(
@@ -354,23 +356,23 @@ def test_to_look_for_many_texts_at_once_finds_what_to_look_for_each_finds(
         patch.setattr(redaction, "WORTH_LOADING", 0 if loads else 10**9)
         patch.setattr(redaction, "MOST_AT_ONCE", 2)
         patch.setattr(redaction, "CORE", "pydantic_core" if loads else "a core that nobody has loaded")
-        finder.cache_clear()
+        make_text_finder.cache_clear()
 
         for one in (text, inside):
-            assert any(sought in one for sought in texts) is finder(texts)(one)
+            assert any(sought in one for sought in texts) is make_text_finder(texts)(one)
             if any(sought.lower() in one.lower() for sought in texts if sought.isascii()):
-                assert finder(tuple(sought.lower() for sought in texts), any_case=True)(one)
-    finder.cache_clear()
+                assert make_text_finder(tuple(sought.lower() for sought in texts), any_case=True)(one)
+    make_text_finder.cache_clear()
 
 
 def test_what_is_more_than_the_engine_takes_is_looked_for_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction, "_search", lambda _, **__: None)
-    finder.cache_clear()
+    monkeypatch.setattr(redaction, "_compile_search", lambda _, **__: None)
+    make_text_finder.cache_clear()
 
-    find = finder(("one", "two"))
+    find = make_text_finder(("one", "two"))
 
     assert [True, False] == [find("a two"), find("a three")]
-    finder.cache_clear()
+    make_text_finder.cache_clear()
 
 
 def texts_in(value: object, name: str = "") -> list[str]:
@@ -402,7 +404,7 @@ def test_what_is_looked_at_as_a_whole_is_cleaned_as_it_is_when_each_of_its_texts
     texts = sorted({text[at : at + 3] for text in texts_in(to_json(value)) for at in range(0, len(text), 3)})
     redactor = Redactor({data.draw(st.sampled_from(texts)): "K"}, shapes=data.draw(st.booleans()))
 
-    assert outcome(redactor._without, value) == outcome(redactor.frozen, value)
+    assert outcome(redactor._redact_value, value) == outcome(redactor.frozen, value)
 
 
 def test_the_end_of_a_known_value_alone_is_no_secret() -> None:

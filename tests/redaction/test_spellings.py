@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.redaction import Redactor, Trickle, is_secret_variable, known_in, redactor_for
+from stepengine.redaction import Redactor, StreamRedactor, find_environment_secrets, is_secret_variable, make_redactor
 
 SECRET = "p/w+d&=<'\"\\ \u00e4\U0001f511 end-of_it"
 
@@ -104,7 +104,7 @@ SIGNS = st.text(
 @pytest.mark.parametrize("secret", ['"abc12345', 'abc12345"', '"abc12345"', "'abc12345'", 'abc""12345', '\\abc12345"'])
 @pytest.mark.parametrize("wrap", [json.dumps, lambda text: json.dumps([text, json.dumps([text])])])
 def test_quotes_around_a_secret_stay(secret: str, wrap: Callable[[str], str]) -> None:
-    redactor = redactor_for("known", {}, {secret: "S"})
+    redactor = make_redactor("known", {}, {secret: "S"})
     cleaned = redactor.text(wrap(secret))
 
     assert "abc12345" not in cleaned
@@ -135,7 +135,7 @@ def test_an_encoded_secret_that_comes_in_pieces_is_found_too(
 ) -> None:
     text = f"a {encode(secret)} b"
     redactor = Redactor({secret: "S"}, shapes=False)
-    trickle = Trickle(redactor)
+    trickle = StreamRedactor(redactor)
     shown, at, turn = "", 0, 0
     while at < len(text):
         size = sizes[turn % len(sizes)]
@@ -149,11 +149,11 @@ def test_an_encoded_secret_that_comes_in_pieces_is_found_too(
 @pytest.mark.parametrize("piece", ["\\", "%25", "&amp;", "&#", "/", "p/w+", "\\/", "%2", "&amp;amp;#", "p", " "])
 def test_the_search_for_encodings_takes_time_in_proportion_to_the_text(piece: str) -> None:
     text = (piece * 40_000)[:40_000] + quote(SECRET)
-    redactor = redactor_for("all", {"A_KEY": SECRET, "B_KEY": "/\\\\\\\\//&&%%+"})
+    redactor = make_redactor("all", {"A_KEY": SECRET, "B_KEY": "/\\\\\\\\//&&%%+"})
     start = time.process_time()
     redactor.text(text)
     redactor.spans(text)
-    trickle = Trickle(redactor)
+    trickle = StreamRedactor(redactor)
     trickle.feed(text)
 
     assert time.process_time() - start < 1.5
@@ -169,7 +169,7 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_what_commands_do_not_see_records_do_not_hold(name: str) -> None:
     assert is_secret_variable(name)
-    assert {"one-secret-value": name} == known_in({name: "one-secret-value"})
+    assert {"one-secret-value": name} == find_environment_secrets({name: "one-secret-value"})
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_commands_do_not_see_records_do_not_hold(name: str) -> None:
 )
 def test_an_ordinary_variable_is_no_secret(name: str) -> None:
     assert not is_secret_variable(name)
-    assert {} == known_in({name: "/home/somebody"})
+    assert {} == find_environment_secrets({name: "/home/somebody"})
 
 
 @pytest.mark.spec("replay:K6")
@@ -203,4 +203,4 @@ def test_an_ordinary_variable_is_no_secret(name: str) -> None:
 def test_the_password_in_an_address_is_a_secret_whatever_the_variable_is_called(
     address: str, passwords: set[str]
 ) -> None:
-    assert dict.fromkeys(passwords, "DATABASE_URL") == known_in({"DATABASE_URL": address})
+    assert dict.fromkeys(passwords, "DATABASE_URL") == find_environment_secrets({"DATABASE_URL": address})

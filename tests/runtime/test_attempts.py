@@ -33,7 +33,7 @@ class Asked:
         self.events = []
         self.provider = wire.make(server.url)
         self.machine = self._machine(wire.request())
-        services = {"models": Models.of(self.provider), "clock": self.clock, **services}
+        services = {"models": Models.from_value(self.provider), "clock": self.clock, **services}
         self.tree = world.tree(self.machine, observers=[self.events.append] if watched else [], **services)
         self.outcome = None
 
@@ -71,7 +71,7 @@ def bad(wire, status, kind="overloaded_error", **headers):
     return json_answer(wire.error(kind, "Overloaded"), status, **headers)
 
 
-@pytest.mark.spec("reliability:MP12", "reliability:MP31", "reliability:R21", "requirements:G21")
+@pytest.mark.spec("reliability:MP12", "reliability:R21")
 @pytest.mark.parametrize("watched", [False, True])
 @pytest.mark.parametrize("status", [500, 503, 529])
 async def test_the_server_sees_as_many_requests_as_there_are_attempts_and_no_multiple_of_them(
@@ -84,7 +84,7 @@ async def test_the_server_sees_as_many_requests_as_there_are_attempts_and_no_mul
     assert (True, status) == (call.outcome.error.retryable, call.outcome.error.status)
 
 
-@pytest.mark.spec("reliability:MP04", "reliability:MP06", "reliability:MP08", "reliability:MP11", "reliability:MP13")
+@pytest.mark.spec("reliability:MP06", "reliability:MP11", "reliability:MP13")
 @pytest.mark.parametrize(
     ("answer", "requests"),
     [
@@ -106,7 +106,7 @@ async def test_what_is_asked_for_again_and_what_is_not(world, wire, answer, requ
     assert (Value if requests == 2 else Failure) is type(call.outcome)
 
 
-@pytest.mark.spec("reliability:MP09", "reliability:MP10")
+@pytest.mark.spec("reliability:MP10")
 @pytest.mark.parametrize(
     ("header", "least", "most"),
     [
@@ -131,7 +131,7 @@ async def test_what_the_server_asks_to_wait_is_waited_by_the_clock_of_the_run(wo
         assert least * 1000 <= call.outcome.at
 
 
-@pytest.mark.spec("reliability:MP19", "reliability:MP30", "reliability:R5", "generator-contract:V18")
+@pytest.mark.spec("reliability:MP19", "reliability:MP30", "reliability:MP20", "generator-contract:L37")
 async def test_a_reply_that_breaks_off_is_taken_back_asked_for_again_and_may_have_been_billed(world, wire):
     events = wire.stream(*SAID)
     end = next(index for index, event in enumerate(events) if wire.marker in event)
@@ -146,7 +146,7 @@ async def test_a_reply_that_breaks_off_is_taken_back_asked_for_again_and_may_hav
     assert usage.at_least or usage.prompt_tokens > 30
 
 
-@pytest.mark.spec("reliability:MP19", "reliability:R5", "generator-contract:V18")
+@pytest.mark.spec("reliability:MP19", "reliability:MP20", "generator-contract:L37")
 async def test_a_reply_that_always_breaks_off_fails_after_four_requests_with_nothing_of_it(world, wire):
     events = wire.stream("", [("add", '{"a": 2, "b": 3}')], "tool_use")
     end = next(index for index, event in enumerate(events) if wire.marker in event)
@@ -175,7 +175,7 @@ async def test_a_run_that_is_cancelled_during_a_request_leaves_at_once_and_hangs
     assert 1 == len(server.requests)
 
 
-@pytest.mark.spec("reliability:R21", "requirements:G21")
+@pytest.mark.spec("reliability:R21")
 async def test_attempts_send_the_same_bytes(world, wire):
     async with fault_server(bad(wire, 500)) as server:
         call = Asked(world, wire, server, watched=False)

@@ -37,7 +37,7 @@ def busy(**fields):
     return ModelError("overloaded", retryable=True, **{"status": 529, **fields})
 
 
-@pytest.mark.spec("reliability:MP12", "requirements:G21")
+@pytest.mark.spec("reliability:MP12", "reliability:R21")
 async def test_a_transient_failure_is_tried_again_up_to_four_requests_in_all(world):
     seen, provider, clock = [], world.Provider(default=busy()), world.JumpingClock()
     await world.tree(one_call(seen), models=provider, clock=clock).run()
@@ -56,7 +56,7 @@ async def test_a_failure_that_is_not_retryable_is_final(world):
     assert "no such model" == seen[0].error.message
 
 
-@pytest.mark.spec("reliability:MP09", "requirements:G21")
+@pytest.mark.spec("reliability:MP10", "reliability:R21")
 async def test_retry_after_is_waited_for_and_each_attempt_is_an_event(world):
     seen, events, clock = [], [], world.JumpingClock()
     provider = world.Provider([busy(status=429, retry_after=2), "done"])
@@ -235,7 +235,7 @@ async def test_what_comes_whole_and_is_no_reply_is_a_model_error_also_while_some
     assert ["model_started", "model_finished"] == [event.type for event in events]
 
 
-@pytest.mark.spec("reliability:MP19", "reliability:R5")
+@pytest.mark.spec("reliability:MP19", "reliability:MP20")
 @pytest.mark.parametrize("ending", [(), (TruncatedReply("cut", retryable=True),)])
 async def test_deltas_of_a_reply_that_broke_off_are_followed_by_a_discarded_event(world, ending):
     seen, events = [], []

@@ -147,7 +147,7 @@ async def test_a_scripted_run_lets_other_tasks_have_their_turn(world):
     assert len(turns) >= 1000 // 64
 
 
-@pytest.mark.spec("requirements:C18")
+@pytest.mark.spec("generator-contract:G40")
 @pytest.mark.parametrize("way", ["return", "raise", "stop"])
 async def test_the_machine_is_closed_on_every_way_out(world, way):
     closed = []
@@ -172,7 +172,7 @@ async def test_the_machine_is_closed_on_every_way_out(world, way):
     assert {"return": "completed", "raise": "failed", "stop": "cancelled"}[way] == finished.status
 
 
-@pytest.mark.spec("requirements:N14")
+@pytest.mark.spec("requirements:X16")
 async def test_a_machine_that_breaks_is_a_failed_run_and_not_an_exception(world):
     def machine(plan, state):
         yield CallModel(0, REQUEST)
@@ -235,7 +235,7 @@ def hanging(world, seen, started):
     return machine
 
 
-@pytest.mark.spec("requirements:D16", "reliability:SS12")
+@pytest.mark.spec("reliability:I12", "reliability:SS12")
 async def test_a_cancelled_task_ends_the_run_within_one_effect_and_keeps_its_cancellation(world):
     seen, started, provider = [], asyncio.Event(), world.Provider()
     tree = world.tree(hanging(world, seen, started), models=provider)
@@ -265,7 +265,7 @@ async def test_a_stop_from_inside_leaves_no_cancellation_on_the_task(world):
     assert 0 == task.cancelling()
 
 
-@pytest.mark.spec("reliability:SS12", "reliability:SS13")
+@pytest.mark.spec("reliability:SS12", "reliability:I12")
 async def test_stop_and_cancel_in_one_tick_are_both_kept(world):
     seen, started = [], asyncio.Event()
     tree = world.tree(hanging(world, seen, started))
@@ -280,7 +280,7 @@ async def test_stop_and_cancel_in_one_tick_are_both_kept(world):
     assert 1 == task.cancelling()
 
 
-@pytest.mark.spec("reliability:SS13")
+@pytest.mark.spec("reliability:I12")
 async def test_a_cancel_that_meets_the_end_of_an_effect_is_not_lost(world):
     for ticks in range(6):
         gate = asyncio.Event()
@@ -334,7 +334,7 @@ async def test_a_swallowed_cancellation_still_ends_the_run(world):
     assert tree.root.cancelled
 
 
-@pytest.mark.spec("requirements:D16")
+@pytest.mark.spec("reliability:I12")
 async def test_members_that_finished_survive_a_stop_of_their_gather(world):
     started = asyncio.Event()
     cancelled = []
@@ -364,7 +364,7 @@ async def test_members_that_finished_survive_a_stop_of_their_gather(world):
     assert [True] == cancelled
 
 
-@pytest.mark.spec("reliability:SP09")
+@pytest.mark.spec("reliability:I12")
 async def test_a_thousand_stops_from_threads_are_one(world):
     seen, started = [], asyncio.Event()
     tree = world.tree(hanging(world, seen, started))
@@ -427,7 +427,7 @@ async def test_a_machine_that_somebody_holds_is_closed_when_the_driver_breaks(wo
     assert "a bug" in finished.error.message
 
 
-@pytest.mark.spec("reliability:TL02")
+@pytest.mark.spec("requirements:X59")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("together", [False, True])
 async def test_a_keyboard_interrupt_out_of_an_effect_ends_the_run_and_is_kept_for_the_caller(world, kind, together):

@@ -65,6 +65,7 @@ CALLS = tool_calls(*[tool_call(name, {"n": n}) for n in range(4) for name in ("l
 async def main():
     said = [type(asyncio.get_running_loop()).__module__.partition(".")[0]]
     journal = FileJournal(folder / "run.jsonl")
+    asyncio.get_running_loop().slow_callback_duration = 60  # development mode would report a busy machine
     async with Engine([agent, endless], models=ScriptedModel([CALLS, tool_call("for_ever", {})])) as engine:
         events = [type(event).__name__ async for event in engine.stream("a", "go", journal=journal)]
         said += [events[-1], engine.replay_sync(journal).output]

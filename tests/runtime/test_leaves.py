@@ -153,7 +153,7 @@ async def test_answers_may_be_given_up_front_by_id_or_by_text(world, key, given,
     assert (expected,) == outcome.value
 
 
-@pytest.mark.spec("requirements:K7")
+@pytest.mark.spec("requirements:K3")
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_an_interactor_answers_in_process(world, is_async):
     class Sync:
@@ -191,7 +191,7 @@ def asking(world):
     return machine
 
 
-@pytest.mark.spec("requirements:K8", "requirements:K12")
+@pytest.mark.spec("requirements:X54", "requirements:K12")
 async def test_whoever_watches_a_handle_can_answer_once_and_only_what_is_open(world):
     tree = world.tree(asking(world))
     handle = RunHandle(tree, tree.run)
@@ -259,7 +259,7 @@ def nursery(world, child, parent, **options):
     return world.tree(machine, planner=plan_child, **options)
 
 
-@pytest.mark.spec("requirements:J6", "requirements:J12")
+@pytest.mark.spec("generator-contract:L8", "requirements:J12")
 async def test_a_child_runs_through_the_same_performers_and_its_events_carry_its_path(world):
     events, items = [], []
 
@@ -294,7 +294,7 @@ async def test_a_child_runs_through_the_same_performers_and_its_events_carry_its
     assert 3 == events[-1].usage.output_tokens
 
 
-@pytest.mark.spec("reliability:SP04", "requirements:J2")
+@pytest.mark.spec("reliability:SP04", "generator-contract:L3")
 async def test_a_child_that_must_not_start_is_a_failed_result_and_starts_nothing(world):
     def parent(plan, state):
         outcome = yield Spawn(0, "nobody")
@@ -305,7 +305,7 @@ async def test_a_child_that_must_not_start_is_a_failed_result_and_starts_nothing
     assert (RunStatus.FAILED, "", "there is no agent 'nobody'") == (result.status, result.run_id, result.error.message)
 
 
-@pytest.mark.spec("reliability:SP10", "requirements:J15")
+@pytest.mark.spec("reliability:SP10")
 async def test_a_child_that_waits_for_a_person_suspends_its_parent_after_its_siblings_finished(world):
     done = []
 
@@ -329,7 +329,7 @@ async def test_a_child_that_waits_for_a_person_suspends_its_parent_after_its_sib
     assert ["1", "2"] == done
 
 
-@pytest.mark.spec("requirements:J14", "reliability:SP08", "reliability:R10")
+@pytest.mark.spec("generator-contract:L6", "reliability:I12", "reliability:R10")
 @pytest.mark.parametrize("how", ["cancel", "stop"])
 async def test_no_child_outlives_its_parent(world, how):
     started, ended = asyncio.Event(), []
@@ -391,7 +391,7 @@ async def test_a_child_that_was_stopped_with_its_parent_says_what_it_spent(world
     assert 9 == outcome.child.spending.usage.input_tokens
 
 
-@pytest.mark.spec("reliability:TL02")
+@pytest.mark.spec("requirements:X59")
 async def test_a_keyboard_interrupt_in_a_child_ends_the_whole_tree(world):
     async def interrupt():
         raise KeyboardInterrupt

@@ -116,5 +116,5 @@ class Trees(RuleBasedStateMachine):
             assert one.limits.max_cost_usd is None or one.cost + one.reserved_cost <= one.limits.max_cost_usd
 
 
-TestTrees = pytest.mark.spec("reliability:K8", "reliability:I8", "reliability:R6")(Trees.TestCase)
+TestTrees = pytest.mark.spec("reliability:I8", "reliability:R6")(Trees.TestCase)
 TestTrees.settings = settings(max_examples=40, stateful_step_count=30)

@@ -15,7 +15,7 @@ from stepengine.data.effects import CallModel, Gather, Spawn
 from stepengine.data.limits import Limits
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
-from stepengine.data.outcomes import Begun, Failure, Value
+from stepengine.data.outcomes import Failure, PartialUsage, Value
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
@@ -54,7 +54,7 @@ async def test_no_call_starts_that_does_not_fit_into_the_tokens_that_are_left(wo
     assert ("tokens", 85) == (seen[2].error.kind, seen[2].error.limit)
 
 
-@pytest.mark.spec("reliability:SP07", "reliability:R6")
+@pytest.mark.spec("reliability:R6", "reliability:I8")
 async def test_calls_that_race_for_the_last_tokens_are_reserved_for_one_after_another(world):
     async def slow(request):
         await asyncio.sleep(0)
@@ -69,7 +69,7 @@ async def test_calls_that_race_for_the_last_tokens_are_reserved_for_one_after_an
     assert 7 == sum(isinstance(o, Failure) for o in seen)
 
 
-@pytest.mark.spec("reliability:R6")
+@pytest.mark.spec("reliability:R6", "reliability:I8")
 async def test_money_is_reserved_by_price_and_counted_by_what_was_used(world):
     def pricing(model, usage, at):
         return Decimal(usage.total_tokens)
@@ -218,7 +218,7 @@ async def test_a_reply_that_arrives_after_the_deadline_counts_its_stated_cost(wo
     plan = world.plan(limits=Limits(max_seconds=0.01))
     finished = await world.tree(machine, models=world.Provider([late]), plan=plan).run()
 
-    assert Begun(Usage(at_least=True), Decimal(2)) == finished.output
+    assert PartialUsage(Usage(at_least=True), Decimal(2)) == finished.output
 
 
 @pytest.mark.spec("reliability:R6")
@@ -264,7 +264,7 @@ def planner(world):
     return plan_child
 
 
-@pytest.mark.spec("reliability:SP01", "requirements:J16")
+@pytest.mark.spec("reliability:SP01")
 async def test_depth_is_bounded_and_the_spawn_beyond_it_is_a_failed_child(world):
     seen = {}
     plan = world.plan(limits=Limits(max_depth=3))

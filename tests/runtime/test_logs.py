@@ -136,7 +136,7 @@ def talking(**options: Any) -> Engine:
     return Engine([AgentDefinition("bot", model="m/m", tools=[say])], models=ScriptedModel(replies), **options)
 
 
-@pytest.mark.spec("requirements:O2", "requirements:O4", "requirements:O5")
+@pytest.mark.spec("requirements:O2", "requirements:O4", "reliability:GN34")
 async def test_an_observer_writes_a_standard_record_for_each_step_call_and_end_without_what_was_said(
     standard: Any,
 ) -> None:
@@ -153,7 +153,7 @@ async def test_an_observer_writes_a_standard_record_for_each_step_call_and_end_w
     assert "secret" not in str([vars(record) for record in kept.records]).lower()
 
 
-@pytest.mark.spec("requirements:O5", "requirements:X57")
+@pytest.mark.spec("reliability:GN34", "interfaces:IF6")
 async def test_a_file_of_events_has_every_event_of_every_run_as_one_line(tmp_path: Any) -> None:
     seen: list[Any] = []
     path = tmp_path / "events.jsonl"

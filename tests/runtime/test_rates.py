@@ -16,7 +16,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 from stepengine.models import Models, Provider
 from stepengine.runtime import RateLimit, RateLimits
-from stepengine.runtime.rates import Limiter, queued
+from stepengine.runtime.rates import Limiter, make_rate_limited_provider
 
 REQUEST = ModelRequest("a/m")
 
@@ -296,7 +296,9 @@ async def test_each_provider_has_its_own_limit_and_every_use_of_it_counts(stream
     waiting = []
 
     def ask(model):
-        provider = queued(models, rates, model, lambda name, obstacle: waiting.append((name, obstacle.limit)))
+        provider = make_rate_limited_provider(
+            models, rates, model, lambda name, obstacle: waiting.append((name, obstacle.limit))
+        )
         request = ModelRequest(model)
         return asyncio.create_task(streamed(provider, request) if streams else provider.complete(request))
 
@@ -323,7 +325,7 @@ async def test_a_fallback_waits_for_the_provider_that_it_asks():
     waiting = []
 
     def ask():
-        provider = queued(models, rates, "a/x | b/x", lambda name, obstacle: waiting.append(name))
+        provider = make_rate_limited_provider(models, rates, "a/x | b/x", lambda name, obstacle: waiting.append(name))
         return asyncio.create_task(provider.complete(ModelRequest("a/x | b/x")))
 
     tasks = [ask(), ask()]
@@ -351,12 +353,12 @@ async def test_a_fallback_waits_for_the_provider_that_it_asks():
 async def test_the_estimate_is_corrected_where_the_use_is_known_and_stays_where_it_is_not(reply, passes):
     provider = Said("a", reply)
     provider.gate.set()
-    models, time = Models.of(provider), Time()
+    models, time = Models.from_value(provider), Time()
     rates = RateLimits({"a": RateLimit(tokens_per_minute=100)}, time)
     request = ModelRequest("any/m", settings=ModelSettings(max_tokens=90))
 
     async def ask():
-        return await queued(models, rates, "any/m", lambda *_: None).complete(request)
+        return await make_rate_limited_provider(models, rates, "any/m", lambda *_: None).complete(request)
 
     await asyncio.gather(ask(), return_exceptions=True)
     second = asyncio.create_task(asyncio.wait_for(ask(), None))
@@ -375,4 +377,4 @@ async def test_a_provider_without_a_limit_is_used_as_it_is():
     models = Models({"a": provider, "b": Said("b")})
     rates = RateLimits({"b": RateLimit(max_concurrency=1)}, Time())
 
-    assert queued(models, rates, "a/m", lambda *_: None) is provider
+    assert make_rate_limited_provider(models, rates, "a/m", lambda *_: None) is provider

@@ -28,6 +28,9 @@ async def run(world, machine, *, limits=None, results=None, watched=True):
             calls.append(arguments)
             return ToolResult.text(next(said), tool_call_id=f"c{len(calls)}")
 
+        def trust(self, given):
+            return "untrusted"
+
     bound = ToolBinding(ToolSpec("poll"), lambda given: None, runs=Ordinary(Poll()))
     tools = {"poll": bound, "a": bound, "b": bound}
 

@@ -40,7 +40,7 @@ from stepengine.testing import ScriptedModel, failure, tool_call
 CALLS = 40
 
 
-@pytest.mark.spec("reliability:RS06")
+@pytest.mark.spec("reliability:TL07")
 async def test_slow_sync_tools_fill_a_pool_of_32_and_leave_the_default_executor_alone():
     lock, go, full = threading.Lock(), threading.Event(), threading.Event()
     running = most = 0
@@ -223,7 +223,7 @@ async def growth(steps: int, kept: list[Any] | None) -> int:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:RS04")
+@pytest.mark.spec("reliability:RS03")
 async def test_a_state_that_the_handler_keeps_costs_less_than_a_kilobyte():
     kept: list[Any] = []
     with_all, with_none = await growth(2_000, kept), await growth(2_000, None)
@@ -330,7 +330,7 @@ def descriptors() -> int:
 
 @pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory and descriptors are read from /proc")
-@pytest.mark.spec("reliability:RS01")
+@pytest.mark.spec("reliability:RS02")
 async def test_a_thousand_runs_at_once_finish_within_their_memory_and_leave_nothing_behind():
     begun, all_there = 0, asyncio.Event()
 

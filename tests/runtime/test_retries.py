@@ -58,7 +58,7 @@ def calls(world, count, *, together=False):
     ),
 )
 def test_a_wait_is_never_negative_never_shorter_than_asked_for_and_never_above_its_cap(asked, attempt, policy):
-    wait = Retries(policy, "seed").wait_before_next(busy(retry_after=asked), attempt, HERE)
+    wait = Retries(policy, "seed").next_delay(busy(retry_after=asked), attempt, HERE)
     meant = asked if asked is not None and asked >= 0 else 0
 
     if attempt >= policy.attempts or policy.extra == 0 or meant > policy.obey:
@@ -68,17 +68,17 @@ def test_a_wait_is_never_negative_never_shorter_than_asked_for_and_never_above_i
 
 
 def test_what_is_asked_for_is_spread_so_that_not_all_runs_come_back_at_once():
-    waits = [Retries(RetryPolicy(), str(n)).wait_before_next(busy(retry_after=2), 1, HERE) for n in range(20)]
+    waits = [Retries(RetryPolicy(), str(n)).next_delay(busy(retry_after=2), 1, HERE) for n in range(20)]
 
     assert all(2 <= wait <= 2.5 for wait in waits)
     assert len(set(waits)) == 20
 
 
-@pytest.mark.spec("requirements:G21")
+@pytest.mark.spec("reliability:R21")
 def test_a_wait_depends_on_seed_address_and_attempt_and_on_nothing_else():
     def waits(seed, address):
         retries = Retries(RetryPolicy(attempts=9, extra=9), seed)
-        return [retries.wait_before_next(busy(), attempt, address) for attempt in range(1, 9)]
+        return [retries.next_delay(busy(), attempt, address) for attempt in range(1, 9)]
 
     known = waits("a", HERE)
 
@@ -93,7 +93,7 @@ def test_a_policy_that_cannot_be_followed_is_refused(wrong):
         RetryPolicy(**wrong)
 
 
-@pytest.mark.spec("requirements:G21")
+@pytest.mark.spec("reliability:R21")
 @pytest.mark.parametrize(
     ("status", "kind", "retryable"), [(400, "http", False), (429, "no_credit", False), (529, "http", True)]
 )
@@ -128,7 +128,7 @@ async def test_every_call_has_four_requests_and_the_whole_tree_shares_twenty_mor
     assert 2 * 4 == len(provider.requests)
 
 
-@pytest.mark.spec("requirements:G21", "reliability:MP30")
+@pytest.mark.spec("reliability:R21", "reliability:MP30")
 async def test_attempts_are_reported_to_whoever_wraps_the_call_with_what_they_used(world):
     reported = []
 
@@ -201,7 +201,7 @@ async def test_waits_of_calls_that_run_together_do_not_depend_on_their_order(wor
     waits = {(e.seq, e.attempt): e.wait for e in events if e.type == "model_retry"}
 
     assert {(seq, n) for seq in range(3) for n in (1, 2, 3)} == set(waits)
-    assert all(wait == alone.wait_before_next(busy(), n, ("", seq)) for (seq, n), wait in waits.items())
+    assert all(wait == alone.next_delay(busy(), n, ("", seq)) for (seq, n), wait in waits.items())
 
 
 async def test_the_seed_of_the_services_decides_the_waits_and_no_other_source_is_used(world):

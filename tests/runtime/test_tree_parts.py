@@ -72,9 +72,13 @@ async def test_a_time_limit_ends_its_run_and_those_below_it():
     timer.cancel()
 
     assert [(stop.kind, stop.error.kind) for stop in stopped] == [("limit", "seconds")]
-    assert (clock.too_late("1").kind, clock.too_late("1.2").kind, clock.too_late("2")) == ("limit", "cancelled", None)
+    assert (clock.time_limit_stop("1").kind, clock.time_limit_stop("1.2").kind, clock.time_limit_stop("2")) == (
+        "limit",
+        "cancelled",
+        None,
+    )
     del clock.deadlines["1"]
-    assert clock.too_late("1") is None
+    assert clock.time_limit_stop("1") is None
 
 
 async def test_a_call_in_the_loops_own_thread_happens_at_once_and_one_from_elsewhere_in_the_loop():
@@ -131,6 +135,20 @@ async def test_an_interrupt_waits_only_for_what_would_be_in_doubt(lasting):
     assert runs.signal.is_set()
     runs.close()
     assert runs.by_path == {}
+
+
+async def test_a_second_interrupt_before_the_first_took_effect_stops_at_once_and_spares_nothing():
+    loop, root = TreeLoop(), Run("", "a write")
+    runs = ActiveRuns(root, loop, [])
+    runs.by_path[""] = root
+    loop.enter()
+
+    runs.interrupt(30)
+    runs.interrupt(30)
+    await asyncio.sleep(0)
+    runs.close()
+
+    assert root.stops == ["cancelled"]
 
 
 async def test_belongings_end_with_their_run_and_warnings_are_kept():

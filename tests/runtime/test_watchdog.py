@@ -16,8 +16,8 @@ from stepengine import tool
 from stepengine.data.effects import CallFunction, CallTool
 from stepengine.data.yields import Perform as Do
 from stepengine.runtime import watchdog
+from stepengine.runtime.innermost import Innermost
 from stepengine.runtime.performer import Item
-from stepengine.runtime.performing import Innermost
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_i
     over = ends.cr_frame
     ends.close()
     over.clear()
-    first, last = [watchdog._culprit(frame).tool for frame in (begins.cr_frame, over)]
+    first, last = [watchdog._find_blocking_code(frame).tool for frame in (begins.cr_frame, over)]
     begins.close()
 
     assert "blocking" == first
@@ -111,7 +111,7 @@ def test_what_is_no_frame_ends_the_look_at_a_thread_that_goes_on_meanwhile() -> 
     """
     CPython 3.11 gave a lock where a frame had just been.
     """
-    assert watchdog.NOBODY == watchdog._culprit(threading.Lock())  # type: ignore[arg-type]
+    assert watchdog.NOBODY == watchdog._find_blocking_code(threading.Lock())  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("reliability:GN05")
@@ -127,8 +127,8 @@ def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_
     def look(frame):
         dog = watchdog.Watchdog(asyncio.get_running_loop())
         dog._asked -= 100
-        dog._look(frame)
-        seen.append(watchdog._culprit(frame))
+        dog._report_block(frame)
+        seen.append(watchdog._find_blocking_code(frame))
 
     ours = {"look": look, "frame": sys._getframe}
     sdk = tmp_path / "site-packages/some_sdk.py"
@@ -174,8 +174,8 @@ async def test_runs_share_one_thread_which_ends_a_moment_after_the_last_of_them(
     await world.tree(machine).run()
 
     assert 1 == len(seen)
-    assert {} == watchdog._watchdogs
     monkeypatch.undo()
     await ended()
+    assert {} == watchdog._watchdogs
     await world.tree(machine).run()
     assert 2 == len(seen)

@@ -20,8 +20,8 @@ if importlib.util.find_spec("pydantic_monty") is not None:
 @pytest.fixture(autouse=True)
 def workers() -> Iterator[None]:
     """Workers live as long as their process; a test leaves none behind."""
-    from stepengine.sandbox import running
+    from stepengine.sandbox import program_tool
 
     yield
-    for sandbox in running._SHARED:
+    for sandbox in program_tool._SHARED:
         sandbox.close()

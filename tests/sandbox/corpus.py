@@ -12,7 +12,7 @@ from typing import Any
 
 from stepengine import AgentDefinition
 from stepengine.data.tools import ToolSpec
-from stepengine.sandbox.stubs import Stubs, stubs_of
+from stepengine.sandbox.stubs import Stubs, make_stubs
 
 TEXT: dict[str, Any] = {"type": "string"}
 INTEGER: dict[str, Any] = {"type": "integer"}
@@ -61,7 +61,7 @@ AGENTS = [AgentDefinition("researcher", model="t/m", description="Finds things o
 
 
 def stubs() -> Stubs:
-    return stubs_of(TOOLS, AGENTS, ask=True, outputs=OUTPUTS)
+    return make_stubs(TOOLS, AGENTS, ask=True, outputs=OUTPUTS)
 
 
 PAGE = "<h1>Title</h1>\n<a href='/a'>A</a>\n<a href='/b'>B</a>\nversion 1.2.3 of 2026-11-20, 17 open"

@@ -16,7 +16,7 @@ from stepengine.errors import DefinitionError
 from stepengine.models import AnthropicProvider, OpenAIProvider, Programs, WebSearch
 from stepengine.models._programs import runs_programs
 from stepengine.permissions import Policy, Rule
-from stepengine.sandbox import code_mode, running
+from stepengine.sandbox import code_mode, program_tool
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -187,7 +187,7 @@ async def test_a_run_that_waited_for_its_turn_in_a_session_knows_the_tools_that_
 
 @pytest.mark.spec("programs:PG29")
 async def test_where_the_provider_runs_them_no_sandbox_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "_SHARED", [])
+    monkeypatch.setattr(program_tool, "_SHARED", [])
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     result, _ = await ran(buyer(CLAUDE, sandbox=None), text("end"))
     assert "end" == result.text

@@ -25,7 +25,7 @@ from stepengine.testing import ScriptedModel
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, ProgramLimits
-from stepengine.sandbox.strangers import agents_of_source
+from stepengine.sandbox.untrusted_handlers import load_source
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
@@ -140,7 +140,7 @@ def engine_of(agent: AgentDefinition[Any]) -> Engine:
 async def told(attack: Any, sandbox: MontySandbox) -> tuple[Any, str]:
     """Run an attack; what came of it, in the words of the table, and all that anybody is told of it."""
     try:
-        agent, *_ = agents_of_source(attack.file, limits=ENDLESS if attack.is_slow else BOUNDS, sandbox=sandbox)
+        agent, *_ = load_source(attack.file, limits=ENDLESS if attack.is_slow else BOUNDS, sandbox=sandbox)
     except DefinitionError as error:
         place, _, words = error.message.removeprefix("<agent>:").partition(": ")
         return attacks.Refused(words, int(place) - (0 if attack.is_file else attacks.FIRST - 1)), str(error)
@@ -188,7 +188,7 @@ async def test_what_a_stranger_finds_out_of_time_and_chance_is_the_same_in_a_rep
     attack: Any, sandbox: MontySandbox
 ) -> None:
     journal = MemoryJournal()
-    agent, *_ = agents_of_source(attack.file, limits=BOUNDS, sandbox=sandbox)
+    agent, *_ = load_source(attack.file, limits=BOUNDS, sandbox=sandbox)
     async with engine_of(agent) as engine:
         result = await engine.run(agent, "go", journal=journal)
         sandbox.close()  # other workers
@@ -204,7 +204,7 @@ there = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(there)
 
 async def replay(attack, journal, sandbox):
-    agent, *_ = there.agents_of_source(attack.file, limits=there.BOUNDS, sandbox=sandbox)
+    agent, *_ = there.load_source(attack.file, limits=there.BOUNDS, sandbox=sandbox)
     async with there.engine_of(agent) as engine:
         print((await engine.replay(journal)).output)
 
@@ -225,7 +225,7 @@ async def test_it_is_the_same_in_a_process_that_hashes_otherwise(
     outputs, journals = [], []
     for number, attack in enumerate([one for one in attacks.ATTACKS if one.group == "chance"]):
         journals.append(str(folder / f"{number}.jsonl"))
-        agent, *_ = agents_of_source(attack.file, limits=BOUNDS, sandbox=sandbox)
+        agent, *_ = load_source(attack.file, limits=BOUNDS, sandbox=sandbox)
         async with engine_of(agent) as engine:
             outputs.append(str((await engine.run(agent, "go", journal=journals[-1])).output))
     WATCH.is_on = False
@@ -250,7 +250,7 @@ async def test_a_handler_that_goes_on_while_it_is_closed_is_ended_and_told_of(
     text: str, words: str, sandbox: MontySandbox
 ) -> None:
     attack = attacks.Attack("closed", "limits", text, None)
-    agent, *_ = agents_of_source(attack.file, limits=BOUNDS, sandbox=sandbox)
+    agent, *_ = load_source(attack.file, limits=BOUNDS, sandbox=sandbox)
     async with engine_of(agent) as engine:
         result = await engine.run(agent, "go", limits=Limits(max_actions=3, max_steps=1, on_max_steps="stop"))
 
@@ -272,7 +272,7 @@ async def test_a_run_that_is_stopped_or_out_of_time_ends_whatever_its_handler_do
     text: str, sandbox: MontySandbox
 ) -> None:
     attack = attacks.Attack("stopped", "limits", text, None)
-    agent, *_ = agents_of_source(attack.file, limits=BOUNDS, sandbox=sandbox)
+    agent, *_ = load_source(attack.file, limits=BOUNDS, sandbox=sandbox)
     async with engine_of(agent) as engine:
         began = time.monotonic()
         late = await engine.run(agent, "go", limits=Limits(max_seconds=0.2))
@@ -294,7 +294,7 @@ async def test_handlers_that_compute_for_ever_leave_the_workers_to_the_others(sa
     for n in range(50):
         text = f"r = yield from {attacks.NOTED}\nyield STEP\n" + ("while True: pass" if n % 5 == 0 else f"return {n}")
         attack = attacks.Attack(str(n), "limits", text, None)
-        agents += agents_of_source(attack.file, limits=attrs.evolve(ENDLESS, seconds=1.0), sandbox=sandbox)
+        agents += load_source(attack.file, limits=attrs.evolve(ENDLESS, seconds=1.0), sandbox=sandbox)
 
     async def run(agent: AgentDefinition[Any]) -> RunResult[Any]:
         async with engine_of(agent) as engine:

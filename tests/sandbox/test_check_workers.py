@@ -19,8 +19,8 @@ pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, code_mode
 from stepengine.sandbox.check_workers import CheckWorkers
-from stepengine.sandbox.checking import LIMITS, MOST_FUNCTIONS, MOST_SCOPES
-from stepengine.sandbox.strangers import agents_of_source
+from stepengine.sandbox.program_checks import LIMITS, MOST_FUNCTIONS, MOST_SCOPES
+from stepengine.sandbox.untrusted_handlers import load_source
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
@@ -125,7 +125,7 @@ async def test_functions_that_are_nested_as_deep_as_may_be_run() -> None:
 def test_an_agent_file_with_nested_functions_is_refused_within_a_second() -> None:
     began = time.monotonic()
     with pytest.raises(DefinitionError, match=r"<agent>:10: functions are nested deeper than 6 levels"):
-        agents_of_source(AGENT.format(body=nested(25, indent=4)))
+        load_source(AGENT.format(body=nested(25, indent=4)))
 
     assert time.monotonic() - began < 1
 
@@ -203,7 +203,7 @@ def test_a_signal_that_was_given_before_ends_what_begins_later() -> None:
 
 def test_a_pool_that_was_closed_starts_again() -> None:
     sandbox = MontySandbox(1)
-    workers = CheckWorkers(sandbox._check_pool, 1)
+    workers = CheckWorkers(sandbox._start_check_pool, 1)
     for _ in range(2):
         with workers.checkout() as session:
             assert session.feed_run("1 + 1") == 2

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.sandbox.checking import (
+from stepengine.sandbox.program_checks import (
     MAX_PROGRAM_BYTES,
     ProgramProblem,
-    checked_by_monty,
-    globals_of,
+    check_with_monty,
+    find_defined_names,
+    format_problems,
     problems,
-    shown,
 )
 from stepengine.sandbox.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.sandbox.stubs import ALIASES
@@ -164,7 +164,7 @@ def test_ordinary_programs_are_not_refused():
 def test_the_sandbox_refuses_no_ordinary_program_either_and_runs_all_of_them(pool, each):
     refused = {}
     for program in CORPUS[::each]:
-        found = checked_by_monty(pool.checkout, program, STUBS)
+        found = check_with_monty(pool.checkout, program, STUBS)
         assert found.is_whole
         if found.refused:
             refused[program] = found.refused
@@ -208,7 +208,7 @@ FINE = {
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
 def test_what_may_be_right_is_let_through(program, pool):
     assert () == problems(program, STUBS)
-    assert () == checked_by_monty(pool.checkout, program, STUBS).refused
+    assert () == check_with_monty(pool.checkout, program, STUBS).refused
 
 
 @pytest.mark.spec("programs:PG24")
@@ -217,7 +217,7 @@ def test_names_of_earlier_programs_are_known_and_hide_functions(pool):
     program = "print(rows, _private, Ärger)\nprice(1, 2, 3, 4)"
 
     assert () == problems(program, STUBS, known)
-    assert () == checked_by_monty(pool.checkout, program, STUBS, known).refused
+    assert () == check_with_monty(pool.checkout, program, STUBS, known).refused
     assert [1, 1, 1, 2, 2] == [problem.line for problem in problems(program, STUBS)]
 
 
@@ -228,13 +228,13 @@ def test_the_names_that_a_program_leaves_are_those_of_its_top():
         "def f(a):\n    global g\n    g = b = 1\nclass C:\n    m = 1\n[w := i for i in x]\nwith x as v: pass"
     )
 
-    assert {"os", "j", "sub", "x", "y", "z", "f", "g", "C", "w", "v"} == globals_of(program)
-    assert frozenset() == globals_of("x = = 1")
+    assert {"os", "j", "sub", "x", "y", "z", "f", "g", "C", "w", "v"} == find_defined_names(program)
+    assert frozenset() == find_defined_names("x = = 1")
 
 
 @pytest.mark.spec("programs:PG24")
 def test_every_word_of_a_program_that_a_later_python_reads_may_be_a_name_of_it():
-    assert {"d", "found"} <= globals_of('d = {"a": 1}\nfound = f"{d["a"]}"')
+    assert {"d", "found"} <= find_defined_names('d = {"a": 1}\nfound = f"{d["a"]}"')
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ MONTY_TOO = {
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize(("program", "line"), MONTY_TOO.items())
 def test_the_sandbox_refuses_at_the_line_too_and_has_run_nothing(program, line, pool):
-    found = checked_by_monty(pool.checkout, program, STUBS)
+    found = check_with_monty(pool.checkout, program, STUBS)
 
     assert [line] == sorted({problem.line for problem in found.refused})
 
@@ -283,7 +283,7 @@ def test_the_sandbox_refuses_at_the_line_too_and_has_run_nothing(program, line, 
 def test_what_may_be_wrong_alone_is_told_and_refuses_nothing(pool):
     program = "found = await price('a')\nprint(found['valeu'])\nprint(found + 1)\nawait add('1', 2)"
 
-    found = checked_by_monty(pool.checkout, program, STUBS)
+    found = check_with_monty(pool.checkout, program, STUBS)
 
     assert () == found.refused
     assert [2, 3, 4] == [problem.line for problem in found.told]
@@ -292,16 +292,16 @@ def test_what_may_be_wrong_alone_is_told_and_refuses_nothing(pool):
 
 @pytest.mark.spec("programs:PG24")
 def test_a_program_is_not_run_while_it_is_checked(pool):
-    assert checked_by_monty(pool.checkout, "while True:\n    pass", STUBS).refused == ()
-    assert checked_by_monty(pool.checkout, "raise ValueError\n", STUBS).refused == ()
+    assert check_with_monty(pool.checkout, "while True:\n    pass", STUBS).refused == ()
+    assert check_with_monty(pool.checkout, "raise ValueError\n", STUBS).refused == ()
 
 
 @pytest.mark.spec("programs:PG24")
 def test_stubs_whose_canary_is_not_refused_are_said_to_check_nothing(pool, monkeypatch):
-    monkeypatch.setattr("stepengine.sandbox.checking._diagnostics", lambda *_: [])
-    other = corpus.stubs_of(corpus.TOOLS[:1], (), ask=False)
+    monkeypatch.setattr("stepengine.sandbox.program_checks._run_checker", lambda *_: [])
+    other = corpus.make_stubs(corpus.TOOLS[:1], (), ask=False)
 
-    found = checked_by_monty(pool.checkout, "print(zork)", other)
+    found = check_with_monty(pool.checkout, "print(zork)", other)
 
     assert not found.is_whole
     assert () == found.refused
@@ -316,11 +316,11 @@ def test_a_check_that_reaches_its_limits_says_that_it_is_not_whole(monkeypatch, 
     # Its types grow with each line: its check took four times this memory and a hundred times this time where it was measured.
     program = "x = foo = 1\n" + "\n".join([f"if isinstance(x, (int, str)) and x != {n}: x = [x]" for n in range(1_000)])
     with monty.Monty(max_processes=1) as pool:
-        before = checked_by_monty(pool.checkout, "1", STUBS)
+        before = check_with_monty(pool.checkout, "1", STUBS)
         with monkeypatch.context() as patched:
-            patched.setattr("stepengine.sandbox.checking.LIMITS", limits)
-            found = checked_by_monty(pool.checkout, program, STUBS)
-        after = checked_by_monty(pool.checkout, "print(zork)", STUBS)
+            patched.setattr("stepengine.sandbox.program_checks.LIMITS", limits)
+            found = check_with_monty(pool.checkout, program, STUBS)
+        after = check_with_monty(pool.checkout, "print(zork)", STUBS)
 
     assert before.is_whole
     assert not found.is_whole
@@ -374,7 +374,7 @@ def test_any_text_at_all_is_answered_with_problems_in_their_order(text, place, p
     found = problems(program, STUBS)
 
     assert list(found) == sorted(found, key=lambda problem: (problem.line, problem.column))
-    assert isinstance(shown(found, program), str)
+    assert isinstance(format_problems(found, program), str)
     assert all(problem.line >= 1 and problem.column >= 1 for problem in found)
 
 
@@ -398,7 +398,7 @@ def test_the_words_say_what_would_have_been_fine():
 def test_a_problem_is_shown_with_its_line_and_a_caret_below_its_place():
     program = "x = 1\n\tprint(äöü, zork)\n"
 
-    assert "line 2, column 13: there is no such name\n    \tprint(äöü, zork)\n    \t           ^" == shown(
+    assert "line 2, column 13: there is no such name\n    \tprint(äöü, zork)\n    \t           ^" == format_problems(
         [ProgramProblem(2, 13, "there is no such name")], program
     )
 
@@ -414,7 +414,7 @@ def test_columns_count_characters():
 def test_at_most_twenty_problems_are_shown_and_the_rest_counted():
     program = "\n".join([f"unknown_{n}" for n in range(50)])
 
-    text = shown(problems(program, STUBS), program)
+    text = format_problems(problems(program, STUBS), program)
 
     assert 20 == text.count("^")
     assert text.endswith("... and 30 more.")
@@ -424,7 +424,7 @@ def test_at_most_twenty_problems_are_shown_and_the_rest_counted():
 def test_a_long_line_is_shown_around_the_place():
     program = f"x = [{'1, ' * 2_000}zork]"
 
-    text = shown(problems(program, STUBS), program)
+    text = format_problems(problems(program, STUBS), program)
 
     _, line, caret = text.split("\n")
     assert len(line) < 200
@@ -433,7 +433,7 @@ def test_a_long_line_is_shown_around_the_place():
 
 @pytest.mark.spec("programs:PG24")
 def test_problems_beyond_the_text_are_shown_without_a_line():
-    assert "line 9, column 1: x" == shown([ProgramProblem(9, 1, "x")], "y")
+    assert "line 9, column 1: x" == format_problems([ProgramProblem(9, 1, "x")], "y")
 
 
 # --- the table of what the sandbox has ------------------------------------------------------------------------------
@@ -468,5 +468,19 @@ def test_the_checker_knows_all_builtins_that_the_sandbox_has(pool):
     known = "\n".join(sorted(BUILTINS | set(ALIASES)))
     imports = "\n".join([f"from {module} import {', '.join(sorted(of))}" for module, of in MODULES.items() if of])
 
-    assert () == checked_by_monty(pool.checkout, known, STUBS).refused
-    assert () == checked_by_monty(pool.checkout, imports, STUBS).refused
+    assert () == check_with_monty(pool.checkout, known, STUBS).refused
+    assert () == check_with_monty(pool.checkout, imports, STUBS).refused
+
+
+@pytest.mark.spec("programs:PG24")
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("import asyncio\nasyncio.sleep(1)", "`asyncio.sleep(...)` is never awaited, so nothing happens"),
+        ("import asyncio\nx = asyncio.gather(price('a'))[0]", "write `(await asyncio.gather(...))`"),
+    ],
+)
+def test_a_call_of_asyncio_without_await_is_named_in_the_problem(program, text):
+    (found,) = problems(program, STUBS)
+
+    assert text in found.text

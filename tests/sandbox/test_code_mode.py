@@ -7,13 +7,13 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import textwrap
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -28,10 +28,11 @@ from stepengine.tools import ToolPreview
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode, running, sessions
-from stepengine.sandbox.checking import CheckedProgram
+from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode, program_tool, sessions
+from stepengine.sandbox.program_checks import CheckedProgram
 from stepengine.sandbox.sessions import CallAnswer, ProgramEnded, ProgramWaiting
-from stepengine.sandbox.stubs import stubs_of
+from stepengine.sandbox.stubs import make_stubs
+from tests import forked_processes
 
 pytestmark = [pytest.mark.anyio]
 
@@ -41,17 +42,19 @@ class Ledger:
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
+        # Two threads that count the same thing for the first time could both count one.
+        self._counting = Lock()
 
         @tool(category="read")
         def price(item: str) -> int:
             """What an item costs."""
-            self.done[f"price {item}"] += 1
+            self._count(f"price {item}")
             return len(item) * 10
 
         @tool
         def book(item: str, at: int = 0) -> str:
             """Book an item."""
-            self.done[f"book {item}"] += 1
+            self._count(f"book {item}")
             return f"booked {item} at {at}"
 
         @tool
@@ -60,6 +63,10 @@ class Ledger:
             raise ValueError(why)
 
         self.tools = [price, book, fails]
+
+    def _count(self, what: str) -> None:
+        with self._counting:
+            self.done[what] += 1
 
 
 def analyst(ledger: Ledger, **options: Any) -> AgentDefinition[Any]:
@@ -356,7 +363,7 @@ async def test_a_run_that_is_stopped_ends_its_program_at_once() -> None:
     agent = analyst(Ledger(), limits=ProgramLimits(seconds=30))
     async with Engine([agent], models=ScriptedModel(programs("while True:\n    pass"))) as engine:
         handle = engine.start(agent, "go")
-        while not any(seat.is_busy and seat.pid for shared in running._SHARED for seat in shared._seats):  # noqa: ASYNC110 (nobody is told)
+        while not any(seat.is_busy and seat.pid for shared in program_tool._SHARED for seat in shared._seats):  # noqa: ASYNC110 (nobody is told)
             await asyncio.sleep(0.01)
         began = time.monotonic()
         handle.interrupt()
@@ -484,9 +491,9 @@ def test_a_program_that_was_looked_at_is_known_again_with_the_same_functions_and
         looked.append(code)
         return CheckedProgram(is_whole=code != "half")
 
-    monkeypatch.setattr(sessions, "checked_by_monty", look)
-    sandbox, stubs = MontySandbox(1), stubs_of([one.spec for one in Ledger().tools], [], ask=False)
-    more = stubs_of([one.spec for one in Ledger().tools], [], ask=True)
+    monkeypatch.setattr(sessions, "check_with_monty", look)
+    sandbox, stubs = MontySandbox(1), make_stubs([one.spec for one in Ledger().tools], [], ask=False)
+    more = make_stubs([one.spec for one in Ledger().tools], [], ask=True)
     for code, of, known in (
         *[("a", stubs, {"x"}), ("a", stubs, {"x"}), ("a", stubs, {"y"}), ("a", more, {"x"})],
         *[("half", stubs, {"x"}), ("half", stubs, {"x"})],
@@ -506,13 +513,13 @@ def test_a_program_that_was_looked_at_is_known_again_with_the_same_functions_and
 def test_a_turn_of_the_hundredth_program_asks_the_worker_for_no_more_than_one_of_the_second() -> None:
     sandbox, asked = MontySandbox(1), Counter[str]()
     session = sandbox.open(("look",), seed=1, seconds=5, memory=1 << 26, printed=1_000)
-    going = session._going
+    going = session._run_until_waiting
 
     def counted(begin: Any, now: Any) -> Any:
         asked["turns"] += 1
         return going(begin, now)
 
-    session._going = counted
+    session._run_until_waiting = counted
     by_program = []
     for n in range(100):
         before = asked["turns"]
@@ -719,13 +726,13 @@ asyncio.run(main())
 
 
 @pytest.mark.spec("programs:PG26")
-def test_a_process_that_is_killed_in_a_call_is_gone_on_from_there_by_another(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_in_a_call_is_gone_on_from_there_by_another(tmp_path: Path, forks: None) -> None:
     script, log, path = tmp_path / "process.py", tmp_path / "log", tmp_path / "run.jsonl"
     script.write_text(KILLED)
     words = [sys.executable, str(script), str(path), str(log)]
-    died = subprocess.run([*words, "11", "run"], check=False, capture_output=True, text=True, timeout=60)
+    died = forked_processes.run([*words, "11", "run"], check=False, capture_output=True, text=True, timeout=60)
     assert -signal.SIGKILL == died.returncode
-    ended = subprocess.run([*words, "-1", "resume"], check=False, capture_output=True, text=True, timeout=60)
+    ended = forked_processes.run([*words, "-1", "resume"], check=False, capture_output=True, text=True, timeout=60)
 
     assert ("190\n", "") == (ended.stdout, ended.stderr)
     assert [*range(11), 11, *range(11, 20)] == [int(line) for line in log.read_text().split()]
@@ -775,19 +782,20 @@ async def test_random_programs_are_cut_resumed_and_replayed_equal(first: int, tm
         rng, ledger = random.Random(seed), Ledger()
         lines = ["import asyncio", "v0 = v1 = v2 = v3 = 1", *generated(rng), "[v0, v1, v2, v3]"]
         agent, path = analyst(ledger), tmp_path / f"{seed}.jsonl"
-        whole = await ran(agent, "\n".join(lines), journal=path)
+        # What a process leaves that ends is looked at, no power is cut: nothing waits for the disk.
+        whole = await ran(agent, "\n".join(lines), journal=FileJournal(path, sync="write"))
         assert ["ok"] == [one.result.status for one in whole.tool_calls], (seed, said(whole))
         before = +ledger.done
         records = path.read_bytes().splitlines(keepends=True)
         cut, copy = rng.randint(3, len(records)), tmp_path / f"{seed}-cut.jsonl"
         copy.write_bytes(b"".join(records[:cut]))
-        held = FileJournal(copy).history()
+        held = (left := FileJournal(copy, sync="write")).history()
         answered = any(i.type == "model_call" and a in held.results for a, i in held.intents.items())
         ledger.done.clear()
         replies = [*programs("\n".join(lines)), text("end")]
         async with Engine([agent], models=ScriptedModel(replies[1:] if answered else replies)) as engine:
-            result = await engine.resume(copy, in_doubt="retry") if cut < len(records) else whole
-            assert cut == len(records) or result == await engine.replay(copy)
+            result = await engine.resume(left, in_doubt="retry") if cut < len(records) else whole
+            assert cut == len(records) or result == await engine.replay(left)
         assert said(whole) == said(result), seed
         assert ledger.done <= before, seed
 

@@ -14,7 +14,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
-from stepengine.sandbox.strangers import agents_of_source
+from stepengine.sandbox.untrusted_handlers import load_source
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
@@ -46,7 +46,7 @@ def echo(value: str) -> str:
 
 async def error_of(body: str, sandbox: MontySandbox, prompt: str = "go") -> str:
     lines = "\n".join([f"    {line}" for line in body.splitlines()])
-    agent, *_ = agents_of_source(AGENT.format(body=lines), limits=LIMITS, sandbox=sandbox)
+    agent, *_ = load_source(AGENT.format(body=lines), limits=LIMITS, sandbox=sandbox)
     async with Engine([agent], tools=[echo], models=ScriptedModel([text("end")] * 30)) as engine:
         result = await engine.run(agent, prompt)
     assert result.status == "failed", result

@@ -20,7 +20,7 @@ from stepengine.debugging.debugger import debug
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
-from stepengine.sandbox.sessions import ProgramSession, ProgramWaiting, Turn
+from stepengine.sandbox.sessions import ProgramSession, ProgramTurn, ProgramWaiting
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
@@ -41,7 +41,7 @@ class Watched(MontySandbox):
         session, fed = super().open(functions, **limits), self.fed
         feed = session.feed
 
-        def noted(code: str, now: datetime) -> Turn:
+        def noted(code: str, now: datetime) -> ProgramTurn:
             fed.append(code)
             return feed(code, now)
 
@@ -295,7 +295,7 @@ class Other(Watched):
         return session
 
     @staticmethod
-    def _other(turn: Turn) -> Turn:
+    def _other(turn: ProgramTurn) -> ProgramTurn:
         if not isinstance(turn, ProgramWaiting):
             return turn
         calls = [call._replace(args=("coffee",)) if call.args == ("milk",) else call for call in turn.calls]

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.errors import DefinitionError
-from stepengine.sandbox.rewriting import rewritten
+from stepengine.sandbox.source_rewriter import rewrite_for_sandbox
 
 HEAD = "from stepengine import STEP, AgentDefinition, Parallel, StepContext, ToolCall, map_agents\n"
 
 
 def code_of(body: str) -> str:
-    return rewritten(HEAD + body, "x.py").code.split("\n", 1)[1]
+    return rewrite_for_sandbox(HEAD + body, "x.py").code.split("\n", 1)[1]
 
 
 @pytest.mark.spec("programs:PG40")
@@ -139,7 +139,7 @@ def test_what_cannot_be_run_there_is_refused_with_file_and_line(text: str) -> No
     line, why = REFUSED[text]
 
     with pytest.raises(DefinitionError) as refused:
-        rewritten(HEAD + text, "theirs.py")
+        rewrite_for_sandbox(HEAD + text, "theirs.py")
 
     assert refused.value.message.startswith(f"theirs.py:{line}: ")
     assert why in refused.value.message
@@ -149,14 +149,14 @@ def test_what_cannot_be_run_there_is_refused_with_file_and_line(text: str) -> No
 def test_what_only_annotations_need_is_not_run() -> None:
     text = "from __future__ import annotations\nfrom collections.abc import (\n    Mapping,\n)\nfrom typing import Any, cast as c\n\nx: Any = c('Any', 1)\n"
 
-    assert "pass\npass\n\n\nc = cast\n\nx: Any = c('Any', 1)\n" == rewritten(text, "x.py").code
+    assert "pass\npass\n\n\nc = cast\n\nx: Any = c('Any', 1)\n" == rewrite_for_sandbox(text, "x.py").code
 
 
 @pytest.mark.spec("programs:PG40")
 def test_schema_classes_keep_their_lines_and_are_no_classes_any_more() -> None:
     text = 'from pydantic import BaseModel\n\n\nclass A(BaseModel):\n    """Says."""\n\n    x: int = 1\n\n\nB = 2\n'
 
-    made = rewritten(text, "x.py")
+    made = rewrite_for_sandbox(text, "x.py")
 
     assert "pass\n\n\nA = _se_class('A')\n\n\n\n\n\nB = 2\n" == made.code
     assert {"x": 1} == dict(made.schemas["A"].defaults)

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepengine.data.json import thaw
 from stepengine.errors import DefinitionError
-from stepengine.sandbox.schemas import schemas_of
+from stepengine.sandbox.schemas import find_schemas
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.schemas import JsonSchema
 
@@ -86,7 +86,7 @@ CLASSES = {
 
 
 def read(text, file="agent.py"):
-    return schemas_of(ast.parse(text), file)
+    return find_schemas(ast.parse(text), file)
 
 
 def made(text, monkeypatch):
@@ -450,6 +450,7 @@ REFUSED = {
     "a default of a TypedDict": ("class A(TypedDict):\n a: int = 1\n", "has no default"),
     "NotRequired in a model": (model("a: NotRequired[int]"), "are for a TypedDict"),
     "a field that hides its type": (model("date: date | None = None"), "stands for the field of that name"),
+    "a field that hides the module of its type": (model("t: t.Any = None"), "'t' stands for the field of that name"),
     "a typed dict below two settings": (
         "class R(TypedDict):\n a: int\nclass B(BaseModel, extra='forbid'):\n r: R\nclass C(BaseModel):\n b: B\n r: R\n",
         "stands in models that differ",
@@ -544,7 +545,7 @@ def test_a_hostile_text_is_read_or_refused_within_a_second(text):
     begin = time.thread_time()
     said, found = "", {}
     try:
-        found = schemas_of(tree, "agent.py")
+        found = find_schemas(tree, "agent.py")
     except DefinitionError as error:
         said = str(error)
     took = time.thread_time() - begin
@@ -568,3 +569,12 @@ def test_names_that_are_bound_again_are_not_taken_for_what_they_were():
     with pytest.raises(DefinitionError, match="'str' is no type"):
         read(HEAD + HOSTILE["str is bound in a match"])
     assert {"type": "integer"} == thaw(read(HEAD + HOSTILE["str is another one"])["A"].json_schema)["properties"]["a"]
+
+
+@pytest.mark.spec("programs:PG40")
+def test_a_file_has_five_hundred_schema_classes_and_no_more():
+    text = HEAD + "".join([f"class A{n}(BaseModel):\n    a: int\n" for n in range(500)])
+
+    read(text)
+    with pytest.raises(DefinitionError, match="there are too many schema classes; 500 in a file are fine"):
+        read(f"{text}class More(BaseModel):\n    a: int\n")

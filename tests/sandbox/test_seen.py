@@ -17,18 +17,18 @@ from stepengine import AgentDefinition, Engine, RunResult, load_agent, tool
 from stepengine.cli.app import app
 from stepengine.debugging.debugger import debug, lines_around
 from stepengine.errors import JournalCorrupt, JournalError, ToolError
+from stepengine.evaluation import impact
 from stepengine.evaluation.blame import blame
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.impact import first_difference, impact
 from stepengine.journal import FileJournal, Journal, MemoryJournal
-from stepengine.journal.records import shown_address, to_line
+from stepengine.journal.records import encode_line, format_address
 from stepengine.journal.show import clean_tree, render, run_tree
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import MontySandbox, code_mode, running
+from stepengine.sandbox import MontySandbox, code_mode, program_tool
 from stepengine.sandbox.sessions import CallAnswer
 
 pytestmark = [pytest.mark.anyio]
@@ -43,7 +43,7 @@ first.close()
 def workers() -> Iterator[None]:
     """Workers live as long as their process; a test leaves none behind."""
     yield
-    for sandbox in running._SHARED:
+    for sandbox in program_tool._SHARED:
         sandbox.close()
 
 
@@ -90,7 +90,7 @@ def shown(journal: Journal, *, whole: bool = False) -> str:
 
 def lines_of(journal: Journal) -> dict[str, int]:
     intents = journal.history().intents
-    return {shown_address(*at): intent.program_line for at, intent in intents.items() if intent.program_line}
+    return {format_address(*at): intent.program_line for at, intent in intents.items() if intent.program_line}
 
 
 def without_lines(journal: Journal) -> MemoryJournal:
@@ -100,7 +100,7 @@ def without_lines(journal: Journal) -> MemoryJournal:
         members = json.loads(line)
         members.pop("crc")
         members.pop("program_line", None)
-        written, crc = to_line(members, crc)
+        written, crc = encode_line(members, crc)
         made += written
     return MemoryJournal(bytes(made))
 
@@ -150,7 +150,7 @@ async def test_a_line_in_a_file_is_read_at_a_glimpse_and_whole(tmp_path: Path) -
     written = [json.loads(line) for line in (tmp_path / "run.jsonl").read_bytes().splitlines()]
 
     read = FileJournal(tmp_path / "run.jsonl")
-    asked = {shown_address(one["path"], one["seq"]): one["program_line"] for one in written if one.get("program_line")}
+    asked = {format_address(one["path"], one["seq"]): one["program_line"] for one in written if one.get("program_line")}
     assert lines_of(read) == asked
     assert len(asked) == 5
 
@@ -166,7 +166,7 @@ async def test_a_line_that_is_none_is_a_damaged_record(line: object) -> None:
         members.pop("crc")
         if "program_line" in members:
             members["program_line"] = line
-        written, crc = to_line(members, crc)
+        written, crc = encode_line(members, crc)
         made += written
 
     with pytest.raises(JournalCorrupt):
@@ -371,7 +371,7 @@ async def test_the_debugger_stands_at_the_line_of_a_program_that_waits_and_says_
                         getattr(moment.effect, "program_line", 0),
                     )
                 )
-            assert debugger.told()["frames"][0]["printed"] == ""
+            assert debugger.to_dict()["frames"][0]["printed"] == ""
 
     assert seen == [
         ("program", 11, 'await buy("tea")', "ValueError: nobody sells gold\n", 11),
@@ -389,7 +389,7 @@ async def test_between_programs_the_debugger_has_their_variables_and_looking_cha
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         with debug(engine, journal) as debugger:
             told = [(debugger.goto(at).address, debugger.variables()) for at in ("1#0", "#2", "#4", "#6")]
-            debugger.to(debugger.last)
+            debugger.move_to(debugger.last)
 
     known = {"a": "[1, 2]", "api_token": "<redacted>", "b": "30"}
     assert told == [
@@ -421,7 +421,7 @@ async def test_variables_that_cannot_be_shown_harm_neither_the_look_nor_the_run(
         with debug(engine, journal) as debugger:
             debugger.goto("#2")
             found = debugger.variables()
-            debugger.to(debugger.last)
+            debugger.move_to(debugger.last)
 
     assert found["a"] == found["c"] == "<cannot be shown>"
     assert found["b"].startswith("'\\x1b[2Jxxx")
@@ -478,13 +478,13 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def command(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [str(word) for word in words])
 
 
 def test_the_command_debug_steps_through_a_program(recorded: Path) -> None:
     """Programs run in processes of their own, which no fork has, so that no process is forked for a place."""
     steps = [f"--exec={step}" for step in ("last", "where", "locals", "into 1", "rback 2")]
-    done = command("debug", recorded, "--agent", recorded.with_name("buyer.py"), "--width=80", *steps)
+    done = command("debug", recorded, "--agent", recorded.with_name("buyer.py"), *steps)
 
     assert done.exit_code == 0, done.output
     assert "snapshots: paused replays (programs do not run in forked processes)" in done.output
@@ -500,7 +500,7 @@ the program of #1, which a model wrote
  answer    none is recorded
  printed   tea 30
 > 0 program  program of #1:4
-a program tells its variables when it has ended, not while it waits"""
+the variables of a program are known only after it has ended"""
     )
     assert ' > 2    tea, milk = await asyncio.gather(price("tea"), price("milk"))' in done.stdout
     assert " printed   (nothing so far)" in done.stdout
@@ -512,7 +512,7 @@ def test_the_command_debug_tells_variables_between_programs_and_forks_inside_of_
     with Engine([load_agent(agent)], models=ScriptedModel([text("end")])) as engine:
         engine.resume_sync(recorded, answers={"1.q2": "yes"})
     steps = [f"--exec={step}" for step in ("goto #2", "locals", "goto 1#2", "fork --reply no --allow-repeat")]
-    done = command("debug", recorded, "--agent", agent, "--width=80", *steps)
+    done = command("debug", recorded, "--agent", agent, *steps)
 
     assert done.exit_code == 0, done.output
     assert "variables milk=40  tea=30\nmilk  40\ntea   30\n" in done.stdout
@@ -537,10 +537,10 @@ async def test_without_its_sandbox_the_debugger_still_has_the_lines_of_a_program
         with debug(engine, journal) as debugger:
             debugger.goto("1#4")
             (frame,) = debugger.frames()
-            seen = (frame.line, debugger.printed(frame), debugger.told()["frames"][0]["printed"])
+            seen = (frame.line, debugger.printed(frame), debugger.to_dict()["frames"][0]["printed"])
             debugger.goto("#2")
             left = debugger.variables()
-            debugger.to(debugger.last)
+            debugger.move_to(debugger.last)
 
     assert (seen, left) == ((11, None, None), {})
 
@@ -616,8 +616,7 @@ async def test_impact_compares_what_programs_ask_for_and_answers_their_calls_fro
         return ScriptedModel([tool_call("run_code", {"code": code}), text("end")])
 
     async with Engine([changed], permissions=free) as engine:
-        found = await first_difference(engine, "run.jsonl", journal, changed)
-        report = await impact(engine, [found], agent=changed, n=1, models=models)
+        report = await impact(engine, [journal], agent=changed, n=1, models=models)
     (sample,) = report.journals[0].samples
 
     assert (sample.changed, sample.report.served, sample.report.performed) == (is_changed, served, 0)
@@ -655,8 +654,8 @@ async def test_the_tools_of_a_check_are_those_that_programs_called_too() -> None
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         result = await engine.replay(journal)
 
-    assert Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").of(result).passed
-    assert not Check.of_expression("'buy' not in tools").of(result).passed
+    assert Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").apply(result).passed
+    assert not Check.of_expression("'buy' not in tools").apply(result).passed
 
 
 def test_a_pin_of_a_run_with_a_program_fails_until_the_program_does_what_it_has_to(recorded: Path) -> None:

@@ -22,7 +22,14 @@ from stepengine.testing import ScriptedModel, text, tool_call
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
 from stepengine.sandbox import MontySandbox, ProgramLimits, code_mode
-from stepengine.sandbox.sessions import CallAnswer, ProgramEnded, ProgramRaised, ProgramSession, ProgramWaiting, Turn
+from stepengine.sandbox.sessions import (
+    CallAnswer,
+    ProgramEnded,
+    ProgramRaised,
+    ProgramSession,
+    ProgramTurn,
+    ProgramWaiting,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = {"seconds": 30.0, "memory": 1 << 26, "printed": 1_000, "seed": 1}
@@ -133,7 +140,7 @@ def test_a_session_that_is_closed_while_it_is_told_again_ends_and_leaves_its_wor
     one: MontySandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, other = opened(one), opened(one)
-    turn: Turn = session.feed("while True:\n    await look(1)", NOW)
+    turn: ProgramTurn = session.feed("while True:\n    await look(1)", NOW)
     for _ in range(20):
         assert isinstance(turn, ProgramWaiting)
         turn = session.answer({turn.calls[0].id: CallAnswer(1)}, NOW)
@@ -142,7 +149,7 @@ def test_a_session_that_is_closed_while_it_is_told_again_ends_and_leaves_its_wor
     other.feed("1", NOW)  # takes the worker
     told, answered = [], type(session)._resume_with
 
-    def slow(self: Any, given: Any, now: datetime) -> Turn:
+    def slow(self: Any, given: Any, now: datetime) -> ProgramTurn:
         told.append(given)
         if len(told) == 5:
             session.close()
@@ -218,7 +225,7 @@ def test_a_child_runs_programs_when_none_had_run_before_the_fork_and_is_refused_
         timeout=60,
         check=False,
     )
-    refused = "programs cannot run in a process that was forked after another program had run; begin a new one"
+    refused = "programs cannot run in a process that was forked after another program had run; start a new one"
 
     assert ("", ["2", "2", refused, refused]) == (done.stderr, done.stdout.splitlines())
 

@@ -18,8 +18,8 @@ from stepengine import AgentDefinition, Engine, RunStatus, ToolResult, load_agen
 from stepengine.data.limits import Limits
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal
-from stepengine.sandbox.rewriting import rewritten
-from stepengine.sandbox.strangers import OwnLimits, agents_of_source, load_file, sandboxed
+from stepengine.sandbox.source_rewriter import rewrite_for_sandbox
+from stepengine.sandbox.untrusted_handlers import OwnLimits, load_file, load_source, make_sandboxed_handler
 from stepengine.testing import Clock, ScriptedModel, Walk, tool_call
 from tests.e2e.bundled import ROOT, recorder
 from tests.examples.test_from_codebuff import ports
@@ -65,7 +65,7 @@ def file_of(agent_id: str) -> Path:
 def in_sandbox(agent_id: str) -> Any:
     """Return the handler of a bundled agent as the sandbox runs it, from its file's text."""
     file = file_of(agent_id)
-    return sandboxed(rewritten(text_of(file, "handle_steps"), str(file)), "handle_steps")
+    return make_sandboxed_handler(rewrite_for_sandbox(text_of(file, "handle_steps"), str(file)), "handle_steps")
 
 
 def moved(agent: AgentDefinition[Any]) -> AgentDefinition[Any]:
@@ -132,7 +132,7 @@ def test_a_handler_that_uses_the_host_is_refused_with_its_place(agent_id: str) -
     file = file_of(agent_id)
 
     with pytest.raises(DefinitionError, match=rf"{file.name}:\d+: "):
-        rewritten(text_of(file, "handle_steps"), str(file))
+        rewrite_for_sandbox(text_of(file, "handle_steps"), str(file))
 
 
 @pytest.mark.parametrize("agent_id", NOT_WHOLE)
@@ -168,7 +168,7 @@ def test_the_handler_of_the_page_about_coming_from_codebuff_does_there_what_the_
     page = (ROOT / "docs" / "coming-from" / "codebuff.md").read_text(encoding="utf-8")
     file = tmp_path / "page.py"
     file.write_text(source := page.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
-    handler = sandboxed(rewritten(text_of(file, "handle_steps"), str(file)), "handle_steps")
+    handler = make_sandboxed_handler(rewrite_for_sandbox(text_of(file, "handle_steps"), str(file)), "handle_steps")
     moved, was = (
         source.replace("with Engine(", "reviewer = moved(reviewer)\nwith Engine("),
         source.count("with Engine("),
@@ -290,7 +290,7 @@ PROCESS = """
 import sys
 from stepengine import Engine
 from stepengine.journal import FileJournal
-from stepengine.sandbox.strangers import load_file
+from stepengine.sandbox.untrusted_handlers import load_file
 from stepengine.testing import Clock, ScriptedModel
 from tests.sandbox.test_strangers import note
 
@@ -394,8 +394,8 @@ def test_chance_is_drawn_from_the_run_as_outside(tmp_path: Path) -> None:
 @pytest.mark.parametrize("of_host", [None, False, True])
 @pytest.mark.parametrize("of_file", [None, False, True])
 def test_a_strangers_file_asks_people_for_more_where_the_limits_of_its_host_do_and_nowhere_else(of_file, of_host):
-    assert of_host is OwnLimits(max_steps=2, ask=of_file).over(Limits(ask=of_host)).ask
-    assert OwnLimits(ask=of_file).over(None).ask is None
+    assert of_host is OwnLimits(max_steps=2, ask=of_file).fill_from(Limits(ask=of_host)).ask
+    assert OwnLimits(ask=of_file).fill_from(None).ask is None
 
 
 OUTPUTS = """
@@ -414,7 +414,28 @@ agent = AgentDefinition("a", model="t/m", output_mode="structured_output", tools
 
 @pytest.mark.spec("generator-contract:G22")
 def test_a_sandboxed_handler_is_told_the_output_of_its_turn():
-    (agent,) = agents_of_source(OUTPUTS)
+    (agent,) = load_source(OUTPUTS)
     replies = [tool_call("set_output", {"number": "A1"}), "no"]
     with Engine([agent], models=ScriptedModel(replies)) as engine:
         assert engine.run_sync(agent, "go").output == {"seen": [[{"number": "A1"}] * 2, [None, {"number": "A1"}]]}
+
+
+def test_a_file_of_an_untrusted_author_defines_two_hundred_agents_and_no_more() -> None:
+    def agents(number: int) -> str:
+        return (
+            f"from stepengine import AgentDefinition\nagents = [AgentDefinition(f'a{{n}}') for n in range({number})]\n"
+        )
+
+    assert 200 == len(load_source(agents(200)))
+    with pytest.raises(DefinitionError, match="it holds more than 200 agents"):
+        load_source(agents(201))
+
+
+def test_a_file_is_loaded_once_and_anew_when_its_text_changes(tmp_path: Path) -> None:
+    file = tmp_path / "agent.py"
+    file.write_text("from stepengine import AgentDefinition\nagent = AgentDefinition('one')\n")
+    first = load_file(file)
+
+    assert load_file(file) is first
+    file.write_text("from stepengine import AgentDefinition\nagent = AgentDefinition('two')\n")
+    assert ["two"] == [agent.id for agent in load_file(file)]

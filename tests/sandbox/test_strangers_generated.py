@@ -17,14 +17,14 @@ from stepengine import AgentDefinition, Engine, RunResult, RunStatus, tool
 from stepengine.data.messages import ToolResult
 from stepengine.errors import StepEngineError
 from stepengine.journal import FileJournal
-from stepengine.sandbox.strangers import agents_of_source
+from stepengine.sandbox.untrusted_handlers import load_source
 from stepengine.testing import Clock, ScriptedModel, simulate, simulation, text, tool_call
 
 from .handler_texts import file_of
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-MANY = int(os.environ.get("STEPENGINE_TESTS_HANDLERS", "400"))
+MANY = int(os.environ.get("STEPENGINE_TESTS_HANDLERS", "120"))
 MOST_RESUMED = 80
 RESULTS = {"note": lambda given: f"noted {given.get('n')}", "broken": ToolResult.error("it is broken")}
 Agents = Sequence[AgentDefinition[Any]]
@@ -42,7 +42,7 @@ def both_of(seed: int, folder: Path) -> Both:
     file.write_text(source := file_of(seed), encoding="utf-8")
     names: dict[str, Any] = {"__name__": file.stem, "__file__": str(file)}
     exec(compile(source, str(file), "exec"), names)
-    return Both(names["agents"], agents_of_source(source, file=str(file)))
+    return Both(names["agents"], load_source(source, file=str(file)))
 
 
 # --- in worlds where things go wrong ----------------------------------------------------------------------------------
@@ -152,15 +152,15 @@ async def carry(seed: int, folder: Path) -> None:
     both = both_of(seed, folder)
     for name, (first, other) in {"plain": both, "read": both[::-1]}.items():
         path = folder / f"{seed}-{name}.jsonl"
-        result = await to_its_end([first, other], journal := FileJournal(path))
+        result = await to_its_end([first, other], journal := file_at(path))
         await replayed(other, journal, result)
         lines = path.read_bytes().splitlines(keepends=True)
         cut = folder / f"{seed}-{name}-cut.jsonl"
         cut.write_bytes(b"".join(lines[: rng.randint(2, len(lines))]))
-        await replayed(first, FileJournal(cut), await to_its_end([other], FileJournal(cut)))
+        await replayed(first, file_at(cut), await to_its_end([other], file_at(cut)))
         at = [f"{at}#{seq}" for at, seq in journal.history().results if seq >= 0]
         if at:
-            await fork(first, other, journal, rng.choice(at), FileJournal(folder / f"{seed}-{name}-fork.jsonl"))
+            await fork(first, other, journal, rng.choice(at), file_at(folder / f"{seed}-{name}-fork.jsonl"))
 
 
 async def fork(first: Agents, other: Agents, journal: FileJournal, at: str, into: FileJournal) -> None:
@@ -176,6 +176,11 @@ async def fork(first: Agents, other: Agents, journal: FileJournal, at: str, into
                 return
             raise
     await replayed(first, into, await to_its_end([other], into))
+
+
+def file_at(path: Path) -> FileJournal:
+    """Return the journal in a file. Processes end here, the power stays: nothing has to wait for the disk."""
+    return FileJournal(path, sync="write")
 
 
 async def replayed(agents: Agents, journal: FileJournal, result: RunResult) -> None:

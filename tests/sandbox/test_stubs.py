@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from stepengine import AgentDefinition
 from stepengine.data.tools import ToolSpec
-from stepengine.sandbox.checking import checked_by_monty, problems
-from stepengine.sandbox.stubs import RESERVED, Function, stubs_of
+from stepengine.sandbox.program_checks import check_with_monty, problems
+from stepengine.sandbox.stubs import RESERVED, ProgramFunction, make_stubs
 from tests.sandbox import corpus
 from tests.sandbox.corpus import INTEGER, TEXT, tool
 
 
 def declared(schema, **fields):
     """Return the stub of one tool with this input."""
-    made = stubs_of([ToolSpec("find", fields.pop("description", ""), schema)], (), ask=False, **fields)
+    made = make_stubs([ToolSpec("find", fields.pop("description", ""), schema)], (), ask=False, **fields)
     return made.declarations["find"]
 
 
@@ -82,6 +82,14 @@ def test_objects_are_shown_as_classes_with_what_may_be_left_out():
 
 
 @pytest.mark.spec("programs:PG20")
+def test_a_schema_with_properties_is_shown_as_a_class_even_without_a_type():
+    text = declared({"properties": {"x": {"properties": {"n": INTEGER}, "required": ["n"]}}, "required": ["x"]})
+
+    assert "class FindX(TypedDict):\n    n: int" in text
+    assert "async def find(x: FindX) -> Any:" in text
+
+
+@pytest.mark.spec("programs:PG20")
 def test_members_that_are_no_identifiers_are_shown_in_quotes():
     inner = {"type": "object", "properties": {"a-b": INTEGER, "class": TEXT, "__x": TEXT}}
 
@@ -130,7 +138,7 @@ def test_descriptions_become_a_short_docstring():
 
 @pytest.mark.spec("programs:PG20")
 def test_positional_arguments_become_an_input_and_defaults_are_left_out():
-    function = Function("price", "tool", "price", ("item", "currency"), required=1)
+    function = ProgramFunction("price", "tool", "price", ("item", "currency"), required=1)
 
     assert {"item": "fig"} == function.input_of(("fig",), {})
     assert {"item": "fig", "currency": "USD"} == function.input_of(("fig",), {"currency": "USD"})
@@ -147,7 +155,7 @@ def test_wrong_arguments_are_refused_in_pythons_own_words(data):
     parameters = [name if n < required else f"{name}=None" for n, name in enumerate(names)]
     space = {}
     exec(f"def find({', '.join(parameters)}): return locals()", space)
-    function = Function("find", "tool", "find", tuple(names), required=required)
+    function = ProgramFunction("find", "tool", "find", tuple(names), required=required)
 
     try:
         space["find"](*args, **kwargs)
@@ -167,7 +175,7 @@ def test_wrong_arguments_are_refused_in_pythons_own_words(data):
 @pytest.mark.spec("programs:PG20")
 def test_names_that_are_no_identifiers_go_by_one_parameter():
     spec = tool("find", "", ("from",), **{"from": TEXT, "max-n": INTEGER})
-    function = stubs_of([spec], (), ask=False).functions["find"]
+    function = make_stubs([spec], (), ask=False).functions["find"]
 
     assert function.takes_args
     assert ("args",) == function.parameters
@@ -183,7 +191,7 @@ def test_names_that_are_no_identifiers_go_by_one_parameter():
 
 @pytest.mark.spec("programs:PG20")
 def test_an_input_of_any_members_is_given_as_one_dict():
-    function = stubs_of([ToolSpec("find", "", {"type": "object"})], (), ask=False).functions["find"]
+    function = make_stubs([ToolSpec("find", "", {"type": "object"})], (), ask=False).functions["find"]
 
     assert {} == function.input_of((), {})
     assert {"x": 1} == function.input_of(({"x": 1},), {})
@@ -194,7 +202,7 @@ def test_a_tool_that_takes_more_than_it_names_takes_keywords():
     schema = {"type": "object", "properties": {"x": TEXT, "more": TEXT}, "additionalProperties": INTEGER}
 
     assert "async def find(x: str=..., more: str=..., **more_2: int) -> Any:" == signature(schema)
-    function = stubs_of([ToolSpec("find", "", schema)], (), ask=False).functions["find"]
+    function = make_stubs([ToolSpec("find", "", schema)], (), ask=False).functions["find"]
     assert {"x": "a", "n": 3} == function.input_of(("a",), {"n": 3})
 
 
@@ -206,7 +214,7 @@ def test_a_tool_that_takes_more_than_it_names_takes_keywords():
     "name", ["list", "sum", "open", "time", "json", "class", "match", "search", "ask", "asyncio", "super"]
 )
 def test_a_name_that_a_program_has_already_gets_an_ending(name):
-    made = stubs_of([ToolSpec(name)], (), ask=True)
+    made = make_stubs([ToolSpec(name)], (), ask=True)
 
     assert [f"{name}_tool", "ask"] == list(made.functions)
     assert name == made.functions[f"{name}_tool"].of
@@ -219,7 +227,7 @@ def test_the_sandbox_calls_the_tool_by_the_name_that_it_was_given(pool):
     """
     import pydantic_monty as monty
 
-    made = stubs_of([ToolSpec(name) for name in sorted(RESERVED - {"_"}) if len(name) <= 58], (), ask=False)
+    made = make_stubs([ToolSpec(name) for name in sorted(RESERVED - {"_"}) if len(name) <= 58], (), ask=False)
     for name in made.functions:
         with pool.checkout() as session:
             snapshot = session.feed_start(f"{name}()")
@@ -233,7 +241,7 @@ def test_clashes_are_solved_in_the_same_way_in_whatever_order_tools_come():
     names = ["a-b", "a_b", "a.b", "list", "list_tool", "_x", "tool__x", "3d", "tool_3d"]
 
     def named(order):
-        made = stubs_of([ToolSpec(name) for name in order], [AgentDefinition("a-b", model="t/m")], ask=False)
+        made = make_stubs([ToolSpec(name) for name in order], [AgentDefinition("a-b", model="t/m")], ask=False)
         return {(f.kind, f.of): name for name, f in made.functions.items()}
 
     expected = named(names)
@@ -255,7 +263,7 @@ def test_an_agent_is_a_function_of_its_prompt_and_params():
         output_schema={"type": "object", "properties": {"found": TEXT}, "required": ["found"]},
     )
 
-    made = stubs_of((), [agent, AgentDefinition("plain", model="t/m")], ask=False)
+    made = make_stubs((), [agent, AgentDefinition("plain", model="t/m")], ask=False)
 
     function = made.functions["deep_finder"]
     assert ("agent", "deep-finder") == (function.kind, function.of)
@@ -267,10 +275,10 @@ def test_an_agent_is_a_function_of_its_prompt_and_params():
 
 @pytest.mark.spec("programs:PG20")
 def test_a_person_is_asked_where_that_is_offered():
-    made = stubs_of((), (), ask=True)
+    made = make_stubs((), (), ask=True)
 
     assert "async def ask(question: str, options: list[str] | None=None) -> str:" in made.text
-    assert {} == dict(stubs_of((), (), ask=False).functions)
+    assert {} == dict(make_stubs((), (), ask=False).functions)
 
 
 # --- what the model reads -------------------------------------------------------------------------------------------
@@ -290,7 +298,7 @@ def test_the_description_has_the_stubs_and_what_a_program_has_not():
 def test_over_thirty_functions_there_is_a_catalogue_instead_of_stubs():
     tools = [tool(f"find_{n}", f"Finds thing {n}. And more.", ("x",), x=TEXT) for n in range(40)]
 
-    made = stubs_of(tools, (), ask=True)
+    made = make_stubs(tools, (), ask=True)
 
     assert 43 == len(made.functions)
     assert ["ask", "search", "describe"] == [name for name, f in made.functions.items() if f.kind != "tool"]
@@ -309,7 +317,7 @@ def test_over_thirty_functions_there_is_a_catalogue_instead_of_stubs():
 
 @pytest.mark.spec("programs:PG20")
 def test_thousands_of_tools_leave_a_description_that_can_be_read():
-    made = stubs_of([ToolSpec(f"tool_number_{n}") for n in range(2_000)], (), ask=False)
+    made = make_stubs([ToolSpec(f"tool_number_{n}") for n in range(2_000)], (), ask=False)
 
     assert len(made.description) < 8_000
     assert "and others." in made.description
@@ -380,7 +388,7 @@ def grown(inner):
 def test_any_schema_and_any_words_give_stubs_that_hold_what_they_should_and_nothing_else(name, words, schema, output):
     spec = ToolSpec(name, words, schema if isinstance(schema, dict) else {"type": "object"})
 
-    made = stubs_of([spec, ToolSpec("other")], (), ask=False, outputs={name: output})
+    made = make_stubs([spec, ToolSpec("other")], (), ask=False, outputs={name: output})
 
     (called,) = [n for n, f in made.functions.items() if f.of == name and n != "other"] or ["other_2"]
     tree = ast.parse(made.text)
@@ -408,7 +416,7 @@ def test_with_hostile_stubs_the_checker_still_refuses(pool):
     specs = [ToolSpec(f"find{n}", word, {"type": "object", "properties": properties}) for n, word in enumerate(HOSTILE)]
     specs.append(tool("last", HOSTILE[0], ("x",), x={**TEXT, "description": HOSTILE[1], "default": HOSTILE[2]}))
 
-    found = checked_by_monty(pool.checkout, "await last()\nprint(zork)", stubs_of(specs, (), ask=True))
+    found = check_with_monty(pool.checkout, "await last()\nprint(zork)", make_stubs(specs, (), ask=True))
 
     assert found.is_whole
     assert [1, 2] == [problem.line for problem in found.refused]

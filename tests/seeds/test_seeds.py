@@ -11,6 +11,7 @@ import pytest
 
 from tests.offline import ROOT, ran
 
+pytestmark = pytest.mark.usefixtures("forks")
 HERE = Path(__file__).parent
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, InputSchema, Receive, ToolCall, ToolContext, call, tool
-from stepengine.debugging.desk import Maker
+from stepengine.debugging.desk import EngineSpec
 from stepengine.journal import FileJournal
 from stepengine.server import Tokens, app
 from stepengine.sessions import MemorySessions
@@ -124,11 +124,11 @@ class House:
         return engine_in(str(self.work))
 
     @property
-    def maker(self) -> Maker:
+    def maker(self) -> EngineSpec:
         """
         How another process makes the engine.
         """
-        return Maker("tests.server.house:engine_in", {"work": str(self.work)})
+        return EngineSpec("tests.server.house:engine_in", {"work": str(self.work)})
 
     @property
     def work(self) -> Path:

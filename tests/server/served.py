@@ -24,12 +24,21 @@ import httpx2
 
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
 from stepengine.server import Tokens
-from stepengine.server.watching import TOLD
+from stepengine.server.watchers import TOLD
+from tests import forked_processes
 
 SCRIPTED = Path(__file__).with_name("scripted.py")
 ROOT = SCRIPTED.parents[2]
 ENDED = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 UNREACHED = (httpx2.TransportError,)
+
+
+def listens(url: str) -> bool:
+    """
+    Return whether a server is there. To look costs a thirtieth of a request that fails, which starting servers would wait for.
+    """
+    with socket.socket() as tried:
+        return not tried.connect_ex(("127.0.0.1", int(url.rpartition(":")[2])))
 
 
 class World:
@@ -96,7 +105,7 @@ class Served:
         self._command = [sys.executable, *typed]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._environment = {**os.environ, "PYTHONPATH": path, "WORLD": str(self.world.file), **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None
 
     def client(self, name: str, urls: Iterable[str] = ()) -> Client:
         operator = self.token(f"operator-{name}", ["admin"])
@@ -107,14 +116,17 @@ class Served:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, env=self._environment, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = forked_processes.Process(
+                self._command, env=self._environment, stderr=log, stdin=subprocess.DEVNULL
+            )
 
     async def ready(self, seconds: float = 20.0) -> None:
         deadline = time.monotonic() + seconds
-        async with httpx2.AsyncClient(trust_env=False) as client:
+        # Without certificates, which take 25 ms to load.
+        async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
             while True:
                 with contextlib.suppress(*UNREACHED):
-                    if (await client.get(f"{self.url}/ready")).status_code == 200:
+                    if listens(self.url) and (await client.get(f"{self.url}/ready")).status_code == 200:
                         return
                 assert self._process is not None
                 assert self._process.poll() is None, f"the server ended: {self.said()}"
@@ -257,7 +269,7 @@ class Client:
         self._headers = {"authorization": f"Bearer {token}"}
         self._operator = {"authorization": f"Bearer {operator}"}
         self._random = random.Random(name)
-        self._client = httpx2.AsyncClient(trust_env=False, timeout=10, headers=self._headers)
+        self._client = httpx2.AsyncClient(trust_env=False, verify=False, timeout=10, headers=self._headers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -276,11 +288,16 @@ class Client:
                     method, f"{self._random.choice(self.urls)}{path}", headers=headers, **given
                 )
             except UNREACHED:
-                await asyncio.sleep(0.05)
+                await self._until_one_listens()
                 continue
             if answer.status_code not in (429, 503):
                 return answer
             await asyncio.sleep(0.2)
+
+    async def _until_one_listens(self) -> None:
+        await asyncio.sleep(0.05)
+        while not any(map(listens, self.urls)):  # noqa: ASYNC110 - another process begins to
+            await asyncio.sleep(0.05)
 
     async def post_once(self, path: str, body: object) -> httpx2.Response | None:
         """
@@ -400,7 +417,8 @@ class Client:
                         await answer.aread()
                         seen.problems.append(f"{answer.status_code} after {seen.last}: {answer.text}")
             except UNREACHED:
-                pass
+                await self._until_one_listens()
+                continue
             await asyncio.sleep(0.05)
 
 

@@ -21,15 +21,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing, StepEngineError
-from stepengine.redaction import redactor_for
+from stepengine.redaction import make_redactor
 from stepengine.server import Caller, Caps, Guard, Problem, Tokens, check_folder
 from stepengine.server.access import SCOPES, caller_of
 
 from .behind import HOST, Behind, kind_of
 
 COUNTERPARTS = (
-    ("pypi:starlette", "1.10.0", "works", "an application behind the guard of `stepengine.server`"),
-    ("pypi:uvicorn", "0.54.0", "works", "the guard over real connections: bodies that are cut, slow or too large"),
+    ("pypi:starlette", "1.10.0", "works", "the access guard of `stepengine.server`"),
+    ("pypi:uvicorn", "0.54.0", "works", "the access guard: truncated, slow and oversized request bodies"),
 )
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +88,7 @@ def test_a_token_is_kept_as_a_digest_in_a_file_of_its_owner_alone(tmp_path: Path
     assert all(secret not in one.read_text() for one in tmp_path.iterdir())
     assert Caller("anna", ["read"]) == Tokens.open(file).find(token)
     for one in (token, f"sk-stepengine-{'qZNIdInmjpN-CnIOeUMfHe-xUNRIigZ-RtoXdkqzbTtI'[:43]}"):
-        assert one not in redactor_for((), {}).text(f"curl -H 'Authorization: x {one}'")
+        assert one not in make_redactor((), {}).text(f"curl -H 'Authorization: x {one}'")
 
 
 def test_what_is_no_token_is_nobodys(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.server import Caps
-from stepengine.server.looking import OPERATIONS as LOOKING
+from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
 
 from .house import House, ended, events, question_of, started, until
@@ -256,7 +256,7 @@ def test_whatever_is_sent_to_an_operation_is_answered_as_the_document_says_or_re
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV1")
 @named(OURS)
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_more_of_whatever_is_sent_to_an_operation_is_answered_as_the_document_says_or_refused(
     house: House, document: dict[str, Any], operation: Any, data: st.DataObject

@@ -283,14 +283,14 @@ def test_a_conversation_whose_run_waits_is_not_forgotten_and_one_that_is_kept_no
 
 def test_a_run_that_begins_while_its_conversation_is_being_forgotten_keeps_it(tmp_path: Path) -> None:
     from stepengine.errors import InputError
-    from stepengine.server.ledger import RunRow, forgetting, registering
+    from stepengine.server.ledger import RunRow, make_detach_act, make_register_act
 
     ledger = Ledger(tmp_path)
     rows = [
         RunRow(name, "anna", "quick", status, 1.0, 1.0, {}, "s")
         for name, status in (("a", "completed"), ("b", "started"))
     ]
-    made = ledger.write([registering(rows[0], None), registering(rows[1], None), forgetting("s")])
+    made = ledger.write([make_register_act(rows[0], None), make_register_act(rows[1], None), make_detach_act("s")])
     left = [row.session for row in ledger.listed(owner=None, agent=None, statuses=(), before=None, limit=9)]
     ledger.close()
 

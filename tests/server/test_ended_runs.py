@@ -49,14 +49,14 @@ def test_the_oldest_are_over_the_bound_first(monkeypatch: pytest.MonkeyPatch) ->
     made: Any = handle
     for name in "abc":
         kept.put(name, made, 3)
-    found = [kept.over()]
+    found = [kept.list_excess_runs()]
     kept.put("a", made, 4)
-    found.append(kept.over())
+    found.append(kept.list_excess_runs())
     kept.put("d", made)
-    found.append(kept.over())
+    found.append(kept.list_excess_runs())
     kept.remove("b")
     kept.put("e", made, 11)
-    found.append(kept.over())
+    found.append(kept.list_excess_runs())
 
     assert found == [[], [], ["b"], ["c", "a", "d", "e"]]
     assert kept.get("b") is None

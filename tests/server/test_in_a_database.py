@@ -22,8 +22,9 @@ import pytest
 
 from stepengine import AgentDefinition, Ask
 from stepengine.durable import DurableEngine, Operator
-from stepengine.durable.register import Register, Registered, make_register
+from stepengine.durable.register import Register, RegisteredRun, create_register_tables
 from stepengine.errors import StepEngineError
+from tests import forked_processes
 from tests.durable import postgres
 
 from .served import ROOT, SCRIPTED, Client, Served
@@ -47,13 +48,13 @@ def servers() -> Iterator[list[Served]]:
 
 
 @pytest.fixture
-def workers(tmp_path: Path, db: str) -> Iterator[Any]:
+def workers(tmp_path: Path, db: str, durable_forks: None) -> Iterator[Any]:
     """
     Give what starts a worker: ``stepengine deploy worker`` with the agents of the servers.
     """
-    running: list[subprocess.Popen[bytes]] = []
+    running: list[Any] = []
 
-    def start(executor: str) -> subprocess.Popen[bytes]:
+    def start(executor: str) -> Any:
         typed = [
             sys.executable,
             "-m",
@@ -69,7 +70,7 @@ def workers(tmp_path: Path, db: str) -> Iterator[Any]:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, "WORLD": str(tmp_path / "world.jsonl")}
         with (tmp_path / "worker.txt").open("ab") as log:
-            process = subprocess.Popen(typed, env=environment, stderr=log, stdin=subprocess.DEVNULL)
+            process = forked_processes.Process(typed, env=environment, stderr=log, stdin=subprocess.DEVNULL)
         running.append(process)
         return process
 
@@ -124,7 +125,7 @@ async def test_every_server_shows_what_happens_at_once_in_one_order_and_with_the
 async def test_who_comes_from_a_faster_server_is_not_told_that_its_event_was_not_yet(db: str) -> None:
     asks = AgentDefinition("asks", handle_steps=asking)
     async with DurableEngine([asks], db=db, polling=0.1) as engine:
-        await make_register(engine.setting.url)
+        await create_register_tables(engine.setting.url)
         run = await engine.submit("asks", "p")
         slow = engine.shared_events(run)
         try:
@@ -155,7 +156,7 @@ async def test_who_comes_back_just_after_an_answer_is_not_told_that_nothing_more
 ) -> None:
     asks = AgentDefinition("asks", handle_steps=asking)
     async with DurableEngine([asks], db=db, polling=0.1) as engine:
-        await make_register(engine.setting.url)
+        await create_register_tables(engine.setting.url)
         run = await engine.submit("asks", "p")
         shown = engine.shared_events(run)
         try:
@@ -234,7 +235,7 @@ async def test_a_run_that_was_promised_by_a_server_that_died_is_submitted_by_the
     await server.ready()
     request = {"prompt": "p", "params": None, "metadata": None}
     rows = [
-        Registered(run=f"{name}{'0' * 28}", owner="anna", agent=agent, status="started", created=time.time() - 60, request=request)
+        RegisteredRun(run=f"{name}{'0' * 28}", owner="anna", agent=agent, status="started", created=time.time() - 60, request=request)
         for name, agent in (("aaaa", "talking"), ("bbbb", "nobody"))
     ]  # fmt: skip
     async with await Operator.connect(db) as operator:
@@ -261,7 +262,9 @@ async def test_a_run_of_code_that_no_worker_has_waits_until_somebody_lets_it_go_
     run = "c" * 32
     request = {"prompt": "p", "params": None, "metadata": None}
     async with await Operator.connect(db) as operator:
-        row = Registered(run=run, owner="anna", agent="talking", status="started", created=time.time(), request=request)
+        row = RegisteredRun(
+            run=run, owner="anna", agent="talking", status="started", created=time.time(), request=request
+        )
         await Register(operator).add(row, None)
         await operator.submit("talking", "p", id=run, release="of-yesterday")
         await Register(operator).note_submitted(run)

@@ -21,6 +21,7 @@ from stepengine.server.ledger import Ledger
 
 from .served import Client, Served
 
+pytestmark = pytest.mark.usefixtures("forks")
 AGENTS = ("working", "asking", "waiting", "ordering", "talking")
 
 
@@ -323,7 +324,7 @@ async def test_of_two_servers_of_one_place_one_is_killed_and_the_other_goes_on(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("place", "number"), [("runs", 1), ("runs.db", 1), ("runs", 2)])
+@pytest.mark.parametrize(("place", "number"), [("runs.db", 1), ("runs", 2)])
 @pytest.mark.spec("studio:SV3")
 async def test_nothing_is_lost_under_load_by_servers_that_are_killed_fifty_times(
     servers: list[Served], tmp_path: Path, place: str, number: int
@@ -473,7 +474,7 @@ async def test_a_journal_that_is_cut_behind_its_yes_and_put_there_under_another_
 
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
-@pytest.mark.spec("studio:SV3")
+@pytest.mark.spec("studio:SV3", "studio:SV4")
 def test_a_place_that_others_can_write_is_refused(servers: list[Served], tmp_path: Path, place: str) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
@@ -487,7 +488,7 @@ def test_a_place_that_others_can_write_is_refused(servers: list[Served], tmp_pat
     assert "others may write" in server.said()
 
 
-@pytest.mark.spec("studio:SV3")
+@pytest.mark.spec("studio:SV3", "studio:SV4")
 def test_a_database_that_others_can_write_is_refused(servers: list[Served], tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs.db")
     servers.append(server)

@@ -14,7 +14,16 @@ import pytest
 
 from stepengine.data.questions import Answer
 from stepengine.errors import InputError, JournalError
-from stepengine.server.ledger import Ledger, RunRow, deciding, noting, registering, suspending, taking_up, waking
+from stepengine.server.ledger import (
+    Ledger,
+    RunRow,
+    make_decisions_act,
+    make_message_arrived_act,
+    make_register_act,
+    make_resume_act,
+    make_status_act,
+    make_suspend_act,
+)
 
 ROW = RunRow("one", "anna", "agent", "started", 1.0, 1.0, {"prompt": ""})
 
@@ -22,15 +31,15 @@ ROW = RunRow("one", "anna", "agent", "started", 1.0, 1.0, {"prompt": ""})
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     made = Ledger(tmp_path)
-    made.write([registering(ROW, None)])
+    made.write([make_register_act(ROW, None)])
     return made
 
 
 def test_a_run_that_has_ended_stays_so_whatever_is_said_of_it_later(ledger: Ledger) -> None:
-    ledger.write([noting("one", "suspended", 2.0)])
-    ledger.write([noting("one", "completed", 3.0)])
+    ledger.write([make_status_act("one", "suspended", 2.0)])
+    ledger.write([make_status_act("one", "completed", 3.0)])
 
-    ledger.write([noting("one", "suspended", 4.0), taking_up("one")])
+    ledger.write([make_status_act("one", "suspended", 4.0), make_resume_act("one")])
 
     assert ("completed", 3.0) == (ledger.find("one").status, ledger.find("one").changed)
     ledger.close()
@@ -38,30 +47,32 @@ def test_a_run_that_has_ended_stays_so_whatever_is_said_of_it_later(ledger: Ledg
 
 def test_what_was_decided_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
     yes, no = Answer(selected=("yes",)), Answer(selected=("no",))
-    ledger.write([noting("one", "suspended", 2.0)])
+    ledger.write([make_status_act("one", "suspended", 2.0)])
 
-    ledger.write([deciding("one", {"doubt:#0": yes})])
-    again, other = ledger.write([deciding("one", {"doubt:#0": yes}), deciding("one", {"doubt:#0": no})])
+    ledger.write([make_decisions_act("one", {"doubt:#0": yes})])
+    again, other = ledger.write(
+        [make_decisions_act("one", {"doubt:#0": yes}), make_decisions_act("one", {"doubt:#0": no})]
+    )
 
     assert again is None
     assert isinstance(other, InputError)
     assert ["one"] == ledger.under_way(), "a kill before it goes on loses nothing"
-    assert [{"doubt:#0": yes}, {}] == ledger.write([taking_up("one"), taking_up("one")])
+    assert [{"doubt:#0": yes}, {}] == ledger.write([make_resume_act("one"), make_resume_act("one")])
     ledger.close()
 
 
 @pytest.mark.spec("studio:SV3")
 def test_what_comes_while_a_run_lies_down_keeps_it_under_way_until_somebody_has_looked(ledger: Ledger) -> None:
-    ledger.write([noting("one", "running", 2.0)])
+    ledger.write([make_status_act("one", "running", 2.0)])
     before = ledger.woken("one")
-    ledger.write([waking("one")])
+    ledger.write([make_message_arrived_act("one")])
 
-    assert [False] == ledger.write([suspending("one", 3.0, before)])
+    assert [False] == ledger.write([make_suspend_act("one", 3.0, before)])
     assert ["one"] == ledger.under_way(), "a kill here loses nothing"
-    assert [True] == ledger.write([suspending("one", 4.0, ledger.woken("one"))])
+    assert [True] == ledger.write([make_suspend_act("one", 4.0, ledger.woken("one"))])
     assert ("suspended", 0) == (ledger.find("one").status, ledger.woken("one"))
-    ledger.write([deciding("one", {"doubt:#0": Answer(selected=("yes",))})])
-    assert [False] == ledger.write([suspending("one", 5.0, 0)])
+    ledger.write([make_decisions_act("one", {"doubt:#0": Answer(selected=("yes",))})])
+    assert [False] == ledger.write([make_suspend_act("one", 5.0, 0)])
     ledger.close()
 
 
@@ -79,7 +90,7 @@ def test_calls_that_race_for_the_first_use_and_with_the_close_leave_no_connectio
             begin.wait()
             with contextlib.suppress(JournalError):
                 for moment in range(10_000):
-                    ledger.write([noting("one", "running", float(moment))])
+                    ledger.write([make_status_act("one", "running", float(moment))])
                     ledger.under_way()
             with pytest.raises(JournalError, match="was closed"):
                 ledger.under_way()

@@ -20,14 +20,14 @@ from stepengine import AgentDefinition, Engine
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.server import Tokens, app
-from stepengine.server.ledger import Ledger, RunRow, registering
+from stepengine.server.ledger import Ledger, RunRow, make_register_act
 from stepengine.testing import ScriptedModel
 
 from .house import House, answered, ended, question_of, started, until
 
 PROMTOOL = "promtool"
 COUNTERPARTS = (
-    ("pypi:prometheus-client", "0.26.0", "works", "its parser reads `/metrics` of `stepengine serve` as OpenMetrics"),
+    ("pypi:prometheus-client", "0.26.0", "works", "`/metrics` of `stepengine serve` parses as OpenMetrics"),
 )
 OPEN_METRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 pytestmark = pytest.mark.leaks_allowed(
@@ -136,12 +136,12 @@ async def test_models_are_counted_by_calls_tokens_and_cost_as_long_as_they_are_n
         served = app(engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json")
         ledger = Ledger(tmp_path / "runs")
         (tmp_path / "runs").mkdir(mode=0o700)
-        ledger.write([registering(RunRow("r", "ann", "an-agent-of-last-year", "completed", 1.0, 1.0, {}), None)])
+        ledger.write([make_register_act(RunRow("r", "ann", "an-agent-of-last-year", "completed", 1.0, 1.0, {}), None)])
         ledger.close()
         await engine.run(agent, "Hi.")
         counted: metrics.Metrics = served.app.state.metrics  # type: ignore[attr-defined]
         for number in range(2 * metrics.MOST_MODELS):
-            counted._model_name(f"some/model-{number}")
+            counted._model_label(f"some/model-{number}")
         headers = {"authorization": f"Bearer {token}"}
         transport = httpx2.ASGITransport(app=served)
         async with (
@@ -158,7 +158,7 @@ async def test_models_are_counted_by_calls_tokens_and_cost_as_long_as_they_are_n
     assert {"input": 7, "output": 3, "cache_read": 0, "cache_write": 0, "reasoning": 0} == tokens
     assert 0.25 == value(found, "stepengine_model_cost_usd_total", model="anthropic/claude-sonnet-4-5")
     assert 1 == value(found, "stepengine_runs", agent="other", status="completed")
-    assert "other" == counted._model_name("some/more")
+    assert "other" == counted._model_label("some/more")
     assert metrics.MOST_MODELS == len(counted._models)
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from stepengine.server import Webhooks, app, sign
 from stepengine.server.access import SCOPES
-from stepengine.server.looking import OPERATIONS as LOOKING
+from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
 
 from .house import AGENTS, House, ended, question_of, started, until, written
@@ -29,8 +29,8 @@ from .house import AGENTS, House, ended, question_of, started, until, written
 SECRET = "sixteen characters and more"
 GENERATOR = "openapi-python-client"
 COUNTERPARTS = (
-    ("pypi:openapi-python-client", "0.29.1", "works", "a client that it makes starts, watches and answers a run"),
-    ("pypi:openapi-spec-validator", "0.9.0", "works", "finds the OpenAPI document of `stepengine serve` valid"),
+    ("pypi:openapi-python-client", "0.29.1", "works", "a generated client runs agents"),
+    ("pypi:openapi-spec-validator", "0.9.0", "works", "the OpenAPI document of `stepengine serve` is valid"),
 )
 HERE = Path(__file__).resolve().parent
 pytestmark = pytest.mark.leaks_allowed(

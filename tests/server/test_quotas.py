@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from stepengine.durable import DurableEngine
 from stepengine.errors import DefinitionError
 from stepengine.server import Problem, Quotas, Tokens, app
-from stepengine.server.quotas import QuotaTable, Usage, parse_quotas
+from stepengine.server.quotas import QuotaTable, QuotaUsage, parse_quotas
 from tests.server.house import AGENTS, House, answered, ended, question_of, run_server, started, until
 
 MIB = 1024 * 1024
@@ -197,9 +197,9 @@ def test_refusals_are_counted_by_quota(tmp_path: Path) -> None:
 async def test_bytes_of_a_minute_come_back_after_it_and_one_large_fork_is_admitted() -> None:
     now, measured = [100.0], [0]
 
-    async def measure(_: str) -> Usage:
+    async def measure(_: str) -> QuotaUsage:
         measured[0] += 1
-        return Usage()
+        return QuotaUsage()
 
     table = QuotaTable(Quotas(bytes_per_minute=10), measure, clock=lambda: now[0])
     async with table.use("ann", 25):
@@ -217,8 +217,8 @@ async def test_bytes_of_a_minute_come_back_after_it_and_one_large_fork_is_admitt
 
 @pytest.mark.spec("studio:SV32")
 async def test_what_fails_is_not_counted_and_what_is_not_stored_yet_is() -> None:
-    async def measure(_: str) -> Usage:
-        return Usage(stored_bytes=50)
+    async def measure(_: str) -> QuotaUsage:
+        return QuotaUsage(stored_bytes=50)
 
     now = [100.0]
     table = QuotaTable(Quotas(stored_bytes=100), measure, clock=lambda: now[0])

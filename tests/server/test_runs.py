@@ -146,7 +146,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Server:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("interfaces:IF14")
+@pytest.mark.spec("interfaces:IF13")
 def test_a_run_of_a_database_that_is_suspended_shows_what_it_asks_however_its_looks_fall(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +184,7 @@ def test_a_run_of_a_database_shows_what_it_gave_also_when_nobody_could_say_that_
     assert "slept" == seen["output"]
 
 
-@pytest.mark.spec("interfaces:IF13", "interfaces:IF14", "interfaces:IF15", "interfaces:IF18")
+@pytest.mark.spec("interfaces:IF13", "interfaces:IF15", "interfaces:IF18")
 def test_a_run_is_started_watched_answered_and_read_whatever_it_is_kept_in(server: Server) -> None:
     with server.running():
         path = server.start("asking", "Rome")
@@ -262,7 +262,7 @@ def test_what_was_under_way_goes_on_at_the_next_start_and_a_strange_journal_does
     assert {path.rpartition("/")[2], asked.rpartition("/")[2]} == {one["run_id"] for one in listed}
 
 
-@pytest.mark.spec("studio:SV4", "interfaces:IF14")
+@pytest.mark.spec("studio:SV4", "interfaces:IF13")
 def test_the_runs_of_others_are_not_there(server: Server) -> None:
     with server.running():
         path = server.start("asking", "Rome")
@@ -629,7 +629,8 @@ def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_
 
 def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) -> None:
     from stepengine.server.ledger import Ledger
-    from stepengine.server.runs import Runs, WantedRun
+    from stepengine.server.run_requests import StartRequest
+    from stepengine.server.runs import Runs
 
     written: list[int] = []
     write = Ledger.write
@@ -639,7 +640,7 @@ def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) ->
         runs = Runs(engine, tmp_path / "runs", max_live=200, wait_for_answers=0, drain=0)
         await runs.open()
         caller = Caller("ann", {"run"})
-        made = await asyncio.gather(*[runs.start(caller, WantedRun(agent="receiving")) for _ in range(100)])
+        made = await asyncio.gather(*[runs.launcher.start(caller, StartRequest(agent="receiving")) for _ in range(100)])
         await runs.close()
         await engine.aclose()
         return len({run for run, _ in made})
@@ -658,7 +659,8 @@ def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) ->
 
 @pytest.mark.spec("studio:SV13")
 def test_nothing_is_taken_for_a_run_whose_end_is_written_down_while_its_row_is_read(tmp_path: Path) -> None:
-    from stepengine.server.runs import Runs, WantedRun
+    from stepengine.server.run_requests import StartRequest
+    from stepengine.server.runs import Runs
 
     may_end = threading.Event()
 
@@ -676,7 +678,7 @@ def test_nothing_is_taken_for_a_run_whose_end_is_written_down_while_its_row_is_r
         runs = Runs(engine, tmp_path / "runs", drain=0)
         await runs.open()
         caller = Caller("ann", {"run"})
-        run, _ = await runs.start(caller, WantedRun(agent="waiting"))
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="waiting"))
         loop, find = asyncio.get_running_loop(), Ledger.find
 
         def slowly(self: Ledger, wanted: str) -> Any:
@@ -685,12 +687,12 @@ def test_nothing_is_taken_for_a_run_whose_end_is_written_down_while_its_row_is_r
             """
             row = find(self, wanted)
             may_end.set()
-            asyncio.run_coroutine_threadsafe(runs.noted(wanted), loop).result(30)
+            asyncio.run_coroutine_threadsafe(runs.live.wait_recorded(wanted), loop).result(30)
             return row
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ledger, "find", slowly)
-            statuses = [(await runs.find(caller, run)).status for _ in range(2)]
+            statuses = [(await runs.reader.find(caller, run)).status for _ in range(2)]
         await runs.close()
         await engine.aclose()
         return statuses

@@ -24,11 +24,20 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.events import Event, RunFinished, RunStarted, ToolFinished
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow_events
-from stepengine.journal.watching import Projection, Watch
+from stepengine.journal.event_stream import EventProjection, JournalWatch
+from stepengine.journal.pending_items import open_questions
 from stepengine.redaction import GIVEN
-from stepengine.server import runs, watching
-from stepengine.server.showing import sse, sse_line
-from stepengine.server.watching import Following, Had, JournalSoFar, Shared, is_told, key_of, live_events
+from stepengine.server import run_launcher, run_recovery, watchers
+from stepengine.server.event_json import encode_event_stream, sse_line
+from stepengine.server.watchers import (
+    FollowedEvents,
+    ReaderPosition,
+    SharedJournals,
+    UnreadEvents,
+    is_in_both_streams,
+    make_event_key,
+    stream_live_events,
+)
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 from .house import House, ended, started, until
@@ -81,7 +90,7 @@ async def all_of(events: Any) -> list[Event]:
 
 
 def id_after(events: list[Event]) -> str | None:
-    had, place = Had.of(None), None
+    had, place = ReaderPosition.parse(None), None
     for event in events:
         place = had.take(event)
     return place
@@ -91,14 +100,14 @@ def test_who_saw_any_part_of_a_run_live_gets_from_its_journal_what_is_missing_an
     journal = MemoryJournal()
     live = recorded(journal)
     told = asyncio.run(all_of(follow_events(journal)))
-    keys = Counter(map(key_of, told))
+    keys = Counter(map(make_event_key, told))
     assert {1} == set(keys.values())
 
     for count in range(len(live) + 1):
         seen = live[:count]
-        past = JournalSoFar(told, Had.of(id_after(seen)).marks or {})
+        past = UnreadEvents(told, ReaderPosition.parse(id_after(seen)).marks or {})
 
-        assert keys == Counter([key_of(one) for one in (*seen, *past.new) if is_told(one)]), count
+        assert keys == Counter([make_event_key(one) for one in (*seen, *past.new) if is_in_both_streams(one)]), count
 
 
 def test_who_saw_any_part_of_the_journal_gets_the_rest_live_and_nothing_twice() -> None:
@@ -114,14 +123,16 @@ def test_who_saw_any_part_of_the_journal_gets_the_rest_live_and_nothing_twice() 
         for count in range(3, len(records), 4):
             # What is recorded up to now, while the process that has the run goes on; the reader has all but the newest of it.
             kept = part(records[:count])
-            told = list(Projection().take(kept.history(), records[:count]))
+            told = list(EventProjection().take(kept.history(), records[:count]))
             seen = told[:-2]
-            shared = Shared(lambda _: kept)  # noqa: B023
-            rest = await all_of(live_events(shown_live(), shared.following("r"), Had.of(id_after(seen))))
+            shared = SharedJournals(lambda _: kept)  # noqa: B023
+            rest = await all_of(
+                stream_live_events(shown_live(), shared.following("r"), ReaderPosition.parse(id_after(seen)))
+            )
 
-            assert keys == Counter([key_of(one) for one in (*seen, *rest) if is_told(one)]), count
+            assert keys == Counter([make_event_key(one) for one in (*seen, *rest) if is_in_both_streams(one)]), count
 
-    keys = Counter([key_of(one) for one in live if is_told(one)])
+    keys = Counter([make_event_key(one) for one in live if is_in_both_streams(one)])
     assert {1} == set(keys.values())
     asyncio.run(both())
 
@@ -157,7 +168,7 @@ def read(
 
 
 def types(events: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    return [event["type"] for _, event in events if event["type"] in watching.TOLD]
+    return [event["type"] for _, event in events if event["type"] in watchers.TOLD]
 
 
 def give_result(client: httpx2.Client, run: str, call: str) -> None:
@@ -232,29 +243,30 @@ def test_all_who_follow_a_journal_share_what_was_made_of_it_until_nobody_does(
     path.write_bytes(b"".join(lines[:-5]))
     made: list[object] = []
 
-    class Counted(watching.Watch):
+    class Counted(watchers.JournalWatch):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(watching, "Watch", Counted)
-    monkeypatch.setattr(watching, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(watchers, "JournalWatch", Counted)
+    monkeypatch.setattr(watchers, "IDLE_SECONDS", 0.0)
 
     async def main() -> list[list[str]]:
-        shared = Shared(lambda _: FileJournal(path))
+        shared = SharedJournals(lambda _: FileJournal(path))
         readers = [
-            asyncio.create_task(all_of(shared.following("r").events(Had.of(None), stay=True))) for _ in range(20)
+            asyncio.create_task(all_of(shared.following("r").events(ReaderPosition.parse(None), stay=True)))
+            for _ in range(20)
         ]
         while shared.following("r").readers < 20:  # noqa: ASYNC110 - they begin by themselves
             await asyncio.sleep(0.01)
         with path.open("ab") as file:
             file.write(b"".join(lines[-5:]))
         found = await asyncio.gather(*readers)
-        back = await all_of(shared.following("r").events(Had.of(found[0][-3].id), stay=True))
+        back = await all_of(shared.following("r").events(ReaderPosition.parse(found[0][-3].id), stay=True))
         assert [event.id for event in found[0][-2:]] == [event.id for event in back]
         assert 1 == len(made)
         shared.drop_idle()
-        await all_of(shared.following("r").events(Had.of(None), stay=True))
+        await all_of(shared.following("r").events(ReaderPosition.parse(None), stay=True))
         shared.close()
         return [[event.id for event in one] for one in found]
 
@@ -272,10 +284,10 @@ def test_a_reader_that_goes_while_the_journal_is_read_leaves_the_next_one_everyt
     """
     journal = FileJournal(tmp_path / "r.jsonl")
     recorded(journal)
-    look, reading, at_once = Watch.look, list[Watch](), set[int]()
+    look, reading, at_once = JournalWatch.look, list[JournalWatch](), set[int]()
     begun, goes_on = threading.Event(), threading.Event()
 
-    def slow(watch: Watch) -> list[Event]:
+    def slow(watch: JournalWatch) -> list[Event]:
         reading.append(watch)
         at_once.add(len(reading))
         begun.set()
@@ -286,8 +298,10 @@ def test_a_reader_that_goes_while_the_journal_is_read_leaves_the_next_one_everyt
             reading.remove(watch)
 
     async def main() -> list[Event]:
-        following = Following(journal)
-        gone, comes = [asyncio.create_task(all_of(following.events(Had.of(None), stay=False))) for _ in range(2)]
+        following = FollowedEvents(journal)
+        gone, comes = [
+            asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=False))) for _ in range(2)
+        ]
         assert await asyncio.to_thread(begun.wait, 30)
         gone.cancel()
         await asyncio.wait([gone])
@@ -301,7 +315,7 @@ def test_a_reader_that_goes_while_the_journal_is_read_leaves_the_next_one_everyt
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(Watch, "look", slow)
+        patched.setattr(JournalWatch, "look", slow)
         found = asyncio.run(main())
 
     assert {1} == at_once
@@ -314,28 +328,59 @@ def test_who_comes_late_gets_what_is_not_kept_any_more_from_the_journal(
     journal = MemoryJournal()
     recorded(journal)
     whole = asyncio.run(all_of(follow_events(journal)))
-    monkeypatch.setattr(watching, "MOST_KEPT", 10)
+    monkeypatch.setattr(watchers, "MOST_KEPT", 10)
     path = tmp_path / "run.jsonl"
 
     async def main() -> None:
-        shared = Shared(lambda _: FileJournal(path))
+        shared = SharedJournals(lambda _: FileJournal(path))
         following = shared.following("r")
-        first = asyncio.create_task(all_of(following.events(Had.of(None), stay=True)))
+        first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=True)))
         with path.open("ab", buffering=0) as file:
             for line in journal.lines():
                 file.write(line)
-                await following.past(Had.of(None))
+                await following.read_history(ReaderPosition.parse(None))
         assert whole[-1].id == (await first)[-1].id
         for count in range(len(whole) + 1):
-            had = Had.of(id_after(whole[:count]))
+            had = ReaderPosition.parse(id_after(whole[:count]))
             rest = await all_of(following.events(had, stay=True))
             assert [event.id for event in whole[count:]] == [event.id for event in rest]
-            past, _, place = await following.past(had)
+            past, _, place = await following.read_history(had)
             assert [event.id for event in whole[count:]] == [event.id for event in past.new]
             assert len(whole) - 1 == place
         shared.close()
 
     asyncio.run(main())
+
+
+def test_who_comes_back_to_what_is_kept_does_not_read_the_journal_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = MemoryJournal()
+    recorded(journal)
+    whole = asyncio.run(all_of(follow_events(journal)))
+    monkeypatch.setattr(watchers, "MOST_KEPT", 10)
+    path = tmp_path / "run.jsonl"
+
+    def reads_again(watch: JournalWatch) -> list[Event]:
+        raise AssertionError(watch)
+
+    async def main() -> tuple[list[str], list[str]]:
+        shared = SharedJournals(lambda _: FileJournal(path))
+        following = shared.following("r")
+        with path.open("ab", buffering=0) as file:
+            for line in journal.lines():
+                file.write(line)
+                await following.read_history(ReaderPosition.parse(None))
+        with monkeypatch.context() as patched:
+            patched.setattr(JournalWatch, "look", reads_again)
+            past, told, _ = await following.read_history(ReaderPosition.parse(id_after(whole[:-2])))
+        shared.close()
+        return [event.id for event in past.new], [event.id for event in told]
+
+    new, told = asyncio.run(main())
+
+    assert [event.id for event in whole[-2:]] == new
+    assert [event.id for event in whole[-len(told) :]] == told
 
 
 @pytest.mark.parametrize("place", ["run.jsonl", "runs.db"])
@@ -351,7 +396,7 @@ def test_whether_somebody_has_a_run_is_known_without_reading_it(tmp_path: Path, 
 
 
 def _is_begun(journal: Any) -> bool:
-    return bool(journal.is_there() and journal.history().open_questions())
+    return bool(journal.is_there() and open_questions(journal.history()))
 
 
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
@@ -361,18 +406,18 @@ def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
     """
     The other one sees the promise on the disk before the first one has begun what it promised.
     """
-    monkeypatch.setattr(runs, "BEGUN_SECONDS", 0.0)
+    monkeypatch.setattr(run_recovery, "START_SECONDS", 0.0)
     first = House(tmp_path, runs=tmp_path / place)
     second = copy(first)
-    begin, slow = runs.Runs._begin, list[runs.Runs]()
+    begin, slow = run_launcher.RunLauncher._start_registered_run, list[run_launcher.RunLauncher]()
 
-    async def late(self: runs.Runs, row: Any) -> None:
+    async def late(self: run_launcher.RunLauncher, row: Any) -> None:
         slow.append(self)
-        while self is slow[0] and not _is_begun(self.journal(row.run)):  # noqa: ASYNC110 - another server does so
+        while self is slow[0] and not _is_begun(self._store.journal(row.run)):  # noqa: ASYNC110 - another server does so
             await asyncio.sleep(0.01)
         await begin(self, row)
 
-    monkeypatch.setattr(runs.Runs, "_begin", late)
+    monkeypatch.setattr(run_launcher.RunLauncher, "_start_registered_run", late)
     with first.open(), first.client() as one, second.open():
         run = started(one, "asker")
         until(lambda: one.get(f"/runs/{run}").json()["questions"])
@@ -386,12 +431,16 @@ def test_of_a_run_that_another_server_has_nothing_is_read_until_that_one_has_gon
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_by: list[str] = []
-    ended_of = runs._recorded_end
-    monkeypatch.setattr(runs, "_recorded_end", lambda journal: (read_by.append(journal.name), ended_of(journal))[1])
-    looks: list[object] = []
-    left_alone = runs.Runs._left_alone
+    ended_of = run_launcher.find_recorded_end
     monkeypatch.setattr(
-        runs.Runs, "_left_alone", lambda self, *a, **o: (looks.append(self), left_alone(self, *a, **o))[1]
+        run_launcher, "find_recorded_end", lambda journal: (read_by.append(journal.name), ended_of(journal))[1]
+    )
+    looks: list[object] = []
+    orphaned_rows = run_recovery.RunRecovery._find_orphaned_runs
+    monkeypatch.setattr(
+        run_recovery.RunRecovery,
+        "_find_orphaned_runs",
+        lambda self, *a, **o: (looks.append(self), orphaned_rows(self, *a, **o))[1],
     )
     first = House(tmp_path)
     second = copy(first)
@@ -426,7 +475,12 @@ async def test_events_that_are_there_go_out_together() -> None:
         for event in shown:
             yield event
 
-    pieces = [piece async for piece in sse(events(), None, had=Had.of(None), full=False, stopping=asyncio.Event())]
+    pieces = [
+        piece
+        async for piece in encode_event_stream(
+            events(), None, had=ReaderPosition.parse(None), full=False, stopping=asyncio.Event()
+        )
+    ]
 
     assert "retry: 2000\n\n" == pieces[0]
     assert 2 == len(pieces)
@@ -447,7 +501,12 @@ async def test_no_event_shows_a_key_that_the_process_knows(key: str, around: str
 
     GIVEN.tell(key, "SHOP_KEY")
     try:
-        pieces = [piece async for piece in sse(events(), None, had=Had.of(None), full=False, stopping=asyncio.Event())]
+        pieces = [
+            piece
+            async for piece in encode_event_stream(
+                events(), None, had=ReaderPosition.parse(None), full=False, stopping=asyncio.Event()
+            )
+        ]
     finally:
         GIVEN.forget()
 

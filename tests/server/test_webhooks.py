@@ -39,7 +39,7 @@ COUNTERPARTS = (
         "pypi:standardwebhooks",
         "1.1.0",
         "works",
-        "what it signs reaches a run that receives; it finds what is sent out signed rightly",
+        "signatures of received and sent webhooks",
     ),
 )
 pytestmark = pytest.mark.leaks_allowed(
@@ -430,8 +430,8 @@ def listener() -> Iterator[Listener]:
 
 
 def retries_after(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
-    defaults = own.Posts.__init__.__kwdefaults__
-    monkeypatch.setattr(own.Posts.__init__, "__kwdefaults__", {**defaults, "retries": seconds})
+    defaults = own.WebhookSender.__init__.__kwdefaults__
+    monkeypatch.setattr(own.WebhookSender.__init__, "__kwdefaults__", {**defaults, "retries": seconds})
 
 
 def waiting(house: House, client: httpx2.Client) -> str:

@@ -136,6 +136,6 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStores = pytest.mark.deep(
-    pytest.mark.spec("reliability:K8", "requirements:L3", "requirements:L11", "requirements:L14")(Stores.TestCase)
+    pytest.mark.spec("requirements:L3", "requirements:L11", "requirements:B1")(Stores.TestCase)
 )
 TestStores.settings = settings(max_examples=15, stateful_step_count=20)

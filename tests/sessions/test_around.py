@@ -11,7 +11,7 @@ import pytest
 from stepengine.data.messages import AssistantMessage, ToolCallPart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
-from stepengine.sessions.around import AnyStore
+from stepengine.sessions.around import SessionStoreAdapter
 from stepengine.sessions.session import Session, SessionInfo
 from tests.sessions.stores import Histories
 
@@ -45,7 +45,7 @@ def session(history=HISTORY):
 
 
 async def test_a_store_that_keeps_states_gives_back_what_the_last_run_left() -> None:
-    store, whole = AnyStore(States()), session()
+    store, whole = SessionStoreAdapter(States()), session()
 
     await store.save(whole)
     loaded = await store.load("u:1")
@@ -56,7 +56,7 @@ async def test_a_store_that_keeps_states_gives_back_what_the_last_run_left() -> 
 
 @pytest.mark.parametrize("history", [[UserMessage("Ho.")], CUT], ids=["another", "mended"])
 async def test_a_state_that_is_not_of_the_history_that_is_loaded_is_left_out(history) -> None:
-    store = AnyStore(States())
+    store = SessionStoreAdapter(States())
     await store.save(session())
     store.store.kept["u:1"] = history
 
@@ -70,7 +70,7 @@ async def test_a_state_that_is_not_of_the_history_that_is_loaded_is_left_out(his
 async def test_a_store_that_waits_for_a_disk_is_called_in_a_thread_and_any_other_on_the_loop(blocking) -> None:
     store = States(blocking=blocking)
 
-    await AnyStore(store).save(session())
-    await AnyStore(store).load("u:1")
+    await SessionStoreAdapter(store).save(session())
+    await SessionStoreAdapter(store).load("u:1")
 
     assert blocking == (threading.get_ident() not in store.threads)

@@ -25,7 +25,7 @@ def talk(letters: str) -> Transcript:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:K4", "reliability:SS02", "requirements:L11")
+@pytest.mark.spec("reliability:SS02", "requirements:L11")
 @pytest.mark.parametrize("with_state", [False, True])
 def test_whenever_the_power_goes_a_saved_session_is_there_and_loads(with_state: bool, tmp_path: Path) -> None:
     saved = [0]

@@ -43,7 +43,7 @@ async def talk(store, replies, words, **options):
     return result, model, seen
 
 
-@pytest.mark.spec("requirements:H15", "requirements:X39")
+@pytest.mark.spec("requirements:H16", "requirements:L4")
 async def test_a_run_goes_on_from_what_the_last_one_left(store):
     first, _, _ = await talk(store, [text("Hello.")], "Hi.", user_id="ann", metadata={"lang": "de"})
     second, model, _ = await talk(store, [text("You said hi.")], "What did I say?")
@@ -57,7 +57,7 @@ async def test_a_run_goes_on_from_what_the_last_one_left(store):
     assert "You said hi." == second.text
 
 
-@pytest.mark.spec("requirements:H15", "requirements:L1")
+@pytest.mark.spec("requirements:H16", "requirements:L1")
 async def test_two_methods_are_enough():
     store = Histories()
     await talk(store, [text("Hello.")], "Hi.")
@@ -66,7 +66,7 @@ async def test_two_methods_are_enough():
     assert ["Hi.", "Hello.", "And now?"] == said(model.calls[0].messages)
 
 
-@pytest.mark.spec("requirements:X39")
+@pytest.mark.spec("requirements:L4")
 async def test_a_run_without_an_id_begins_a_conversation_that_its_run_id_names():
     store = MemorySessions()
     result, _, _ = await talk(store, [text("Hello.")], "Hi.", session_id=None)
@@ -160,7 +160,7 @@ async def test_children_have_no_session():
     assert "Done." == store.load("u:1").messages[-1].text
 
 
-@pytest.mark.spec("requirements:L5")
+@pytest.mark.spec("reliability:SS03")
 async def test_a_store_that_fails_ends_the_run_before_it_and_no_run_after_it():
     class Broken(Histories):
         async def get_history(self, session_id):
@@ -181,7 +181,7 @@ async def test_a_store_that_fails_ends_the_run_before_it_and_no_run_after_it():
     assert ["disk full" in event.error for event in events if isinstance(event, HookFailed)] == [True]
 
 
-@pytest.mark.spec("requirements:L15")
+@pytest.mark.spec("reliability:SS01")
 async def test_the_later_of_two_saves_overwrites_nothing():
     store = MemorySessions()
 
@@ -223,7 +223,7 @@ def look(text: str) -> str:
     return f"saw {text}"
 
 
-@pytest.mark.spec("requirements:H15")
+@pytest.mark.spec("requirements:H16")
 @pytest.mark.parametrize("by_name", [False, True])
 async def test_permission_rules_are_a_hook_of_one_agent(by_name):
     """
@@ -244,7 +244,7 @@ async def test_permission_rules_are_a_hook_of_one_agent(by_name):
     ]  # fmt: skip
 
 
-@pytest.mark.spec("requirements:H15")
+@pytest.mark.spec("requirements:H16")
 async def test_compaction_at_a_threshold_uses_the_summariser_of_the_caller():
     hooks = Hooks(pre_step=summarize(60, summarizer=lambda old: f"{len(old)} messages"))
     agent = AgentDefinition("bot", model="scripted/m", tools=[look], hooks=hooks)

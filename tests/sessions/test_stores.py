@@ -34,7 +34,7 @@ from stepengine.sessions import (
     mended,
 )
 from stepengine.sessions.stores import folder_name
-from stepengine.workspace.write_ahead import Database, write_ahead
+from stepengine.workspace.write_ahead import Database, enable_write_ahead
 from tests.sessions.stores import KINDS, store_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def with_messages(session, messages, **changes):
     return attrs.evolve(session, messages=messages, **changes)
 
 
-@pytest.mark.spec("requirements:L1", "requirements:L2", "requirements:L8")
+@pytest.mark.spec("requirements:L1", "requirements:L2")
 def test_every_store_has_all_abilities(store):
     assert all(isinstance(store, p) for p in (SessionStore, StateStore, CacheStore, VersionedStore))
     assert () == tuple(store.get_history("nobody"))
@@ -95,7 +95,7 @@ MESSAGES = st.lists(
 )
 
 
-@pytest.mark.spec("requirements:L3", "requirements:L11", "requirements:L14", "requirements:D18")
+@pytest.mark.spec("requirements:L3", "requirements:L11", "requirements:B1", "requirements:D18")
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.sampled_from(["memory", "files", "sqlite"]))
 def test_what_was_saved_is_loaded_however_the_history_changed(tmp_path_factory, histories, kind):
     clock, folder = Clock(), tmp_path_factory.mktemp("any")
@@ -124,7 +124,7 @@ def test_a_view_that_differs_from_the_record_is_kept(store):
     assert (record, view) == (found.message_history, found.view)
 
 
-@pytest.mark.spec("requirements:L15", "reliability:SS01")
+@pytest.mark.spec("reliability:SS01")
 def test_the_second_of_two_saves_of_one_version_is_refused_and_changes_nothing(store):
     store.save(with_messages(store.load("x"), talk("a")))
     first, second = store.load("x"), store.load("x")
@@ -135,7 +135,7 @@ def test_the_second_of_two_saves_of_one_version_is_refused_and_changes_nothing(s
     assert talk("a", "b") == store.load("x").messages
 
 
-@pytest.mark.spec("requirements:L15", "reliability:SS01")
+@pytest.mark.spec("reliability:SS01")
 def test_of_many_threads_that_save_one_version_exactly_one_wins(store):
     loaded, won, lost = store.load("x"), [], []
 
@@ -176,7 +176,7 @@ for n in range(15):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:L15", "reliability:SS01")
+@pytest.mark.spec("reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 def test_processes_that_save_one_session_at_once_lose_nothing(kind, tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -212,7 +212,7 @@ SqliteSessions(sys.argv[1])
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:L15", "reliability:SS01")
+@pytest.mark.spec("reliability:SS01")
 def test_processes_that_open_a_new_database_at_once_all_have_it(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     refused = []
@@ -241,7 +241,7 @@ def test_sessions_that_are_saved_at_once_share_a_connection_and_none_fails(tmp_p
 
     def save(number):
         # Held open by somebody all the time, as when something is always being saved.
-        with SqliteSessions(tmp_path / "a.db")._use_shared():
+        with SqliteSessions(tmp_path / "a.db")._open_database():
             if not together.wait(30):
                 opened.clear()
             together.wait(30)
@@ -273,11 +273,11 @@ def test_a_database_that_is_held_for_a_moment_is_opened_a_moment_later(tmp_path)
             return super().execute(sql, *values)
 
     database = sqlite3.connect(tmp_path / "a.db", factory=Held, isolation_level=None)
-    write_ahead(database, 60)
+    enable_write_ahead(database, 60)
     assert ("wal",) == database.execute("PRAGMA journal_mode").fetchone()
     database.left = 1
     with pytest.raises(sqlite3.OperationalError, match="locked"):
-        write_ahead(database, 0)
+        enable_write_ahead(database, 0)
     database.close()
 
 
@@ -286,7 +286,7 @@ def test_a_database_that_is_held_for_a_moment_is_opened_a_moment_later(tmp_path)
 IDS = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=60)
 
 
-@pytest.mark.spec("requirements:L6", "reliability:SS05")
+@pytest.mark.spec("reliability:SS05")
 @given(IDS, IDS)
 def test_folder_names_are_safe_and_different_for_different_ids(one, other):
     name = folder_name(one)
@@ -298,7 +298,7 @@ def test_folder_names_are_safe_and_different_for_different_ids(one, other):
     assert (one == other) == (name == folder_name(other))
 
 
-@pytest.mark.spec("requirements:L6", "reliability:SS05", "reliability:SS06")
+@pytest.mark.spec("reliability:SS05", "reliability:SS06")
 def test_odd_ids_never_meet(store):
     ids = [
         "alice:1",
@@ -333,7 +333,7 @@ def test_an_id_that_is_none_is_refused(store, identity):
 # --- lineage, metadata, lists, cache --------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:L12", "requirements:L13")
+@pytest.mark.spec("requirements:L2", "requirements:L13")
 def test_metadata_lineage_and_lists_survive(kind, tmp_path):
     clock = Clock()
     store = made(kind, tmp_path, clock)
@@ -512,7 +512,7 @@ def test_a_broken_history_of_another_program_is_mended_when_it_is_loaded_and_nam
     assert () == store.load("x").repairs
 
 
-@pytest.mark.spec("requirements:L12", "reliability:SS04")
+@pytest.mark.spec("requirements:L2", "reliability:SS04")
 @given(
     times=st.lists(
         st.fixed_dictionaries(

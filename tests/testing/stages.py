@@ -39,7 +39,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import StepEngineError
 from stepengine.models import Provider
 from stepengine.testing import Clock
-from stepengine.testing.world import Canned
+from stepengine.testing.world import GeneratedOutcomes
 
 RUN_ID = re.compile("[0-9a-f]{12}")
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
@@ -155,7 +155,7 @@ class Voice(Provider):
     name = "voice"
 
     def __init__(self, seed: int) -> None:
-        self.canned = Canned(seed)
+        self.canned = GeneratedOutcomes(seed)
         self.seed = seed
 
     def supports_model(self, model: str) -> bool:

@@ -108,7 +108,7 @@ def test_requests_that_say_something_else_do_not_match(recorded, now):
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
-@pytest.mark.spec("replay:C8", "reliability:SC02", "replay:U9")
+@pytest.mark.spec("replay:C8", "replay:K4", "replay:D3")
 @pytest.mark.parametrize(
     ("recorded", "now"),
     [
@@ -148,7 +148,7 @@ def test_headers_and_ignored_members_are_an_option():
     assert 0 == played(cassette_of(ask(noted), ignore=["/metadata/user_id", "/list/0/a~1b", "/not/there"]), ask(other))
 
 
-@pytest.mark.spec("replay:C9", "replay:C11", "reliability:JR33")
+@pytest.mark.spec("replay:C9", "replay:C11")
 def test_a_thousand_shuffled_concurrent_requests_each_get_their_own_answer():
     """
     500 keys twice each: whoever asks first gets the first recorded answer of that key, whoever asks beyond fails.
@@ -167,7 +167,7 @@ def test_a_thousand_shuffled_concurrent_requests_each_get_their_own_answer():
     assert "used_up" == missed(cassette, requests[7]).reason
 
 
-@pytest.mark.spec("replay:V15", "replay:C9")
+@pytest.mark.spec("replay:C11", "replay:C9")
 def test_a_lookup_reads_what_is_asked_and_nothing_that_is_recorded(monkeypatch):
     """
     A body is parsed once when it is recorded or loaded, and once when it is asked for, however long the cassette is.
@@ -188,7 +188,7 @@ def test_a_lookup_reads_what_is_asked_and_nothing_that_is_recorded(monkeypatch):
     assert [r.body for r in reversed(requests)] == bodies
 
 
-@pytest.mark.spec("replay:C9", "reliability:JR33")
+@pytest.mark.spec("replay:C9")
 def test_equal_requests_are_answered_in_recorded_order_each_once():
     """
     With `repeat_last` the last one goes on.
@@ -229,7 +229,7 @@ def test_a_miss_names_its_reason_and_a_likely_cause(recorded: Sequence[RecordedR
     assert cause in str(miss)
 
 
-@pytest.mark.spec("replay:C14", "replay:U16")
+@pytest.mark.spec("replay:C14")
 def test_a_cassette_without_its_file_says_so(tmp_path):
     """
     That is another reason than an empty file.

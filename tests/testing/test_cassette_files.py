@@ -49,7 +49,7 @@ def one(data: bytes) -> Interaction:
     return interaction
 
 
-@pytest.mark.spec("replay:C1", "reliability:JR32")
+@pytest.mark.spec("replay:C1")
 @pytest.mark.parametrize(
     ("written", "bytes_"),
     [
@@ -81,7 +81,7 @@ def test_every_known_form_of_a_body_is_read(written, bytes_):
     assert bytes_ == answered.response.body
 
 
-@pytest.mark.spec("replay:C1", "reliability:JR32")
+@pytest.mark.spec("replay:C1")
 def test_headers_are_read_in_every_form_and_case():
     """
     Values may be text, bytes or lists of both; names are compared in lower case; repeated values stay apart.
@@ -93,7 +93,7 @@ def test_headers_are_read_in_every_form_and_case():
     assert (("x-one", "a"), ("x-two", "b"), ("x-two", "c"), ("set-cookie", "d")) == one(data).request.headers
 
 
-@pytest.mark.spec("replay:C1", "reliability:JR30")
+@pytest.mark.spec("replay:C1", "reliability:R20")
 @pytest.mark.parametrize(
     "tagged",
     [
@@ -118,7 +118,7 @@ def bomb(levels: int, width: int) -> bytes:
     return ("\n".join(lines) + "\ninteractions: []\n").encode()
 
 
-@pytest.mark.spec("replay:C1", "reliability:JR31")
+@pytest.mark.spec("replay:C1")
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -137,7 +137,7 @@ def test_a_file_that_would_fill_stack_or_memory_is_refused_before_it_is_built(da
         parse_cassette(data, "c.yaml")
 
 
-@pytest.mark.spec("reliability:JR31")
+@pytest.mark.spec("replay:C1")
 def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
     """
     The cap counts bytes of the file.
@@ -196,7 +196,7 @@ def test_what_is_no_cassette_is_refused_with_file_interaction_and_key(data, mess
         parse_cassette(data, "c.yaml")
 
 
-@pytest.mark.spec("replay:U18", "replay:C1")
+@pytest.mark.spec("replay:C1")
 @pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="this PyYAML was built without its C parser")
 def test_files_are_read_and_written_without_the_slow_parser(monkeypatch):
     """
@@ -256,7 +256,7 @@ def mutant(data: bytes, random: Random) -> bytes:
     return data
 
 
-@pytest.mark.spec("reliability:K10", "reliability:JR31", "reliability:R22")
+@pytest.mark.spec("replay:C1", "reliability:R22")
 @pytest.mark.parametrize("chunk", [0, *[pytest.param(n, marks=pytest.mark.deep) for n in range(1, 15)]])
 def test_a_changed_file_is_read_and_written_again_or_refused_by_its_name(chunk):
     base = dump_cassette([talk({"n": n, "text": "one\ntwo"}, {"n": n}) for n in range(2)])
@@ -350,7 +350,7 @@ def test_what_is_written_reads_back_the_same_here_and_in_plain_vcrpy(asked, answ
     )
 
 
-@pytest.mark.spec("replay:C1", "reliability:JR32")
+@pytest.mark.spec("replay:C1")
 @given(bodies, bodies)
 def test_what_plain_vcrpy_writes_is_read_the_same(asked, answered):
     """

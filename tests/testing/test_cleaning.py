@@ -16,7 +16,7 @@ from stepengine.errors import ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.testing import Cassette, CassetteMiss
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.cleaning import Cleaner, clean_url
+from stepengine.testing.traffic_redaction import Cleaner, clean_url
 
 KEY = "sk-ant-api03-" + "Qr7" * 12
 DROPPED_FROM_REQUESTS = (
@@ -31,7 +31,7 @@ DROPPED_FROM_REPLIES = (
 )  # fmt: skip
 
 
-@pytest.mark.spec("replay:K3", "reliability:SC01")
+@pytest.mark.spec("replay:K3")
 @pytest.mark.parametrize("spelled", [str.lower, str.upper, str.title])
 def test_headers_that_are_not_known_to_be_harmless_are_dropped_in_every_case(spelled):
     kept = {"content-type": "text/plain", "anthropic-version": "2023-06-01", "anthropic-beta": "x", "openai-beta": "y"}
@@ -48,7 +48,7 @@ def test_headers_that_are_not_known_to_be_harmless_are_dropped_in_every_case(spe
 HARMLESS = ("alt", "beta", "api-version", "stream", "limit", "after", "before", "order", "include", "page", "page_size")
 
 
-@pytest.mark.spec("replay:K4", "reliability:SC02")
+@pytest.mark.spec("replay:K4")
 @given(
     st.lists(st.tuples(st.sampled_from([*HARMLESS, "key", "api_key", "sig", "x-amz-date", "q"]), st.text(min_size=1)))
 )
@@ -76,7 +76,7 @@ def test_members_with_telling_names_are_replaced_at_any_depth_and_harmless_ones_
     assert [(name, f"<redacted:{name}>"), ("max_tokens", "5")] == parse_qsl(form.decode())
 
 
-@pytest.mark.spec("reliability:SC13", "reliability:R11")
+@pytest.mark.spec("reliability:R11")
 def test_what_a_missed_request_says_holds_no_key():
     asked = RecordedRequest("POST", "http://h/v1", [("x-api-key", KEY)], json.dumps({"text": "hello"}).encode())
     cassette = Cassette([Interaction(asked, RecordedResponse(200, "OK", [], b"{}"))])
@@ -89,7 +89,7 @@ def test_what_a_missed_request_says_holds_no_key():
     assert "sesame" not in str(caught.value)
 
 
-@pytest.mark.spec("reliability:SC13", "reliability:R11")
+@pytest.mark.spec("reliability:R11")
 def test_what_a_divergence_says_holds_no_key(monkeypatch):
     @tool
     def send(text: str) -> str:

@@ -149,7 +149,7 @@ def replay(file: Path, program: Callable[[], Any]) -> Any:
     return result
 
 
-@pytest.mark.spec("replay:Y20", "replay:K15", "replay:C25")
+@pytest.mark.spec("replay:Y20", "replay:K15", "replay:C22")
 @pytest.mark.filterwarnings(
     "ignore:Inheritance class AiohttpClientSession:DeprecationWarning"
 )  # google-genai where aiohttp is
@@ -190,7 +190,7 @@ def test_clients_that_were_made_before_are_covered_and_afterwards_everything_is_
     client.close()
 
 
-@pytest.mark.spec("replay:Y20", "replay:V13", "replay:U2")
+@pytest.mark.spec("replay:Y20", "replay:C11")
 def test_a_second_patch_is_refused_and_a_transport_inside_of_one_records_once(server, tmp_path):
     patch, other = CassetteFixture(tmp_path / "a.yaml", "once"), CassetteFixture(tmp_path / "b.yaml", "once")
     with patch.patch():
@@ -205,7 +205,7 @@ def test_a_second_patch_is_refused_and_a_transport_inside_of_one_records_once(se
         pass
 
 
-@pytest.mark.spec("replay:Y20", "replay:C9", "replay:U1")
+@pytest.mark.spec("replay:Y20", "replay:C9")
 def test_threads_and_tasks_get_their_own_replies(server, tmp_path):
     def in_threads() -> list[str]:
         with ThreadPoolExecutor(8) as pool:
@@ -227,7 +227,7 @@ def test_threads_and_tasks_get_their_own_replies(server, tmp_path):
         assert expected == record(file, program) == replay(file, program)
 
 
-@pytest.mark.spec("replay:Y20", "replay:U14")
+@pytest.mark.spec("replay:Y20", "replay:Y10")
 def test_a_miss_in_a_thread_behind_a_bare_except_is_remembered(server, tmp_path):
     file = tmp_path / "c.yaml"
     record(file, lambda: openai_sync("hi"))
@@ -300,7 +300,7 @@ def test_reports_to_tracing_services_are_never_recorded_and_answered_while_repla
     assert 200 == replay(tmp_path / "c.yaml", program)
 
 
-@pytest.mark.spec("replay:Y20", "replay:C25")
+@pytest.mark.spec("replay:Y20", "replay:C22")
 def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_path):
     """
     `request`, `get`, `post` and the function of the module; streams arrive in pieces, and one that is left early is not recorded.
@@ -337,7 +337,7 @@ def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_pa
     assert () == early.fresh.complete
 
 
-@pytest.mark.spec("replay:Y20", "replay:C23")
+@pytest.mark.spec("replay:Y20", "replay:C20")
 def test_legacy_httpx_is_covered_also_when_it_is_imported_later(server, tmp_path):
     pytest.importorskip("httpx", reason="httpx is not installed: .ci/run has an environment of its own for this")
     code = (

@@ -11,7 +11,7 @@ import pytest
 
 from stepengine.testing.placeholders import hosts_of, placeholder_variables
 
-pytestmark = pytest.mark.spec("replay:Y11", "replay:C28")
+pytestmark = pytest.mark.spec("replay:Y11")
 
 
 @pytest.mark.parametrize(

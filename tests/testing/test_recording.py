@@ -18,7 +18,7 @@ import pytest
 from stepengine.errors import DataError
 from stepengine.testing import Cassette, RecordTransport, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.cleaning import Cleaner, SecretFound
+from stepengine.testing.traffic_redaction import Cleaner, SecretFound
 from tests.servers import Quiet, served
 
 URL = "http://api.example.com/v1/messages"
@@ -153,7 +153,7 @@ def test_a_stream_that_was_not_read_to_its_end_is_saved_only_on_request(server, 
     assert ({"complete": False}, True) == (partial.extras, STREAM.startswith(partial.response.body))
 
 
-@pytest.mark.spec("replay:C7", "replay:U6")
+@pytest.mark.spec("replay:C7")
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529, 400, 404])
 def test_passing_outages_are_recorded_only_on_request(server, status):
     """
@@ -185,7 +185,7 @@ async def test_an_async_client_records_through_an_async_transport(server):
         RecordTransport(httpx2.AsyncHTTPTransport(), held).handle_request(httpx2.Request("GET", URL))
 
 
-@pytest.mark.spec("replay:C5", "replay:U22")
+@pytest.mark.spec("replay:C5")
 def test_interactions_stand_in_the_order_in_which_requests_started(server, gate):
     """
     A slow stream that started first comes first, although its end comes last.
@@ -209,7 +209,7 @@ def forms(secret: str) -> list[str]:
     ]
 
 
-@pytest.mark.spec("reliability:SC01", "reliability:SC02", "reliability:SC03", "reliability:SC10")
+@pytest.mark.spec("replay:K3", "replay:K4", "reliability:R11", "replay:K8")
 @pytest.mark.parametrize("key", [KEY, "PLANT-3-no-known-shape"])
 def test_no_secret_of_a_request_reaches_the_file(server, tmp_path, key):
     """
@@ -244,7 +244,7 @@ def test_no_secret_of_a_request_reaches_the_file(server, tmp_path, key):
     assert "page=2" in interaction.response.header("location")
 
 
-@pytest.mark.spec("reliability:SC03")
+@pytest.mark.spec("reliability:R11")
 @pytest.mark.parametrize(
     "echo", ["Incorrect key: {0}***************{1}.", "{0}...{1}", "key {0}\u2026{1} is void", "{0}****.****{1}"]
 )
@@ -264,7 +264,7 @@ def test_a_key_that_a_provider_prints_in_part_is_replaced(tmp_path, echo):
     assert KEY[-4:] not in written
 
 
-@pytest.mark.spec("reliability:SC10")
+@pytest.mark.spec("replay:K8")
 def test_somebody_elses_recording_is_cleaned_when_it_is_saved_again(tmp_path):
     """
     Entries that were loaded and kept pass the same cleaning as new ones, whatever the form and case of their headers.
@@ -376,7 +376,7 @@ def test_text_that_only_resembles_a_key_is_left_alone(tmp_path):
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
-@pytest.mark.spec("replay:K15", "reliability:SC04")
+@pytest.mark.spec("replay:K15")
 @pytest.mark.parametrize(
     ("path", "headers", "body"),
     [
@@ -396,7 +396,7 @@ def test_a_request_that_deals_in_credentials_is_answered_and_never_kept(server, 
     assert ["/v1/messages"] == [urlsplit(i.request.url).path for i in cassette.interactions]
 
 
-@pytest.mark.spec("replay:K15", "reliability:SC04")
+@pytest.mark.spec("replay:K15")
 @pytest.mark.parametrize(
     "host", ["sts.amazonaws.com", "sts.eu-west-1.amazonaws.com", "portal.sso.us-east-1.amazonaws.com"]
 )
@@ -408,7 +408,7 @@ def test_a_service_that_hands_out_credentials_is_never_recorded(host):
     assert () == cassette.interactions
 
 
-@pytest.mark.spec("replay:K15", "reliability:SC04")
+@pytest.mark.spec("replay:K15")
 def test_a_signed_model_call_is_recorded_without_its_signature(server, tmp_path):
     """
     Another signature and another session find it again.

@@ -74,7 +74,7 @@ async def ask_all_async(clients: Clients) -> list[str]:
     ]
 
 
-@pytest.mark.spec("replay:C20", "replay:C21", "replay:C22", "replay:C24", "replay:C27", "replay:C28", "replay:U20")
+@pytest.mark.spec("replay:C20", "replay:C22", "replay:C27", "replay:Y11")
 @pytest.mark.parametrize("environment", ["empty", "misleading"])
 async def test_every_client_finds_its_recording_without_a_key_whatever_the_environment_says(
     environment: str, monkeypatch: pytest.MonkeyPatch
@@ -90,7 +90,7 @@ async def test_every_client_finds_its_recording_without_a_key_whatever_the_envir
     cassette.assert_all_used()
 
 
-@pytest.mark.spec("replay:C24")
+@pytest.mark.spec("replay:C22")
 def test_googles_own_version_would_miss_its_recordings() -> None:
     from google import genai
     from google.genai.types import HttpOptions
@@ -104,7 +104,7 @@ def test_googles_own_version_would_miss_its_recordings() -> None:
     assert "/v1/models" in str(miss.value)
 
 
-@pytest.mark.spec("replay:C25")
+@pytest.mark.spec("replay:C22", "ecosystem:EC194")
 async def test_googles_async_side_stays_on_the_transport_when_aiohttp_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     from google.genai import _api_client
 
@@ -114,11 +114,11 @@ async def test_googles_async_side_stays_on_the_transport_when_aiohttp_is_there(m
         assert clients.google._api_client._use_aiohttp() is False
         assert (await clients.google.aio.models.generate_content(model="m", contents="hi")).text == "yo"
     one_sided = Clients(ReplayTransport(Cassette()))
-    one_sided.__dict__["_async_http"] = None
+    one_sided.__dict__["_shared_async_http"] = None
     assert one_sided.google._api_client._use_aiohttp() is True
 
 
-@pytest.mark.spec("replay:C26")
+@pytest.mark.spec("replay:C20")
 @pytest.mark.parametrize("url", list(ASKED))
 def test_no_client_tries_again_and_none_waits(url: str) -> None:
     busy = talk(url, 429, (*JSON, ("retry-after", "20")))
@@ -139,7 +139,7 @@ def ask_one(clients: Clients, url: str) -> Any:
     return clients.google.models.generate_content(model="m", contents="hi")
 
 
-@pytest.mark.spec("replay:C23")
+@pytest.mark.spec("replay:C20")
 def test_anthropic_refuses_a_client_of_legacy_httpx_and_openai_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from anthropic import Anthropic
     from openai import OpenAI
@@ -172,7 +172,7 @@ def test_a_body_that_was_encoded_beforehand_reaches_the_transport_as_the_same_re
     cassette.assert_all_used()
 
 
-@pytest.mark.spec("replay:C43", "replay:C28")
+@pytest.mark.spec("replay:C43", "replay:Y11")
 async def test_a_replayed_outage_costs_no_time_since_the_engine_waits_on_its_clock() -> None:
     asked: list[RecordedRequest] = []
 

@@ -12,7 +12,7 @@ import pytest
 from stepengine import load_agents
 from stepengine.data.state import RunStatus
 from stepengine.testing import simulate, text, tool_call, tool_calls
-from stepengine.testing.world import drawn
+from stepengine.testing.world import draw_reply
 from stepengine.tools.bundled import file_tools, followup_tools, search_tools, shell_tools
 
 
@@ -20,7 +20,7 @@ def brief(request, random):
     """
     Return a short reply, so that an orchestrator and all its children come to an end soon.
     """
-    reply = drawn(request, random)
+    reply = draw_reply(request, random)
     return attrs.evolve(reply, content=reply.content[:1]) if random.random() < 0.6 else "fine"
 
 
@@ -109,7 +109,7 @@ def simulated(name, seeds, tools):
     return simulate(AGENTS[name], seeds, tools=tools, results=RESULTS, **SETTINGS.get(name, {}))
 
 
-@pytest.mark.spec("reliability:K1", "generator-contract:B34")
+@pytest.mark.spec("generator-contract:B34")
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.deep
 def test_a_bundled_agent_holds_in_60_worlds(name, tools):
@@ -120,7 +120,6 @@ def test_a_bundled_agent_holds_in_60_worlds(name, tools):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:K1")
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_bundled_agent_holds_in_the_rest_of_2000_worlds(name, tools):
-    assert 1_940 == simulated(name, range(60, 2_000), tools).runs
+def test_a_bundled_agent_holds_in_the_rest_of_500_worlds(name, tools):
+    assert 440 == simulated(name, range(60, 500), tools).runs

@@ -14,12 +14,12 @@ from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.yields import STEP, AgentCall, Ask, Parallel, Perform, ToolCall
 from stepengine.errors import StepEngineError
-from stepengine.journal import history, recorder
-from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal import history, record_player
 from stepengine.journal.recorder import Recorder
 from stepengine.journal.records import Result
 from stepengine.journal.replayer import Replayer
-from stepengine.testing import Fault, SimulationFailed, simulate, text
+from stepengine.journal.run_writer import RunWriter
+from stepengine.testing import Fault, SimulationFailed, simulate, text, world
 
 SAFE = Tool("look", "Look.", {}, lambda given: given, annotations=ToolAnnotations(read_only=True))
 KID = AgentDefinition("kid")
@@ -49,7 +49,7 @@ def test_the_recorder_and_the_replayer_that_ship_are_fine():
 
 
 @pytest.mark.parametrize(
-    "broken", [(Recorder, "perform"), (Recorder, "begin"), (JournaledRun, "append"), (JournaledRun, "start")]
+    "broken", [(Recorder, "perform"), (Recorder, "begin"), (RunWriter, "append"), (world, "start_run")]
 )
 def test_a_recorder_that_raises_lets_every_simulation_fail(broken, monkeypatch):
     def mutant(*_, **__):
@@ -112,47 +112,47 @@ def wrong_result_recorded(monkeypatch):
     """
     The journal is given another result than the run.
     """
-    append = JournaledRun.append
+    append = RunWriter.append
 
     def mutant(run, record):
         is_result = isinstance(record, Result) and isinstance(record.given, ToolResult)
         append(run, attrs.evolve(record, given=ToolResult.text("another")) if is_result else record)
 
-    monkeypatch.setattr(JournaledRun, "append", mutant)
+    monkeypatch.setattr(RunWriter, "append", mutant)
 
 
 def wrong_result_sent(monkeypatch):
     """
     The run is sent another result than what it did gave.
     """
-    live = Recorder._live
+    live = Recorder.perform_live
 
     async def mutant(recorder, *args, **options):
         outcome = await live(recorder, *args, **options)
         is_result = isinstance(getattr(outcome, "value", None), ToolResult)
         return Value(ToolResult.text("another"), outcome.at) if is_result else outcome
 
-    monkeypatch.setattr(Recorder, "_live", mutant)
+    monkeypatch.setattr(Recorder, "perform_live", mutant)
 
 
 def nothing_recorded(monkeypatch):
     """
     Results are not written.
     """
-    append = JournaledRun.append
+    append = RunWriter.append
 
     def mutant(run, record):
         if not isinstance(record, Result):
             append(run, record)
 
-    monkeypatch.setattr(JournaledRun, "append", mutant)
+    monkeypatch.setattr(RunWriter, "append", mutant)
 
 
 def done_twice(monkeypatch):
     """
     What may have happened before a crash is done again, whatever it is.
     """
-    monkeypatch.setattr(recorder, "is_repeatable", lambda item: True)
+    monkeypatch.setattr(record_player, "is_repeatable", lambda item: True)
 
 
 def never_begun(monkeypatch):
@@ -166,7 +166,7 @@ def all_unknown(monkeypatch):
     """
     What can be done again is called unknown.
     """
-    monkeypatch.setattr(recorder, "is_repeatable", lambda item: False)
+    monkeypatch.setattr(record_player, "is_repeatable", lambda item: False)
 
 
 def forgotten_input(monkeypatch):
@@ -225,7 +225,7 @@ def test_a_replayer_that_takes_every_effect_for_the_recorded_one_is_found(monkey
         yield ToolCall("look", {"run": len(runs)})
         yield STEP
 
-    monkeypatch.setattr("stepengine.journal.replayer.RecordedPart.equals", lambda past, known, asked: True)
+    monkeypatch.setattr("stepengine.journal.recorded_part.RecordedPart.equals", lambda past, known, asked: True)
     agent = AgentDefinition("forgetful", tools=["look"], handle_steps=forgetful)
     with pytest.raises(SimulationFailed, match="I3: after a crash 0 is tool look"):
         simulate(agent, [1], faults=[Fault(1, "crash")])

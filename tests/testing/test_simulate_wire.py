@@ -10,7 +10,7 @@ import pytest
 
 from stepengine.data.models import ModelRequest
 from stepengine.testing import simulate
-from stepengine.testing.invariants import Watched
+from stepengine.testing.invariants import WatchedRun
 from tests.models.wires import FOUR, HISTORY, MODEL, provider_of
 from tests.testing.stages import CAST
 
@@ -23,7 +23,7 @@ def transcripts():
     Every history and view that anybody saw in the worlds of all seeds, each once.
     """
     seen = {}
-    saw = Watched._saw
+    saw = WatchedRun._check_state
 
     def keeping(run, state):
         for messages in (state.message_history, state.view):
@@ -31,7 +31,7 @@ def transcripts():
         saw(run, state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Watched, "_saw", keeping)
+        patch.setattr(WatchedRun, "_check_state", keeping)
         for agent in ("wording", "hooked", "batching", "within"):
             simulate(CAST[agent], SEEDS)
     return [*seen.values()]
@@ -75,7 +75,7 @@ OF_MESSAGE = {"anthropic": of_anthropic, "google": of_google, "openai_chat": of_
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:I1", "reliability:R4", "requirements:G10")
+@pytest.mark.spec("reliability:I1", "requirements:G10")
 def test_every_state_of_a_simulated_run_pairs_its_calls_on_the_wire(transcripts):
     for name in FOUR:  # one test: to make the histories takes most of the time
         assert_paired(name, transcripts)

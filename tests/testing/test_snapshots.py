@@ -175,9 +175,7 @@ waits for an answer to q6  options "yes", "no"
 """.replace("@LONG@", "x" * 2_000)
 
 
-@pytest.mark.spec(
-    "replay:F20", "replay:F23", "replay:F24", "replay:F25", "replay:F32", "reliability:UI11", "requirements:P7"
-)
+@pytest.mark.spec("replay:F20", "replay:F23", "replay:F32", "reliability:UI11", "requirements:P5", "replay:K1")
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
 def test_a_run_reads_as_one_fact_per_line_and_nothing_in_it_changes_by_itself(kind: str, tmp_path: Path) -> None:
     """
@@ -219,7 +217,7 @@ async def nap(ms: int) -> str:
     return f"{'long' if ms else 'short'} nap"
 
 
-@pytest.mark.spec("replay:F24")
+@pytest.mark.spec("replay:F23")
 def test_children_that_end_in_another_order_give_the_same_transcript() -> None:
     def run(first: int, second: int) -> MemoryJournal:
         @tool(name="nap")
@@ -329,7 +327,7 @@ def test_what_the_model_was_told_is_shown_once_unless_it_was_said_again_or_a_hoo
     assert "a changed nap" in changed
 
 
-@pytest.mark.spec("replay:F21", "replay:F25")
+@pytest.mark.spec("replay:F21", "replay:K1")
 def test_a_request_reads_as_its_json_body_without_secrets_in_the_order_of_its_keys() -> None:
     body = {"model": "m", "b": [1], "a": {"api_key": "hunter22222", "text": f"my {KEY}\x7f"}}
     headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}

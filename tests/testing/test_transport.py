@@ -53,7 +53,7 @@ async def test_a_response_comes_back_without_the_framing_of_its_first_journey():
         assert [("x-a", "1"), ("x-a", "2")] == response.headers.multi_items()
 
 
-@pytest.mark.spec("replay:C4", "replay:C12", "reliability:JR32")
+@pytest.mark.spec("replay:C4", "replay:C12", "replay:C1")
 def test_a_compressed_reply_of_somebody_elses_file_is_decoded_by_the_client():
     """
     Header and bytes are handed over as they are stored.

@@ -43,7 +43,7 @@ from stepengine.errors import (
     ToolError,
 )
 from stepengine.testing import ScriptedModel, Walk, run_with, tool_call
-from stepengine.testing.walk import Exchange, HandlerNote, HandlerReturned
+from stepengine.testing.walk import HandlerNote, HandlerReturned, WalkStep
 
 
 def planner(ctx):
@@ -247,7 +247,7 @@ def test_throw_arrives_at_the_yield_and_is_part_of_what_a_fork_repeats():
         ended.throw(RuntimeError("boom"))
 
     assert ToolCall("sorry", {"why": "steps"}) == walk.asked
-    assert Exchange(STEP, spent) == walk.history[0]
+    assert WalkStep(STEP, spent) == walk.history[0]
     assert (True, 3) == (ended.fork().finished, len(ended.fork().history))
 
 

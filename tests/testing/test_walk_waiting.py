@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from stepengine.data.state import ChildResult, RunStatus, Waited
-from stepengine.data.waiting import ChildRef
+from stepengine.data.waits import ChildRef
 from stepengine.data.yields import (
     AgentCall,
     Cancel,

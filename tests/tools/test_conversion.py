@@ -74,7 +74,7 @@ CYCLE: list[Any] = []
 CYCLE.append({"again": CYCLE})
 
 
-@pytest.mark.spec("reliability:TL09", "requirements:E14")
+@pytest.mark.spec("reliability:TL09")
 @pytest.mark.parametrize(
     ("value", "json"),
     [
@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.spec("reliability:TL09", "requirements:E14")
+@pytest.mark.spec("reliability:TL09")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_json_is_an_error_that_names_type_and_place(name: str) -> None:
     make, said = REFUSED[name]
@@ -126,7 +126,7 @@ def test_a_text_that_no_encoding_can_store_is_mended() -> None:
     assert "a\ufffd" == as_result("a\ud800").text
 
 
-@pytest.mark.spec("requirements:E14", "requirements:E12")
+@pytest.mark.spec("reliability:TL09", "requirements:E12")
 def test_texts_parts_and_results_stay_what_they_are() -> None:
     mine = ToolResult(["x"], credits_used=2, side_effects=(SideEffect("file_written", "a"),))
 

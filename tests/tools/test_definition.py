@@ -22,8 +22,8 @@ from stepengine.data.tools import ToolAnnotations, ToolLike
 from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, ToolInputError
 from stepengine.tools import ToolPreview, ToolRegistry
+from stepengine.tools.agent_tools import params_schema
 from stepengine.tools.bundled import file_tools
-from stepengine.tools.spawning import params_schema
 
 
 class Node(BaseModel):
@@ -196,7 +196,7 @@ def test_only_titles_of_schemas_are_taken_out_and_data_that_is_called_so_stays(w
     assert expected == schemas[where]
 
 
-@pytest.mark.spec("requirements:E5", "requirements:E23")
+@pytest.mark.spec("requirements:E2", "requirements:E23")
 def test_context_and_dependencies_are_no_part_of_the_schema() -> None:
     @tool
     def add(ctx: ToolContext, a: int, b: Annotated[int, Depends(lambda: 2)], c: int = Depends(lambda: 3)) -> int:
@@ -283,7 +283,7 @@ def test_idempotent_is_short_for_the_annotation_and_leaves_the_others() -> None:
     assert both.spec.annotations == ToolAnnotations(read_only=True, idempotent=True)
 
 
-@pytest.mark.spec("requirements:E16", "requirements:E17", "requirements:E18", "requirements:E20")
+@pytest.mark.spec("requirements:E17", "requirements:E18", "reliability:TL21")
 def test_what_is_said_of_a_tool_is_in_its_spec() -> None:
     annotations = ToolAnnotations(read_only=True)
     options: Any = {
@@ -300,7 +300,7 @@ def test_what_is_said_of_a_tool_is_in_its_spec() -> None:
     assert isinstance(f, ToolLike)
 
 
-@pytest.mark.spec("requirements:E3", "generator-contract:T4", "reliability:TL14")
+@pytest.mark.spec("generator-contract:G32", "reliability:TL14")
 def test_a_misfit_lists_every_field_with_its_problem_and_the_input() -> None:
     @tool
     def f(a: int, b: date, c: str) -> None: ...
@@ -314,7 +314,7 @@ def test_a_misfit_lists_every_field_with_its_problem_and_the_input() -> None:
     assert '{"a":"x","b":"tomorrow","d":1}' in error.message
 
 
-@pytest.mark.spec("reliability:TL14", "requirements:E3")
+@pytest.mark.spec("reliability:TL14", "generator-contract:G32")
 def test_the_validated_value_is_what_is_recorded_and_executed() -> None:
     @tool
     def f(n: int, day: date, tags: set[str], flag: bool = True) -> None: ...
@@ -326,7 +326,7 @@ def test_the_validated_value_is_what_is_recorded_and_executed() -> None:
     assert done.input == validate(f, done.input).input
 
 
-@pytest.mark.spec("reliability:TL12")
+@pytest.mark.spec("reliability:I5")
 def test_an_input_that_needs_no_change_is_recorded_as_the_very_object_and_the_body_gets_a_copy() -> None:
     @tool
     def f(paths: list[str], options: dict[str, int], n: int) -> None: ...
@@ -421,7 +421,7 @@ def test_calling_a_tool_says_what_to_write_instead() -> None:
         tool(anything)
 
 
-@pytest.mark.spec("ecosystem:EC27")
+@pytest.mark.spec("ecosystem:EC216")
 def test_importing_the_tools_loads_no_heavy_package() -> None:
     heavy = ("pydantic", "docstring_parser")
     code = f"import sys, stepengine.tools.bundled; print([m for m in {heavy!r} if m in sys.modules])"

@@ -64,7 +64,7 @@ async def until(happened: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-@pytest.mark.spec("reliability:TL01", "requirements:E13")
+@pytest.mark.spec("reliability:TL01", "generator-contract:G33")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_exception_is_an_error_result_and_its_traceback_goes_to_the_log(kind: str) -> None:
     log = Lines()
@@ -86,7 +86,7 @@ async def test_a_tool_error_speaks_for_itself(error: ToolError) -> None:
     assert ([], [f"tool 'bad' raised {type(error).__name__}"]) == (log.lines, log.quiet)
 
 
-@pytest.mark.spec("reliability:TL02")
+@pytest.mark.spec("requirements:X59")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_is_not_a_tool_error(kind: str, error: type[BaseException]) -> None:
@@ -118,7 +118,7 @@ async def test_a_real_cancellation_ends_the_task() -> None:
         await task
 
 
-@pytest.mark.spec("reliability:TL04")
+@pytest.mark.spec("reliability:TL03")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("error", [GeneratorExit, StopIteration, StopAsyncIteration])
 async def test_what_would_end_a_generator_is_an_error_result(kind: str, error: type[BaseException]) -> None:
@@ -128,7 +128,7 @@ async def test_what_would_end_a_generator_is_an_error_result(kind: str, error: t
     assert error.__name__ in result.text
 
 
-@pytest.mark.spec("reliability:TL05", "reliability:TL01")
+@pytest.mark.spec("reliability:TL01")
 @pytest.mark.parametrize(
     ("error", "text"),
     [
@@ -145,14 +145,14 @@ async def test_an_exception_gets_a_safe_text(error: Exception, text: str) -> Non
     assert text == (await run(raising("inline", error))).text
 
 
-@pytest.mark.spec("reliability:TL05")
+@pytest.mark.spec("reliability:TL01")
 async def test_the_text_of_an_exception_is_capped() -> None:
     text = (await run(raising("inline", ValueError("x" * 10_000_000)))).text
 
     assert (4_000, "…") == (len(text), text[-1])
 
 
-@pytest.mark.spec("reliability:TL06")
+@pytest.mark.spec("reliability:TL07")
 @pytest.mark.parametrize("stubborn", [False, True])
 async def test_an_async_body_that_hangs_is_cancelled_at_its_timeout(stubborn: bool) -> None:
     seen = []
@@ -204,7 +204,7 @@ async def test_a_thread_that_hangs_is_abandoned_named_and_starves_nobody() -> No
     pool.close()
 
 
-@pytest.mark.spec("reliability:TL07", "requirements:E9")
+@pytest.mark.spec("reliability:TL07", "requirements:E6")
 async def test_a_thread_that_heeds_the_signal_is_waited_for() -> None:
     pool = ThreadPool(1, grace=30)
     started = threading.Event()
@@ -226,7 +226,7 @@ async def test_a_thread_that_heeds_the_signal_is_waited_for() -> None:
     pool.close()
 
 
-@pytest.mark.spec("requirements:E4")
+@pytest.mark.spec("requirements:E1")
 async def test_a_synchronous_body_does_not_block_the_loop() -> None:
     release = threading.Event()
 
@@ -284,7 +284,7 @@ async def test_a_long_json_value_is_cut_as_text() -> None:
     assert "characters were cut" in result.text
 
 
-@pytest.mark.spec("requirements:E11")
+@pytest.mark.spec("requirements:E10")
 @pytest.mark.parametrize("in_thread", [True, False])
 async def test_a_body_can_have_its_own_result_cut(in_thread: bool) -> None:
     @tool(in_thread=in_thread)
@@ -323,7 +323,7 @@ async def test_the_bytes_of_an_image_decide_its_type_and_its_size_is_capped(part
     assert result.is_error is not bool(result.media)
 
 
-@pytest.mark.spec("reliability:TL12", "requirements:E7")
+@pytest.mark.spec("reliability:I5", "requirements:E6")
 async def test_a_body_cannot_change_what_was_recorded() -> None:
     @tool
     def changes(ctx: ToolContext, items: list[int]) -> str:

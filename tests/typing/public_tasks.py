@@ -5,7 +5,7 @@ What people come to do, each done with public names alone; both type checkers ac
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -50,7 +50,19 @@ from stepengine import (
 from stepengine.debugging import render_run
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
-from stepengine.journal import Called, FileJournal, Follower, ForkReport, News, Purse, follow_events
+from stepengine.journal import (
+    Called,
+    FileJournal,
+    Follower,
+    ForkReport,
+    News,
+    Purse,
+    follow_events,
+    send_answers,
+    send_cancel,
+    send_input,
+    send_tool_result,
+)
 from stepengine.models import (
     CitationPart,
     ModelDelta,
@@ -66,7 +78,24 @@ from stepengine.models import (
     WebSearch,
 )
 from stepengine.permissions import Policy, Rule
-from stepengine.sandbox import MontySandbox, ProgramLimits, Sandbox, code_mode
+from stepengine.sandbox import (
+    CallAnswer,
+    CheckedProgram,
+    MontySandbox,
+    ProgramCall,
+    ProgramEnded,
+    ProgramFunction,
+    ProgramLimits,
+    ProgramProblem,
+    ProgramRaised,
+    ProgramSession,
+    ProgramTurn,
+    ProgramWaiting,
+    Sandbox,
+    StopSignal,
+    Stubs,
+    code_mode,
+)
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools import ToolReferencePart
 from stepengine.tools.bundled import recall_history_tool
@@ -187,18 +216,78 @@ def tide_of(port: str) -> str:
     return f"noon at {port}"
 
 
+class CountedSession:
+    """
+    A session that allows a program two calls, and writes down how its turns end.
+    """
+
+    def __init__(self, inner: ProgramSession, turns: list[str]) -> None:
+        self._inner, self._turns = inner, turns
+        self.printed = ""
+
+    def feed(self, code: str, now: datetime) -> ProgramTurn:
+        return self._seen(self._inner.feed(code, now))
+
+    def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
+        return self._seen(self._inner.answer(answers, now))
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _seen(self, turn: ProgramTurn) -> ProgramTurn:
+        self.printed = self._inner.printed
+        match turn:
+            case ProgramWaiting(calls):
+                first: ProgramCall = calls[0]
+                self._turns.append(f"{first.name} in line {first.line}")
+                return turn if len(calls) <= 2 else ProgramRaised("PermissionError", "two calls at a time", first.line)
+            case ProgramEnded(value):
+                self._turns.append(f"{value}")
+            case ProgramRaised(kind, text):
+                self._turns.append(f"{kind}: {text}")
+        return turn
+
+
+class CountingSandbox:
+    """
+    Monty, with sessions that are counted, and without loops.
+    """
+
+    def __init__(self) -> None:
+        self.inner = MontySandbox()
+        self.turns: list[str] = []
+
+    @property
+    def name(self) -> str:
+        return f"counting {self.inner.name}"
+
+    def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
+        functions: list[ProgramFunction] = [*stubs.functions.values()]
+        self.turns += [f"{one.name}({', '.join(one.parameters)})" for one in functions]
+        if "while" in code:
+            return CheckedProgram(refused=(ProgramProblem(1, 1, "a program has no loops here"),))
+        return self.inner.check(code, stubs, known, stop)
+
+    def open(
+        self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
+    ) -> ProgramSession:
+        inner = self.inner.open(functions, seconds=seconds, memory=memory, printed=printed, seed=seed)
+        return CountedSession(inner, self.turns)
+
+
 def run_a_program() -> str:
     """
     A scripted model runs a program over a tool.
     """
-    monty = MontySandbox()
-    sandbox: Sandbox = monty
+    counting = CountingSandbox()
+    sandbox: Sandbox = counting
     run_code = code_mode(tide_of, limits=ProgramLimits(calls=10), sandbox=sandbox)
     model = ScriptedModel([tool_call("run_code", {"code": "await tide_of('Brest')"}), text("Found.")])
     agent = AgentDefinition("looker", model="anthropic/claude-sonnet-5", tools=[run_code])
     with Engine([agent], models=model) as engine:
         found = engine.run_sync(agent, "Look for tide.").tool_calls[0].result.text
-    monty.close()
+    counting.inner.close()
+    assert counting.turns == ["tide_of(port)", "tide_of in line 1", "noon at Brest"]
     return found
 
 
@@ -418,6 +507,19 @@ async def nightly(runs: Path, first: datetime, later: datetime) -> list[str]:
 
 
 # --- a run that another process holds -----------------------------------------------------------------------------------
+
+
+def reach_a_run_elsewhere(journal: Path, answers: Mapping[str, str], paid: Mapping[str, bool], *, ends: bool) -> bool:
+    """
+    From a web application: the run is in another process, or in none until it is resumed.
+    """
+    send_answers(journal, answers)
+    for call, is_paid in paid.items():
+        send_tool_result(journal, call, {"paid": is_paid})
+    is_new = send_input(journal, "Leave the tests out.", id="message-17")
+    if ends:
+        send_cancel(journal, "nobody needs it any more")
+    return is_new
 
 
 async def show_what_came(journal: Path, last_id: str | None) -> list[str]:

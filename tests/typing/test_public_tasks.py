@@ -11,9 +11,11 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from stepengine import STEP, Ask
 from stepengine.errors import DataError
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -118,6 +120,31 @@ def test_a_recorded_run_goes_on_with_other_replies(tasks: ModuleType, tmp_path: 
     assert ["Hello Bob.", "Hello Eve."] == [one.result.unwrap() for one in again]
     assert 0 < purse.spent <= purse.dollars
     assert "as #3 gave" == tasks.made_up(None, [tasks.Called("look", {}, "#3")])
+
+
+@pytest.mark.spec("durable:UC3")
+def test_a_run_of_another_process_is_answered_told_something_and_cancelled(tasks: ModuleType, tmp_path: Path) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        said = yield from Ask("Which one?")
+        yield STEP
+        return said
+
+    agent = tasks.AgentDefinition("host", handle_steps=handle_steps)
+    kept, ended = tmp_path / "kept.jsonl", tmp_path / "ended.jsonl"
+    model = tasks.ScriptedModel(["Done."])
+    with tasks.Engine([agent], models=model) as engine:
+        (question,) = engine.run_sync(agent, "Go", journal=kept).pending_questions
+        engine.run_sync(agent, "Go", journal=ended)
+        first = [
+            tasks.reach_a_run_elsewhere(file, {question.id: "red"}, {}, ends=file == ended) for file in (kept, ended)
+        ]
+        again = tasks.reach_a_run_elsewhere(kept, {}, {}, ends=False)
+        results = [engine.resume_sync(file) for file in (kept, ended)]
+
+    assert ([True, True], False) == (first, again)
+    assert ["completed", "cancelled"] == [result.status for result in results]
+    assert "red" == results[0].output
+    assert ["Go", "Leave the tests out."] == [message.text for message in model.calls[0].all_messages]
 
 
 async def test_an_agent_is_started_by_itself_at_each_time_of_its_schedule(tasks: ModuleType, tmp_path: Path) -> None:

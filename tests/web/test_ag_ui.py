@@ -20,9 +20,7 @@ from stepengine.testing import ScriptedModel
 
 from .scenes import BUSY, SCENES, TODOS, TOLD, UNTOLD, all_of, engine
 
-COUNTERPARTS = (
-    ("pypi:ag-ui-protocol", "1.0.0", "works", "every event is one of its types, and what a page sends back is read"),
-)
+COUNTERPARTS = (("pypi:ag-ui-protocol", "1.0.0", "works", "events and requests validate against its types"),)
 
 READ = TypeAdapter(Event)
 PAIRS = {
@@ -100,13 +98,7 @@ def joined(events: list[dict[str, Any]], kind: str, key: str) -> dict[str, str]:
 
 
 @pytest.mark.spec(
-    "interfaces:IF20",
-    "interfaces:IF22",
-    "interfaces:IF23",
-    "interfaces:IF26",
-    "interfaces:IF29",
-    "interfaces:IF33",
-    "interfaces:IF38",
+    "interfaces:IF20", "interfaces:IF22", "interfaces:IF27", "interfaces:IF29", "interfaces:IF33", "interfaces:IF38"
 )
 async def test_texts_thoughts_calls_children_and_the_result_are_shown() -> None:
     events = await scene("busy")
@@ -289,7 +281,7 @@ async def test_text_that_a_reader_missed_is_made_up_for_and_what_was_discarded_i
     assert ["whole"] == list(joined(got, "REASONING_MESSAGE_CONTENT", "messageId").values())
 
 
-@pytest.mark.spec("interfaces:IF21", "interfaces:IF28", "interfaces:IF32", "interfaces:IF34", "interfaces:IF35")
+@pytest.mark.spec("interfaces:IF21", "interfaces:IF28", "interfaces:IF32", "interfaces:IF34")
 async def test_steps_progress_answers_todos_and_files_are_shown_each_in_its_place() -> None:
     call: dict[str, Any] = {"tool_name": "look", "tool_call_id": "c1"}
     got = await shown(

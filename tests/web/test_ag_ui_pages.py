@@ -17,7 +17,7 @@ from ag_ui.core import RunAgentInput
 from ag_ui.encoder import EventEncoder
 
 from stepengine import AgentDefinition, Engine, RunHandle, ToolResult, tool
-from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, page_hooks, turns
+from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, page_hooks, run_turns
 from stepengine.data.hooks import Change, Hooks
 from stepengine.errors import InputError
 from stepengine.journal import MemoryJournal
@@ -86,7 +86,7 @@ class App:
 
     async def __call__(self, asks: RunAgentInput) -> list[dict[str, Any]]:
         asked = asked_of(asks, self.sessions.load("t"), shares=SHARES)
-        return await shown(ag_ui(turns(asked, self.start(asked)), thread_id="t", run_id="r", asked=asked))
+        return await shown(ag_ui(run_turns(asked, self.start(asked)), thread_id="t", run_id="r", asked=asked))
 
     async def again(self, handle: RunHandle | None = None) -> list[dict[str, Any]]:
         return await shown(connected(given(), self.sessions.load("t"), handle, shares=SHARES))

@@ -384,6 +384,26 @@ async def test_any_server_of_a_place_shows_a_run_that_another_one_has_and_takes_
 
 
 @pytest.mark.spec("studio:SV11")
+async def test_a_page_at_another_server_receives_what_happens_after_it_connected_until_the_run_ends(
+    tmp_path: Path,
+) -> None:
+    painter, shown = Painter(), list[dict[str, Any]]()
+    async with paging(tmp_path, painter) as here, paging(tmp_path, Painter()) as there:
+        here.client.headers.update(there.client.headers)
+        await here.begin("Dry.")
+        connected = there.client.stream("POST", "/ag-ui/painter/connect", json=run_input("", "t"))
+        async with asyncio.timeout(20), connected as answer:
+            async for line in answer.aiter_lines():
+                shown += [json.loads(line.removeprefix("data: "))] if line.startswith("data: ") else []
+                if "Let me see." == text_of(shown):
+                    await asyncio.sleep(0.1)  # so that what is recorded by now has been read
+                    painter.gate.set()
+
+    assert "Let me see.The door is dry. You said ['Dry.']." == text_of(shown)
+    assert "success" == shown[-1]["outcome"]["type"]
+
+
+@pytest.mark.spec("studio:SV11")
 async def test_a_chat_whose_approval_was_answered_by_typing_goes_on_in_a_message_of_its_own(tmp_path: Path) -> None:
     painter = Painter()
     async with paging(tmp_path, painter) as page:

@@ -96,9 +96,7 @@ async def test_the_chunks_of_every_run_can_be_read(name: str, version: int) -> N
     assert {chunk["type"] for chunk in chunks if "approval" in chunk["type"]} <= known[version]
 
 
-@pytest.mark.spec(
-    "interfaces:IF22", "interfaces:IF23", "interfaces:IF27", "interfaces:IF29", "interfaces:IF33", "interfaces:IF38"
-)
+@pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29", "interfaces:IF33", "interfaces:IF38")
 async def test_texts_thoughts_calls_and_children_are_parts_of_the_message() -> None:
     chunks = await scene("busy")
 
@@ -247,9 +245,7 @@ async def test_what_a_handler_returns_is_shown_as_what_a_model_says_is_and_not_t
         assert texts == list(parts.values())
 
 
-@pytest.mark.spec(
-    "interfaces:IF21", "interfaces:IF28", "interfaces:IF30", "interfaces:IF32", "interfaces:IF34", "interfaces:IF35"
-)
+@pytest.mark.spec("interfaces:IF21", "interfaces:IF28", "interfaces:IF30", "interfaces:IF32", "interfaces:IF34")
 @pytest.mark.parametrize("version", [6, 7])
 async def test_steps_progress_approvals_todos_and_files_are_shown_each_in_its_place(version: int) -> None:
     """
@@ -371,7 +367,7 @@ async def test_a_page_has_version_7_unless_it_says_another() -> None:
     assert await shown(all_of(asked, decided), version=6) != await shown(all_of(asked, decided))
 
 
-@pytest.mark.spec("interfaces:IF110")
+@pytest.mark.spec("interfaces:IF42")
 def test_what_a_page_wants_rewritten_is_refused() -> None:
     said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "a"}]}
     assert "a" == prompt_of([said], trigger="submit-message", message_id=None)

@@ -17,9 +17,9 @@ from stepengine.adapters.vercel import answers_of, sse, vercel
 from .scenes import SCENES, engine
 
 COUNTERPARTS = (
-    ("npm:ai", "5.0.277", "works", "its transport and reader: every kind of run"),
-    ("npm:ai", "6.0.326", "works", "its transport and reader: every kind of run"),
-    ("npm:ai", "7.0.173", "works", "its transport and reader: every kind of run"),
+    ("npm:ai", "5.0.277", "works", "transport and stream reader with every kind of run"),
+    ("npm:ai", "6.0.326", "works", "transport and stream reader with every kind of run"),
+    ("npm:ai", "7.0.173", "works", "transport and stream reader with every kind of run"),
 )
 """Whose program is used here: package, version that was seen, what came of it, what is covered."""
 VERSIONS = (5, 6, 7)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from stepengine.errors import ToolError
-from stepengine.workspace.argv import Script, parse_command, shown_command, split_argv
+from stepengine.workspace.argv import Script, command_text, parse_command, split_argv
 
 SHELLS = [shell for shell in ("dash", "bash", "sh") if shutil.which(shell)]
 NASTY = "ab =:~#-/.,%^@+A0_'\"\\ \t\n;&|<>$`(){}*?[]!é\uff1b\u00a0\u200b"
@@ -30,38 +30,28 @@ quoted_text = st.lists(
 # --- what is a script -----------------------------------------------------------------------------------------------
 
 SCRIPTS = {
-    "reliability:PM01": ["ls; rm -rf x", "ls && rm x", "ls || rm x", "ls | sh", "ls & rm x", "ls&", "ls;"],
-    "reliability:PM02": ["ls\nrm x", "ls\rrm x", "ls \\\n; rm x", "ls\n", "ls \\\nrm", 'ls "a\\\nb"'],
-    "reliability:PM03": [
+    "chains": ["ls; rm -rf x", "ls && rm x", "ls || rm x", "ls | sh", "ls & rm x", "ls&", "ls;"],
+    "lines": ["ls\nrm x", "ls\rrm x", "ls \\\n; rm x", "ls\n", "ls \\\nrm", 'ls "a\\\nb"'],
+    "substitution": [
         "echo $(rm x)", "echo `rm x`", 'echo "$(rm x)"', 'echo "`rm x`"', "cat <(rm x)", "echo ${x:-$(rm y)}", "echo ${a@P}",
         "echo $HOME", 'echo "$HOME"', "echo $'a'", 'echo $"a"', "echo !!", 'echo "!1"', "echo {a,b}", "ls *", "ls ?", "ls [a]",
     ],
-    "reliability:PM04": [
+    "redirection": [
         "echo a > ~/.bashrc", "echo a >> .git/hooks/pre-commit", "cat < /etc/passwd", "ls 2>x", ": > f", "cat <<< x", "ls>x",
     ],
-    "reliability:PM05": [
+    "assignment": [
         "FOO=1 git status", "GIT_SSH_COMMAND=sh git fetch", "LD_PRELOAD=./x.so ls", "PATH=.:$PATH ls", "A+=1 ls", "A=",
         " \tA=1 ls",
     ],
-    "reliability:PM07": ["git status " + "&& true " * 51 + "&& curl evil"],
+    "many": ["git status " + "&& true " * 51 + "&& curl evil"],
     "reliability:PM21": ["ls ~", "cat ~root/.ssh/id", "echo a=~", "echo a:~/x", "PATH=~ ls", "echo ''~"],
-    "reliability:PM23": ["ls\u00a0-la", "ls\u200b", "ls \u202erm", "ls \x1b[2K", "ls \U000e0041", "ls\u2028rm", "ls\x0brm", "ls\x7f"],
+    "invisible": ["ls\u00a0-la", "ls\u200b", "ls \u202erm", "ls \x1b[2K", "ls \U000e0041", "ls\u2028rm", "ls\x0brm", "ls\x7f"],
     "reliability:PM24": ["ls -la #" + " " * 3_000 + "; rm x", "#", "ls #x", "ls ''#x"],
     "unfinished": ["ls '", 'ls "', "ls \\", "ls 'a\"", 'ls "a\\'],
 }  # fmt: skip
 
 
-@pytest.mark.spec(
-    "reliability:PM01",
-    "reliability:PM02",
-    "reliability:PM03",
-    "reliability:PM04",
-    "reliability:PM05",
-    "reliability:PM07",
-    "reliability:PM23",
-    "reliability:PM24",
-    "generator-contract:D36",
-)
+@pytest.mark.spec("reliability:PM01", "reliability:PM24", "generator-contract:D36")
 @pytest.mark.parametrize(
     "command", [pytest.param(c, id=f"{row} {c[:30]!a}") for row, cs in SCRIPTS.items() for c in cs]
 )
@@ -97,13 +87,13 @@ ARGUMENTS: list[Any] = [
 ]
 
 
-@pytest.mark.spec("reliability:PM22", "reliability:PM23", "reliability:PM06")
+@pytest.mark.spec("reliability:PM01", "reliability:PM06")
 @pytest.mark.parametrize(("command", "words"), ARGUMENTS, ids=lambda value: ascii(value)[:40])
 def test_text_that_only_needs_to_be_split_is_an_argument_list(command: str, words: list[str]) -> None:
     assert tuple(words) == parse_command(command)
 
 
-@pytest.mark.spec("reliability:PM22")
+@pytest.mark.spec("reliability:PM01")
 @given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=20))
 def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
     argv = ["echo", *arguments]
@@ -112,7 +102,7 @@ def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
-@pytest.mark.spec("reliability:PM01", "reliability:PM02", "reliability:PM03", "reliability:PM05", "reliability:K9")
+@pytest.mark.spec("reliability:PM01")
 @settings(max_examples=30)
 @given(st.lists(st.one_of(nasty_text, quoted_text), min_size=30, max_size=60))
 @example(
@@ -124,15 +114,7 @@ def test_every_shell_splits_what_is_accepted_into_the_same_words(texts: list[str
 
 @pytest.mark.deep
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
-@pytest.mark.spec(
-    "reliability:PM01",
-    "reliability:PM02",
-    "reliability:PM03",
-    "reliability:PM05",
-    "reliability:R8",
-    "reliability:K9",
-    "reliability:K10",
-)
+@pytest.mark.spec("reliability:PM01", "reliability:R8")
 def test_in_50_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
     seen = 0
 
@@ -210,7 +192,7 @@ def test_the_largest_argument_list_and_empty_arguments_are_fine() -> None:
 # --- how it is shown ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:UI05", "reliability:PM23", "reliability:PM24")
+@pytest.mark.spec("reliability:PM24", "reliability:PM01")
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
@@ -226,4 +208,4 @@ def test_the_largest_argument_list_and_empty_arguments_are_fine() -> None:
     ids=lambda value: ascii(value)[:30],
 )
 def test_a_command_is_shown_whole_and_with_nothing_hidden(command: Any, shown: str) -> None:
-    assert shown == shown_command(parse_command(command))
+    assert shown == command_text(parse_command(command))

@@ -15,7 +15,7 @@ from stepengine import AgentDefinition, Engine
 from stepengine.errors import ToolError
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools.bundled import file_tools
-from stepengine.workspace.buffers import as_edited, edited_text
+from stepengine.workspace.buffers import content_in_editor, text_for_editor
 
 
 class Editor:
@@ -51,16 +51,16 @@ def test_what_is_not_saved_has_the_bytes_that_saving_it_would_give_and_the_rest_
     data = bom + saved.replace("\n", end).encode()
     wanted = bom + typed.replace("\n", end).encode()
 
-    assert data == as_edited(Editor(a=saved), "/a.txt", data)
-    assert data == as_edited(Editor(), "/a.txt", data) == as_edited(None, "/a.txt", data)
-    assert wanted == as_edited(Editor(a=typed), "/a.txt", data)
-    assert edited_text(wanted) in (None, wanted.decode())
-    assert not bom or edited_text(wanted) is None
+    assert data == content_in_editor(Editor(a=saved), "/a.txt", data)
+    assert data == content_in_editor(Editor(), "/a.txt", data) == content_in_editor(None, "/a.txt", data)
+    assert wanted == content_in_editor(Editor(a=typed), "/a.txt", data)
+    assert text_for_editor(wanted) in (None, wanted.decode())
+    assert not bom or text_for_editor(wanted) is None
 
 
 def test_a_file_that_is_no_text_is_the_disk_s_whatever_an_editor_says() -> None:
-    assert b"\0\1" == as_edited(Editor(a="words"), "/a.bin", b"\0\1")
-    assert edited_text(b"\xff\xfe\xfd") is None
+    assert b"\0\1" == content_in_editor(Editor(a="words"), "/a.bin", b"\0\1")
+    assert text_for_editor(b"\xff\xfe\xfd") is None
 
 
 async def run(tmp_path: Path, buffers: Any, *calls: Any) -> list[str]:

@@ -57,7 +57,7 @@ def root():
 def liar(tmp_path: Path, code: str, *, start_seconds: float = 30) -> Workspace:
     program = tmp_path / "liar.py"
     program.write_text(LIAR + code)
-    return Workspace.over([sys.executable, "-I", "-S", str(program)], "/there", start_seconds=start_seconds)
+    return Workspace.from_command([sys.executable, "-I", "-S", str(program)], "/there", start_seconds=start_seconds)
 
 
 class Ear:
@@ -71,7 +71,7 @@ class Ear:
 
     def closed(self, stream: str) -> None: ...
 
-    def gone(self, code: int | None) -> None:
+    def handle_exit(self, code: int | None) -> None:
         self.told.append(("gone", code))
 
 
@@ -257,7 +257,7 @@ def test_noise_is_a_typed_error(noise: bytes, tmp_path: Path) -> None:
     made._pending, made._listeners, made._untaken = {}, {}, {}
     made._ready.set()
     try:
-        made._take_in(noise)
+        made._split_frames(noise)
     except connection._Broken:
         return
     assert len(made._buffer) <= len(noise)
@@ -276,7 +276,7 @@ def names(root: Root) -> list[str]:
 
 
 def test_the_program_answers_nonsense_with_an_error_and_goes_on(tmp_path: Path) -> None:
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
         for do, given_ in (
@@ -295,7 +295,7 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     for number in range(5_000):
         (tmp_path / "many" / f"{number:04}{'x' * 60}").touch()
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         opened = root.open_file("large")
         assert (tmp_path / "large").read_bytes() == read_capped(opened.fd)
@@ -307,7 +307,7 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
 
 def test_names_that_are_no_text_come_through(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff\xfe.txt")).write_text("odd")
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         (name,) = names(root)
         opened = root.fd.open(name, "file")  # type: ignore[union-attr]
@@ -317,7 +317,7 @@ def test_names_that_are_no_text_come_through(tmp_path: Path) -> None:
 
 
 def test_a_log_in_may_greet_before_the_program_speaks(tmp_path: Path) -> None:
-    with Workspace.over(
+    with Workspace.from_command(
         ["sh", "-c", 'echo "Welcome to the machine"; exec "$@"', "sh"], tmp_path, python=sys.executable
     ) as place:
         assert [] == names(Root(place, PathPolicy()))
@@ -325,7 +325,7 @@ def test_a_log_in_may_greet_before_the_program_speaks(tmp_path: Path) -> None:
 
 def test_a_forked_child_opens_its_own_connection(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         read, write = os.pipe()
         if (pid := os.fork()) == 0:
@@ -349,7 +349,7 @@ NOWHERE = ("a\0b", "\ud800", "sub/\udbff/x")
 @pytest.mark.spec("reliability:WS6")
 @pytest.mark.parametrize("is_far", [False, True])
 def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far: bool, tmp_path: Path) -> None:
-    place = Workspace.over(["env"], tmp_path, python=sys.executable) if is_far else Workspace(tmp_path)
+    place = Workspace.from_command(["env"], tmp_path, python=sys.executable) if is_far else Workspace(tmp_path)
     with place:
         root = Root(place, PathPolicy())
         folder = root.open_folder(".").fd
@@ -361,7 +361,7 @@ def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far
                 lambda name=name: calls.mkdir(name, 0o755, folder),
                 lambda name=name: calls.rmdir(name, folder),
                 lambda name=name: calls.unlink(name, folder),
-                lambda name=name: calls.put(folder, name, b"x", None),
+                lambda name=name: calls.put_file(folder, name, b"x", None),
             ):
                 with pytest.raises(OSError, match="Invalid argument"):
                     call()
@@ -369,7 +369,7 @@ def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far
             with pytest.raises(OSError, match="Invalid argument"):
                 calls.mkdir("made", mode, folder)
             with pytest.raises(OSError, match="Invalid argument"):
-                calls.put(folder, "made", b"x", mode)
+                calls.put_file(folder, "made", b"x", mode)
         assert [] == names(root)
         calls.close(folder)
         root.close()
@@ -379,14 +379,14 @@ def test_a_name_or_mode_that_no_system_has_is_refused_as_the_system_would(is_far
 @pytest.mark.parametrize("is_far", [False, True])
 @pytest.mark.parametrize("path", NOWHERE)
 def test_a_root_of_a_name_that_no_system_has_is_refused(is_far: bool, path: str) -> None:
-    place = Workspace.over(["env"], path, python=sys.executable) if is_far else Workspace(path)
+    place = Workspace.from_command(["env"], path, python=sys.executable) if is_far else Workspace(path)
     with place, pytest.raises(DefinitionError, match="cannot be opened as a folder"):
         Root(place, PathPolicy())
 
 
 def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_path: Path) -> None:
     with (
-        Workspace.over(["\ud800"], tmp_path, name="odd") as place,
+        Workspace.from_command(["\ud800"], tmp_path, name="odd") as place,
         pytest.raises(WorkspaceLost, match=r"the workspace odd cannot be reached: .* cannot be executed"),
     ):
         Root(place, PathPolicy())
@@ -397,7 +397,7 @@ def test_a_command_of_a_name_that_no_system_has_is_told_when_it_is_executed(tmp_
 
 def test_a_workspace_is_opened_again_for_those_roots_that_are_not_closed(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         closed, kept = Root(place, PathPolicy()), Root(place, PathPolicy())
         closed.close()
         place.close()
@@ -412,7 +412,7 @@ def test_threads_that_close_what_is_open_and_ask_at_the_same_time_each_have_thei
         def __len__(self) -> int:
             return max(1, super().__len__())
 
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
         place.system._closing = Raced()
@@ -428,8 +428,8 @@ def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_c
             msg = "the loop is closed"
             raise RuntimeError(msg)
 
-        def gone(self, code: int | None) -> None:
-            super().gone(code)
+        def handle_exit(self, code: int | None) -> None:
+            super().handle_exit(code)
             msg = "the loop is closed"
             raise RuntimeError(msg)
 
@@ -455,7 +455,7 @@ def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_c
 def test_what_wakes_the_thread_that_reads_is_never_written_to_somebody_elses_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
         wakes, write = line._woken, os.write
@@ -484,7 +484,7 @@ def test_what_wakes_the_thread_that_reads_is_never_written_to_somebody_elses_pip
 def test_a_call_that_is_interrupted_while_it_is_sent_ends_the_connection_since_half_a_frame_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
         write, sent = os.write, []
@@ -508,7 +508,7 @@ def test_a_call_that_is_interrupted_while_it_is_sent_ends_the_connection_since_h
 
 
 def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(tmp_path: Path) -> None:
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         Root(place, PathPolicy())
         line = place.system.connected()  # type: ignore[union-attr]
         number = line.ask("private", seconds=5)
@@ -534,7 +534,7 @@ def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(t
 
 def test_threads_that_ask_close_and_open_at_the_same_time_each_have_an_answer_or_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    with Workspace.over(["env"], tmp_path, python=sys.executable) as place:
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         roots = [Root(place, PathPolicy()) for _ in range(4)]
         wrong: list[BaseException] = []
         answered = [0]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepengine.workspace import guarded_database
-from stepengine.workspace.guarded_database import GuardedConnection, bounded, has_table, open_guarded
+from stepengine.workspace.guarded_database import GuardedConnection, has_table, open_guarded, raise_interrupt_cause
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
 TABLE = "CREATE TABLE IF NOT EXISTS words (word TEXT PRIMARY KEY)"
@@ -35,7 +35,10 @@ def connection(path: Path) -> Iterator[GuardedConnection]:
 def test_a_query_that_does_not_end_is_ended(connection: GuardedConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_database, "BASE_OPERATIONS", 1_000_000)
 
-    with pytest.raises(sqlite3.Error, match="takes more work than its size explains"), bounded(connection):
+    with (
+        pytest.raises(sqlite3.Error, match="takes more work than its size explains"),
+        raise_interrupt_cause(connection),
+    ):
         connection.execute(ENDLESS).fetchall()
 
 
@@ -44,7 +47,7 @@ def test_each_query_has_the_whole_bound(connection: GuardedConnection, monkeypat
     limited = ENDLESS.replace("FROM n)", "FROM n WHERE x < 30000)")
 
     for _ in range(10):
-        with bounded(connection):
+        with raise_interrupt_cause(connection):
             assert (30_000,) == connection.execute(limited).fetchone()
 
 
@@ -53,7 +56,7 @@ def test_ctrl_c_ends_a_query(connection: GuardedConnection, monkeypatch: pytest.
     timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
 
-    with pytest.raises(KeyboardInterrupt), bounded(connection):
+    with pytest.raises(KeyboardInterrupt), raise_interrupt_cause(connection):
         connection.execute(ENDLESS).fetchall()
     timer.join()
 

@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 
-from stepengine.workspace.write_ahead import Database, reason
+from stepengine.workspace.write_ahead import Database, describe_error
 
 
 def error_of(path):
@@ -20,13 +20,13 @@ def error_of(path):
 
 def test_a_database_that_cannot_be_opened_says_whether_this_process_can_open_anything_at_all(tmp_path, monkeypatch):
     refused = error_of(tmp_path / "missing" / "runs.db")
-    alone = reason(refused, 5)
+    alone = describe_error(refused, 5)
 
     def full(*_):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(os, "open", full)
-    among = reason(refused, 5)
+    among = describe_error(refused, 5)
     monkeypatch.undo()
 
     assert "unable to open database file" == alone
@@ -36,8 +36,8 @@ def test_a_database_that_cannot_be_opened_says_whether_this_process_can_open_any
 def test_what_else_is_wrong_is_said_as_it_was_said(tmp_path):
     refused = error_of(tmp_path / "runs.db")
 
-    assert "no such table: missing" == reason(refused, 5)
-    assert os.strerror(errno.EIO) in reason(OSError(errno.EIO, os.strerror(errno.EIO)), 5)
+    assert "no such table: missing" == describe_error(refused, 5)
+    assert os.strerror(errno.EIO) in describe_error(OSError(errno.EIO, os.strerror(errno.EIO)), 5)
 
 
 def test_a_database_that_another_program_holds_says_how_long_it_was_waited_for(tmp_path):
@@ -49,13 +49,13 @@ def test_a_database_that_another_program_holds_says_how_long_it_was_waited_for(t
     other.close()
     holder.close()
 
-    assert "another program has held it for 5 s" in reason(caught.value, 5)
+    assert "another program has held it for 5 s" in describe_error(caught.value, 5)
 
 
 def test_nobody_opens_a_connection_of_a_database_that_nobody_uses(tmp_path):
     path = tmp_path / "runs.db"
     path.touch()
-    one = Database.at(path, path.lstat(), seconds=1.0)
+    one = Database.open(path, path.lstat(), seconds=1.0)
     other = one.share()
     other.close()
     with one.reading() as connection:

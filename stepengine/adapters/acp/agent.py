@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from stepengine.adapters.acp import asking, prompts, servers
-from stepengine.adapters.acp.choosing import MODE, MODEL, Chosen, Offer
+from stepengine.adapters.acp import prompts, questions, servers
+from stepengine.adapters.acp.editor_files import EditorBuffers, EditorTerminals, EditorTools
 from stepengine.adapters.acp.kept import KeptSession, KeptSessions, PromptRun
-from stepengine.adapters.acp.lending import EditorBuffers, EditorTerminals, Lent
+from stepengine.adapters.acp.session_options import MODE, MODEL, OfferedChoices, SessionChoices
+from stepengine.data.choices import answer_for_choice, is_choice, list_choices
 from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
-from stepengine.data.waiting import waits_in_words
+from stepengine.data.waits import describe_waits
 from stepengine.engine import Engine
 from stepengine.errors import (
     AnswerRejected,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
     from stepengine.adapters.acp.updates import ShownTurn
 
-__all__ = ("EditorAgent", "MakeEngine")
-
 PAGE = 50
 PATIENCE = 10 * 365 * 86_400.0
 """Seconds that a question stays open: for ever, but that a run which only waits for a time or a message is suspended."""
@@ -65,7 +64,7 @@ NO_KEY = "Set the key of the model's provider in the environment of this agent, 
 
 class MakeEngine(Protocol):
     """
-    What makes an engine for a workspace.
+    A function that returns an engine for a workspace.
 
     It is also given those of these by name that it takes: ``mode``, a mode of its policy, and ``model``, the model of all agents,
     each ``""`` where nothing was chosen; ``buffers``, the files that are open in the editor, for ``file_tools(buffers=...)``;
@@ -94,7 +93,7 @@ class _OpenSession:
     kept: KeptSession
     engine: Engine
     agent: AgentDefinition
-    made_for: Chosen
+    made_for: SessionChoices
     sources: tuple[ToolSource, ...] = ()
     state: AgentState | None = None
     cost: Decimal | None = Decimal(0)
@@ -153,7 +152,7 @@ class EditorAgent:
         self._agent = agent
         self._kept = KeptSessions(folder)
         self._mcp = mcp
-        self._offer = Offer(modes, models)
+        self._offer = OfferedChoices(modes, models)
         self._takes = _choices_accepted_by(make)
         for name, offered in ((MODE, modes), (MODEL, models)):
             if offered and name not in self._takes:
@@ -167,13 +166,13 @@ class EditorAgent:
         self.deletes = False
 
     def on_connect(self, conn: Client) -> None:
-        """Learn whom to show runs to."""
+        """Store the client that runs are shown to."""
         self._client = conn
 
     async def initialize(
         self, protocol_version: int, client_capabilities: Any = None, **_: object
     ) -> schema.InitializeResponse:
-        """Say what this agent can do."""
+        """Negotiate the protocol version, and return the capabilities of this agent."""
         import acp
         from acp import schema
 
@@ -199,70 +198,70 @@ class EditorAgent:
         )
 
     async def authenticate(self, method_id: str, **_: object) -> schema.AuthenticateResponse:
-        """Say whether the key was there when it was last needed: what is in the environment of a process does not change."""
+        """Raise the protocol's error if the API key was missing at its last use: a process's environment does not change."""
         from acp import schema
 
         if method_id != ENVIRONMENT:
             msg = f"{method_id!r:.80} is not a way to sign in here; there is {ENVIRONMENT!r}"
-            raise _invalid(msg)
+            raise _invalid_params_error(msg)
         if self._without_key:
-            raise _without_key(self._without_key)
+            raise _missing_key_error(self._without_key)
         return schema.AuthenticateResponse()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     async def new_session(self, cwd: str, mcp_servers: Any = None, **_: object) -> schema.NewSessionResponse:
-        """Begin a session in a workspace."""
+        """Start a session in a workspace."""
         from acp import schema
 
-        session = await self._open_session(self._do_request(lambda: self._kept.new(_folder(cwd))), mcp_servers)
-        return schema.NewSessionResponse(session_id=session.kept.id, **self._choices(session))
+        session = await self._open_session(self._do_request(lambda: self._kept.new(_check_folder(cwd))), mcp_servers)
+        return schema.NewSessionResponse(session_id=session.kept.id, **self._list_choices(session))
 
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.LoadSessionResponse:
-        """Go on with a session, and show what was said in it."""
+        """Resume a session, and show its conversation."""
         from acp import schema
 
-        session = await self._again(session_id, _folder(cwd), mcp_servers, shows=True)
-        return schema.LoadSessionResponse(**self._choices(session))
+        session = await self._reopen_session(session_id, _check_folder(cwd), mcp_servers, shows=True)
+        return schema.LoadSessionResponse(**self._list_choices(session))
 
     async def resume_session(
         self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.ResumeSessionResponse:
-        """Go on with a session."""
+        """Resume a session."""
         from acp import schema
 
-        session = await self._again(session_id, _folder(cwd), mcp_servers, shows=False)
-        return schema.ResumeSessionResponse(**self._choices(session))
+        session = await self._reopen_session(session_id, _check_folder(cwd), mcp_servers, shows=False)
+        return schema.ResumeSessionResponse(**self._list_choices(session))
 
     async def fork_session(
         self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.ForkSessionResponse:
-        """Begin a session that goes on from where another one is."""
+        """Start a session from the state of another one."""
         from acp import schema
 
-        folder = _folder(cwd)
+        folder = _check_folder(cwd)
         source = self._do_request(lambda: self._kept.find(session_id))
         under_way = self._open.get(session_id)
         if under_way is not None and (not under_way.free.is_set() or under_way.handle is not None):
             msg = f"session {session_id!r} is under way; fork it when its turn has ended"
-            raise _invalid(msg)
+            raise _invalid_params_error(msg)
         made = self._do_request(lambda: self._kept.copy(source, folder))
-        session = await self._again(made.id, folder, mcp_servers, shows=False)
-        return schema.ForkSessionResponse(session_id=made.id, **self._choices(session))
+        session = await self._reopen_session(made.id, folder, mcp_servers, shows=False)
+        return schema.ForkSessionResponse(session_id=made.id, **self._list_choices(session))
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: object
     ) -> schema.ListSessionsResponse:
-        """Name the sessions of a workspace, the newest first, 50 at a time."""
+        """List the sessions of a workspace, the newest first, 50 per page."""
         from acp import schema
 
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < PAGE):
             msg = "the cursor is none of ours"
-            raise _invalid(msg)
+            raise _invalid_params_error(msg)
         first = int(cursor or 0)
-        found = self._kept.all(None if cwd is None else _folder(cwd))
+        found = self._kept.all(None if cwd is None else _check_folder(cwd))
         infos = [
             schema.SessionInfo(session_id=each.id, cwd=str(each.cwd), title=each.title or None, updated_at=each.updated)
             for each in found[first : first + PAGE]
@@ -271,12 +270,12 @@ class EditorAgent:
         return schema.ListSessionsResponse(sessions=infos, next_cursor=following)
 
     async def close_session(self, session_id: str, **_: object) -> schema.CloseSessionResponse:
-        """End what is under way in a session, and give its engine back; it stays kept."""
+        """End the turn of a session, and close its engine. The session stays stored."""
         from acp import schema
 
         session = self._open.pop(session_id, None)
         if session is not None:
-            await self._end(session)
+            await self._end_session(session)
         return schema.CloseSessionResponse()
 
     async def delete_session(self, session_id: str) -> None:
@@ -285,7 +284,7 @@ class EditorAgent:
         self._do_request(lambda: self._kept.remove(session_id))
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Answer a method that the protocol's package has no route for."""
+        """Delete a session for ``session/delete``, which the protocol's package does not route; refuse every other method."""
         from acp import RequestError
 
         if method != "session/delete" or not self.deletes:
@@ -293,7 +292,7 @@ class EditorAgent:
         session_id = params.get("sessionId")
         if not isinstance(session_id, str):
             msg = "sessionId is the id of a session"
-            raise _invalid(msg)
+            raise _invalid_params_error(msg)
         await self.delete_session(session_id)
         return {}
 
@@ -307,37 +306,37 @@ class EditorAgent:
     async def _open_session(self, kept: KeptSession, named: Any) -> _OpenSession:
         before = self._open.pop(kept.id, None)
         if before is not None:
-            await self._end(before)
+            await self._end_session(before)
         kept.chosen = self._offer.again(kept.chosen)
-        engine = self._do_request(lambda: self._engine(kept.cwd, kept.chosen, lent=self._lend_to_tools(kept)))
+        engine = self._do_request(lambda: self._make_engine(kept.cwd, kept.chosen, lent=self._make_editor_tools(kept)))
         agent = self._do_request(lambda: engine.agent(self._agent))
         session = _OpenSession(kept, engine, agent, kept.chosen)
-        session.sources = self._do_request(lambda: self._sources(session, named or ()))
-        session.agent = servers.with_sources(agent, session.sources)
+        session.sources = self._do_request(lambda: self._make_sources(session, named or ()))
+        session.agent = servers.add_sources(agent, session.sources)
         self._open[kept.id] = session
-        self._soon(self._tell_commands(session))
+        self._send_after_reply(self._send_commands(session))
         return session
 
-    def _engine(
+    def _make_engine(
         self,
         cwd: Path,
-        chosen: Chosen,
+        chosen: SessionChoices,
         observers: tuple[Callable[[Event], Any], ...] = (),
-        lent: Lent | None = None,
+        lent: EditorTools | None = None,
     ) -> Engine:
-        """Return an engine of the maker's, told of what was chosen and lent as far as it wants to know."""
-        tools = lent or Lent()
+        """Return an engine from the maker, with the choices and editor tools that the maker accepts."""
+        tools = lent or EditorTools()
         known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: tools.buffers, TERMINALS: tools.terminals}
         given = {name: value for name, value in known.items() if name in self._takes}
         make: Any = self._make
         engine: Engine = make(cwd, observers=observers, **given)
         return engine
 
-    def _lend_to_tools(self, kept: KeptSession) -> Lent:
-        """Return what the editor offers to the tools of a session: its files and its terminals."""
+    def _make_editor_tools(self, kept: KeptSession) -> EditorTools:
+        """Return the files and terminals that the editor offers to the tools of a session."""
         can, client = self._client_can, self._client
         if can is None or client is None:
-            return Lent()
+            return EditorTools()
         fs = getattr(can, "fs", None)
         reads, writes = bool(getattr(fs, "read_text_file", False)), bool(getattr(fs, "write_text_file", False))
         buffers = EditorBuffers(client, kept.id, kept.cwd, reads=reads, writes=writes) if reads or writes else None
@@ -345,11 +344,11 @@ class EditorAgent:
         async def show(path: str, call_id: str, terminal: str) -> None:
             session = self._open.get(kept.id)
             if session is not None and session.shown is not None:
-                await self._tell(session, session.shown.in_terminal(path, call_id, terminal))
+                await self._send_update(session, session.shown.in_terminal(path, call_id, terminal))
 
-        return Lent(buffers, EditorTerminals(client, kept.id, kept.cwd, show) if can.terminal else None)
+        return EditorTools(buffers, EditorTerminals(client, kept.id, kept.cwd, show) if can.terminal else None)
 
-    def _sources(self, session: _OpenSession, named: Sequence[Any]) -> tuple[ToolSource, ...]:
+    def _make_sources(self, session: _OpenSession, named: Sequence[Any]) -> tuple[ToolSource, ...]:
         """Return the MCP servers of a session as sources of tools."""
         if named and self._mcp is None:
             LOGGER.warning(
@@ -360,19 +359,19 @@ class EditorAgent:
         taken = [tool.name for tool in session.agent.tools if isinstance(tool, ToolSource)]
 
         def tell(message: str) -> None:
-            self._soon(self._tell_text(session, f"({message})\n\n"))
+            self._send_after_reply(self._send_text(session, f"({message})\n\n"))
 
-        return servers.named_servers(named, self._mcp, taken, cwd=str(session.kept.cwd), tell=tell)
+        return servers.make_session_sources(named, self._mcp, taken, cwd=str(session.kept.cwd), tell=tell)
 
-    async def _end(self, session: _OpenSession) -> None:
+    async def _end_session(self, session: _OpenSession) -> None:
         for task in session.asking:
             task.cancel()
         if session.handle is not None:
             await session.handle.shutdown()
         await session.engine.aclose()
 
-    async def _again(self, session_id: str, cwd: Path, named: Any, *, shows: bool) -> _OpenSession:
-        """Open a session that is kept; where nothing is shown, its last state is all that is needed."""
+    async def _reopen_session(self, session_id: str, cwd: Path, named: Any, *, shows: bool) -> _OpenSession:
+        """Reopen a stored session. If nothing is shown, only its last state is loaded."""
         kept = self._do_request(lambda: self._kept.find(session_id))
         kept.cwd = cwd
         session = await self._open_session(kept, named)
@@ -383,7 +382,7 @@ class EditorAgent:
         if shows and session.state is not None:
             model = session.made_for.model or session.agent.model or ""
             for update in self._make_shown(session, number=0, is_live=False).filled(session.state, model):
-                await self._tell(session, update)
+                await self._send_update(session, update)
         return session
 
     def _make_shown(self, session: _OpenSession, *, number: int, is_live: bool) -> ShownTurn:
@@ -397,20 +396,20 @@ class EditorAgent:
         import acp
 
         shown = self._make_shown(session, number=number + 1, is_live=False)
-        updates: list[object] = prompts.shown_again(turn.prompt, turn.media)
+        updates: list[object] = prompts.replay_prompt(turn.prompt, turn.media)
 
         def observe(event: Event) -> None:
-            updates.extend(shown.of(event))
+            updates.extend(shown.make_updates(event))
 
-        engine = self._engine(session.kept.cwd, turn.chosen, (observe,))
+        engine = self._make_engine(session.kept.cwd, turn.chosen, (observe,))
         try:
-            recorded = servers.recorded_servers(turn.servers, self._mcp) if self._mcp is not None else ()
-            agent = servers.with_sources(engine.agent(self._agent), recorded)
+            recorded = servers.make_replay_sources(turn.servers, self._mcp) if self._mcp is not None else ()
+            agent = servers.add_sources(engine.agent(self._agent), recorded)
             result = await engine.replay(turn.journal, agent=agent, complete=False)
             if is_last:
                 session.state = result.state
-                session.asleep = _asleep(turn, result)
-            session.cost = _sum(session.cost, result.cost)
+                session.asleep = _find_suspended_turn(turn, result)
+            session.cost = _add_costs(session.cost, result.cost)
         except StepEngineError as error:
             why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "and cannot be repeated"
             updates.append(
@@ -421,41 +420,41 @@ class EditorAgent:
         finally:
             await engine.aclose()
         for update in updates if shows else ():
-            await self._tell(session, update)
+            await self._send_update(session, update)
 
     def _do_request(self, call: Callable[[], Any]) -> Any:
-        """Do what a request asks for; what is wrong with it is the protocol's error."""
+        """Call a function for a request, and convert its errors to errors of the protocol."""
         try:
             return call()
         except (SessionError, InputError) as error:
-            raise _invalid(error.message) from None
+            raise _invalid_params_error(error.message) from None
         except StepEngineError as error:
             raise _internal_error(error.message) from None
 
-    def _session(self, session_id: str) -> _OpenSession:
+    def _get_session(self, session_id: str) -> _OpenSession:
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; begin one with session/new, or load it"
-            raise _invalid(msg)
+            raise _invalid_params_error(msg)
         return session
 
     # --- choices ------------------------------------------------------------------------------------------------------
 
-    def _choices(self, session: _OpenSession) -> dict[str, Any]:
-        """Return the modes and options of a session, as far as there is anything to choose."""
+    def _list_choices(self, session: _OpenSession) -> dict[str, Any]:
+        """Return the modes and options of a session, without empty lists."""
         chosen = session.kept.chosen
         found = {"modes": self._offer.mode_state(chosen), "config_options": self._offer.options(chosen)}
         return {name: value for name, value in found.items() if value}
 
     async def set_session_mode(self, session_id: str, mode_id: str, **_: object) -> schema.SetSessionModeResponse:
-        """Have another mode decide about permissions, from the next turn on."""
+        """Set the permission mode, from the next turn on."""
         from acp import schema
 
-        session = self._session(session_id)
+        session = self._get_session(session_id)
         self._choose(session, MODE, mode_id)
         options = self._offer.options(session.kept.chosen)
-        self._soon(
-            self._tell(
+        self._send_after_reply(
+            self._send_update(
                 session, schema.ConfigOptionUpdate(session_update="config_option_update", config_options=options)
             )
         )
@@ -464,15 +463,15 @@ class EditorAgent:
     async def set_config_option(
         self, config_id: str, session_id: str, value: object, **_: object
     ) -> schema.SetSessionConfigOptionResponse:
-        """Choose the mode or the model, from the next turn on."""
+        """Set the mode or the model, from the next turn on."""
         from acp import schema
 
-        session = self._session(session_id)
+        session = self._get_session(session_id)
         self._choose(session, config_id, value)
         if config_id == MODE:
             mode = session.kept.chosen.mode
-            self._soon(
-                self._tell(
+            self._send_after_reply(
+                self._send_update(
                     session, schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode)
                 )
             )
@@ -482,75 +481,75 @@ class EditorAgent:
         chosen = self._offer.with_value(session.kept.chosen, option, value)
         if chosen is None:
             msg = f"{value!r:.80} is not among what can be chosen for {option!r:.80}; session/new told the options"
-            raise _invalid(msg)
+            raise _invalid_params_error(msg)
         session.kept.chosen = chosen
         self._do_request(session.kept.save)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> schema.PromptResponse:
-        """Take a turn, and show it while it runs; one that is cancelled already is waited for."""
+        """Run a turn, and show it while it runs. Wait first for the end of a cancelled turn."""
         from acp import schema
 
-        said = self._do_request(lambda: prompts.prompt_of(prompt))
-        session = await self._idle(session_id)
+        said = self._do_request(lambda: prompts.parse_prompt(prompt))
+        session = await self._wait_until_idle(session_id)
         session.free.clear()
         try:
             if (session.handle is None or session.handle.done) and session.asleep is not None:
-                is_over = await self._caught_up(session)
-                if (is_over and _resumes(said)) or not (is_over or await self._wake_run(session, said)):
+                is_over = await self._show_finished_run(session)
+                if (is_over and _is_resume_command(said)) or not (is_over or await self._wake_run(session, said)):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
-                    await self._begin(session, said)
+                    await self._start_turn(session, said)
             elif session.handle is None or session.handle.done:
-                await self._begin(session, said)
+                await self._start_turn(session, said)
             else:
-                self._answer_with(session, said)
+                self._answer_question(session, said)
             if session.is_given_up and session.handle is not None:
                 session.handle.interrupt()
-            return await self._follow(session)
+            return await self._show_run(session)
         except StepEngineError as error:
-            raise self._refusal(error) from None
+            raise self._make_refusal(error) from None
         finally:
             session.is_given_up = False
             session.free.set()
 
-    async def _idle(self, session_id: str) -> _OpenSession:
-        """Return a session that can take a turn, after waiting for the end of a turn that was cancelled."""
-        session = self._session(session_id)
+    async def _wait_until_idle(self, session_id: str) -> _OpenSession:
+        """Return an idle session, after waiting for the end of a cancelled turn."""
+        session = self._get_session(session_id)
         while not session.free.is_set() and session.is_given_up:
             await session.free.wait()
-            session = self._session(session_id)
+            session = self._get_session(session_id)
         if not session.free.is_set():
             msg = f"session {session_id!r} is under way; cancel its turn, or wait for its end"
-            raise _invalid(msg)
+            raise _invalid_params_error(msg)
         if session.broken:
             msg = f"this session cannot go on, {session.broken}. Begin a new one"
             raise _internal_error(msg)
         return session
 
-    def _refusal(self, error: StepEngineError) -> Exception:
-        """Return the protocol's error for what kept a turn from going on."""
+    def _make_refusal(self, error: StepEngineError) -> Exception:
+        """Return the error of the protocol for an error that prevented a turn."""
         if isinstance(error, MissingKey):
             self._without_key = error.message
-            return _without_key(error.message)
-        return _invalid(error.message) if isinstance(error, InputError) else _internal_error(error.message)
+            return _missing_key_error(error.message)
+        return _invalid_params_error(error.message) if isinstance(error, InputError) else _internal_error(error.message)
 
-    async def _begin(self, session: _OpenSession, said: prompts.EditorPrompt) -> None:
+    async def _start_turn(self, session: _OpenSession, said: prompts.EditorPrompt) -> None:
         if session.handle is not None:
-            await self._keep_result(session, await session.handle.result())
-        await self._renew(session)
+            await self._store_result(session, await session.handle.result())
+        await self._renew_engine(session)
         text = await asyncio.to_thread(prompts.add_instructions, said.text, session.kept.cwd)
-        media = prompts.media_form(said.media) if said.media else ""
+        media = prompts.encode_media(said.media) if said.media else ""
         turn = session.kept.begin(said.text, servers=tuple([one.name for one in session.sources]), media=media)
         if len(session.kept.turns) == 1:
-            await self._tell_title(session)
+            await self._send_title(session)
         session.shown = self._make_shown(session, number=len(session.kept.turns), is_live=True)
         try:
             handle = session.engine.start(
                 session.agent,
                 text,
-                previous=prompts.state_with(session.state, said.media),
+                previous=prompts.add_media(session.state, said.media),
                 session_id=session.kept.id,
                 journal=turn.journal,
                 wait_for_answers=PATIENCE,
@@ -561,8 +560,8 @@ class EditorAgent:
             raise
         session.handle, session.turn, session.events = handle, turn, handle.events()
 
-    async def _caught_up(self, session: _OpenSession) -> bool:
-        """Show what came of a run that slept if somebody else has brought it to its end; return whether that is so."""
+    async def _show_finished_run(self, session: _OpenSession) -> bool:
+        """Show the result of a sleeping run if another process has ended it, and return True in that case."""
         from stepengine.journal import FileJournal
 
         assert session.asleep is not None  # noqa: S101
@@ -572,7 +571,7 @@ class EditorAgent:
         if session.cost is not None and before.cost is not None:
             session.cost -= before.cost  # the end of the run counts it again
         session.asleep = None
-        await self._tell_text(session, "The run was woken elsewhere; this is how it went.\n\n")
+        await self._send_text(session, "The run was woken elsewhere; this is how it went.\n\n")
         await self._replay_turn(session, session.kept.turns.index(turn), turn, shows=True, is_last=True)
         if session.broken:
             msg = f"this session cannot go on, {session.broken}. Begin a new one"
@@ -580,22 +579,22 @@ class EditorAgent:
         return True
 
     async def _wake_run(self, session: _OpenSession, said: prompts.EditorPrompt) -> bool:
-        """Go on with a run that sleeps, where what it waits for has come or a person wakes it; else say when it goes on."""
+        """Resume a sleeping run if its wait is over or the prompt requests it; else show when the run resumes."""
         from stepengine.journal import FileJournal
-        from stepengine.journal.sleeping import is_due
+        from stepengine.journal.sleepers import is_due
 
         assert session.asleep is not None  # noqa: S101
         turn, before = session.asleep
-        is_woken = _resumes(said)
+        is_woken = _is_resume_command(said)
         text = said.text.strip().removeprefix(RESUME).strip() if is_woken else said.text
         journal = FileJournal(turn.journal)
         if not is_woken and not await asyncio.to_thread(is_due, journal, before.waits_for, datetime.now(UTC)):
-            await self._tell_text(session, _sleeping(before))
+            await self._send_text(session, _sleep_text(before))
             return False
         if said.media:
             msg = "the run that is woken takes words; send images and files with the prompt after it"
             raise InputError(msg)
-        await self._renew(session)
+        await self._renew_engine(session)
         session.shown = self._make_shown(session, number=len(session.kept.turns), is_live=True)
         handle = await session.engine.start_resume(
             journal, agent=session.agent, now=is_woken, wait_for_answers=PATIENCE
@@ -607,18 +606,18 @@ class EditorAgent:
             handle.send_input(text)
         return True
 
-    async def _renew(self, session: _OpenSession) -> None:
-        """Make the engine anew where something else was chosen since."""
+    async def _renew_engine(self, session: _OpenSession) -> None:
+        """Rebuild the engine if the choices have changed."""
         chosen = session.kept.chosen
         if chosen == session.made_for:
             return
-        engine = self._engine(session.kept.cwd, chosen, lent=self._lend_to_tools(session.kept))
+        engine = self._make_engine(session.kept.cwd, chosen, lent=self._make_editor_tools(session.kept))
         await session.engine.aclose()
         session.engine, session.made_for = engine, chosen
-        session.agent = servers.with_sources(engine.agent(self._agent), session.sources)
+        session.agent = servers.add_sources(engine.agent(self._agent), session.sources)
 
-    def _answer_with(self, session: _OpenSession, said: prompts.EditorPrompt) -> None:
-        """Give the run what it asked for; a text that is not an answer leaves its question open."""
+    def _answer_question(self, session: _OpenSession, said: prompts.EditorPrompt) -> None:
+        """Answer the open question of the run with a prompt; a text that does not fit leaves the question open."""
         assert session.handle is not None  # noqa: S101 - the turn before left it
         if said.media:
             msg = "the agent waits for an answer in words; send images and files with the prompt after it"
@@ -629,33 +628,33 @@ class EditorAgent:
             session.handle.answer(session.question.id, said.text)
             session.question = None
 
-    async def _follow(self, session: _OpenSession) -> schema.PromptResponse:
-        """Show a run until it has ended, or asks for words."""
+    async def _show_run(self, session: _OpenSession) -> schema.PromptResponse:
+        """Show a run until it ends or asks for text."""
         from acp import schema
 
         assert session.events is not None and session.shown is not None  # noqa: S101, PT018 - a turn has begun
         async for event in session.events:
-            for update in session.shown.of(event):
-                await self._tell(session, update)
+            for update in session.shown.make_updates(event):
+                await self._send_update(session, update)
             if isinstance(event, PermissionRequested):
                 if not event.question.problem:  # else the tool refuses the call by itself
-                    self._ask(session, event.question, session.shown.request(event))
+                    self._ask_question(session, event.question, session.shown.request(event))
             elif isinstance(event, QuestionAsked):
                 if not self._ask_with_options(session, event.question):
                     session.question = event.question
-                    await self._tell_text(session, asking.words_of(event.question))
+                    await self._send_text(session, questions.question_text(event.question))
                     return schema.PromptResponse(stop_reason="end_turn")
             elif isinstance(event, RunFinished):
-                return await self._response(session, event.result)
+                return await self._finish_turn(session, event.result)
         msg = "the run ended without a result"
         raise StepEngineError(msg)
 
-    async def _response(self, session: _OpenSession, result: RunResult) -> schema.PromptResponse:
+    async def _finish_turn(self, session: _OpenSession, result: RunResult) -> schema.PromptResponse:
         from acp import schema
 
-        await self._keep_result(session, result)
+        await self._store_result(session, result)
         if session.asleep is not None:
-            await self._tell_text(session, _sleeping(result))
+            await self._send_text(session, _sleep_text(result))
         if isinstance(result.error, MissingKey):
             raise result.error
         if result.status is RunStatus.FAILED:
@@ -672,15 +671,15 @@ class EditorAgent:
         reason: Any = REASONS.get(result.status, "end_turn")
         return schema.PromptResponse(stop_reason=reason, usage=usage)
 
-    async def _keep_result(self, session: _OpenSession, result: RunResult) -> None:
-        """Keep where the next turn goes on; one that failed is left out of the conversation."""
+    async def _store_result(self, session: _OpenSession, result: RunResult) -> None:
+        """Store the state for the next turn. A failed turn is not part of the conversation."""
         is_kept = result.status is not RunStatus.FAILED
-        session.cost = _sum(session.cost, result.cost)
+        session.cost = _add_costs(session.cost, result.cost)
         if is_kept:
             session.state = result.state
         if session.turn is not None:
             session.kept.end(session.turn, is_kept=is_kept)
-            session.asleep = _asleep(session.kept.turns[-1], result)
+            session.asleep = _find_suspended_turn(session.kept.turns[-1], result)
         for task in session.asking:  # what was asked about and not answered when the turn was cancelled
             task.cancel()
         if session.events is not None:
@@ -688,7 +687,7 @@ class EditorAgent:
         session.handle = session.turn = session.events = session.question = None
 
     async def cancel(self, session_id: str, **_: object) -> None:
-        """End the turn of a session; a question that is open is not answered any more."""
+        """Cancel the turn of a session and its open question."""
         session = self._open.get(session_id)
         if session is None:
             return
@@ -697,119 +696,120 @@ class EditorAgent:
         if session.handle is not None:
             session.handle.interrupt()
             if is_idle:
-                await self._keep_result(session, await session.handle.result())
+                await self._store_result(session, await session.handle.result())
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def _ask_with_options(self, session: _OpenSession, question: Question) -> bool:
-        """Ask something by a form or by options; return whether the editor can show it so."""
+        """Ask a question by a form or by options, and return False if the editor cannot show it."""
         can = getattr(self._client_can, "elicitation", None)
         if can is not None and can.form is not None:
-            self._ask(session, question, None)
-        elif asking.is_choice(question):
-            self._ask(session, question, asking.call_of(question))
+            self._ask_question(session, question, None)
+        elif is_choice(question):
+            self._ask_question(session, question, questions.question_as_call(question))
         else:
             return False
         return True
 
-    def _ask(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate | None) -> None:
+    def _ask_question(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate | None) -> None:
         # In a task: the run's text goes on to be shown while a person thinks.
-        task = asyncio.create_task(self._asked_about(session, question, call))
+        task = asyncio.create_task(self._ask_and_answer(session, question, call))
         session.asking.add(task)
         task.add_done_callback(session.asking.discard)
 
-    async def _asked_about(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate | None) -> None:
+    async def _ask_and_answer(
+        self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate | None
+    ) -> None:
         from acp import RequestError
 
         handle = session.handle
-        known = [rule for rule in asking.rules_of(question) if rule["id"] in session.always]
+        known = [one.answer for one in list_choices(question) if one.answer.covers in session.always]
         try:
             if known:
-                answer: Any = asking.allowed_by(known[0])
+                answer = known[0]
             elif call is None:
-                answer = await self._filled_in(session, question)
+                answer = await self._ask_by_form(session, question)
             else:
                 answer = await self._ask_to_choose(session, question, call)
         except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
-            answer = Answer(declined=True) if question.tool_name is None else False
-        if isinstance(answer, Answer) and answer.remember:
+            answer = answer_for_choice(question, None)
+        if answer.remember:
             session.always.add(answer.covers)
         # The turn may have been cancelled meanwhile.
         with contextlib.suppress(AnswerRejected):
             if handle is not None:
                 handle.answer(question.id, answer)
 
-    async def _ask_to_choose(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate) -> object:
+    async def _ask_to_choose(self, session: _OpenSession, question: Question, call: schema.ToolCallUpdate) -> Answer:
         """Return the answer that a person chose among the options of a permission request."""
         assert self._client is not None  # noqa: S101 - somebody is connected, or nothing would run
-        options = asking.options_of(question)
-        response = await self._client.request_permission(session.kept.id, call, options)
-        chosen = getattr(response.outcome, "option_id", None)
-        known = [option.option_id for option in options]
-        return asking.answer_of_option(question, chosen if chosen in known else None)
+        response = await self._client.request_permission(session.kept.id, call, questions.permission_options(question))
+        return answer_for_choice(question, getattr(response.outcome, "option_id", None))
 
-    async def _filled_in(self, session: _OpenSession, question: Question) -> object:
+    async def _ask_by_form(self, session: _OpenSession, question: Question) -> Answer:
         """Return the answer that a person gave in a form."""
         from acp import schema
 
         assert self._client is not None  # noqa: S101
-        mode = schema.ElicitationFormSessionMode(session_id=session.kept.id, requested_schema=asking.form_of(question))
+        mode = schema.ElicitationFormSessionMode(
+            session_id=session.kept.id, requested_schema=questions.question_form(question)
+        )
         response = await self._client.create_elicitation(question.text, mode)
-        return asking.answer_of_form(question, response)
+        return questions.parse_form_answer(question, response)
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    async def _tell(self, session: _OpenSession, update: Any) -> None:
+    async def _send_update(self, session: _OpenSession, update: Any) -> None:
         assert self._client is not None  # noqa: S101
         await self._client.session_update(session.kept.id, update)
 
-    async def _tell_text(self, session: _OpenSession, text: str) -> None:
+    async def _send_text(self, session: _OpenSession, text: str) -> None:
         import acp
 
-        await self._tell(session, acp.update_agent_message_text(text))
+        await self._send_update(session, acp.update_agent_message_text(text))
 
-    async def _tell_title(self, session: _OpenSession) -> None:
+    async def _send_title(self, session: _OpenSession) -> None:
         from acp import schema
 
         kept = session.kept
-        await self._tell(
+        await self._send_update(
             session,
             schema.SessionInfoUpdate(session_update="session_info_update", title=kept.title, updated_at=kept.updated),
         )
 
-    async def _tell_commands(self, session: _OpenSession) -> None:
+    async def _send_commands(self, session: _OpenSession) -> None:
         from acp import schema
 
         try:
-            commands = await asyncio.to_thread(prompts.commands_in, session.kept.cwd)
+            commands = await asyncio.to_thread(prompts.list_skill_commands, session.kept.cwd)
         except StepEngineError as error:
             LOGGER.warning("the skills of the workspace cannot be told: %s", error.message)
             return
-        await self._tell(
+        await self._send_update(
             session,
             schema.AvailableCommandsUpdate(session_update="available_commands_update", available_commands=commands),
         )
 
-    def _soon(self, telling: Any) -> None:
-        """Have something told when the request under way has its answer: an editor does not know the session before."""
+    def _send_after_reply(self, telling: Any) -> None:
+        """Send an update after the reply to the current request, since the editor does not know the session before."""
         task: asyncio.Task[None] = asyncio.create_task(_send_if_connected(telling))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
 
-def _asleep(turn: PromptRun, result: RunResult) -> tuple[PromptRun, RunResult] | None:
-    """Return the turn and how its run stands, where it waits for no person."""
+def _find_suspended_turn(turn: PromptRun, result: RunResult) -> tuple[PromptRun, RunResult] | None:
+    """Return the turn and the result of a suspended run that does not wait for a person."""
     is_asleep = result.status is RunStatus.SUSPENDED and result.waits_for and not result.pending_questions
     return (turn, result) if is_asleep else None
 
 
-def _resumes(said: prompts.EditorPrompt) -> bool:
+def _is_resume_command(said: prompts.EditorPrompt) -> bool:
     return said.text.strip().partition(" ")[0] == RESUME
 
 
-def _sleeping(result: RunResult) -> str:
+def _sleep_text(result: RunResult) -> str:
     return (
-        f"{waits_in_words(result.waits_for)} It goes on with the next prompt after that; {RESUME} resumes it now.\n\n"
+        f"{describe_waits(result.waits_for)} It goes on with the next prompt after that; {RESUME} resumes it now.\n\n"
     )
 
 
@@ -828,19 +828,19 @@ def _choices_accepted_by(make: object) -> frozenset[str]:
     return frozenset((MODE, MODEL, BUFFERS, TERMINALS)) if takes_all else frozenset([each.name for each in parameters])
 
 
-def _folder(cwd: str) -> Path:
+def _check_folder(cwd: str) -> Path:
     path = Path(cwd)
     if not (path.is_absolute() and path.is_dir()):
         msg = f"cwd is {cwd!r:.200}; it is the absolute path of a folder that exists"
-        raise _invalid(msg)
+        raise _invalid_params_error(msg)
     return path
 
 
-def _sum(one: Decimal | None, other: Decimal | None) -> Decimal | None:
+def _add_costs(one: Decimal | None, other: Decimal | None) -> Decimal | None:
     return None if one is None or other is None else one + other
 
 
-def _invalid(message: str) -> Exception:
+def _invalid_params_error(message: str) -> Exception:
     from acp import RequestError
 
     return RequestError(-32602, message)
@@ -852,7 +852,7 @@ def _internal_error(message: str) -> Exception:
     return RequestError(-32603, message)
 
 
-def _without_key(message: str) -> Exception:
+def _missing_key_error(message: str) -> Exception:
     from acp import RequestError
 
     return RequestError(-32000, message)

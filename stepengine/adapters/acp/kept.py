@@ -19,12 +19,10 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from stepengine.adapters.acp.choosing import Chosen
+from stepengine.adapters.acp.session_options import SessionChoices
 from stepengine.data.visible import visible
 from stepengine.errors import SessionError
 from stepengine.workspace.calls import OTHERS_WRITE_BITS
-
-__all__ = ("KeptSession", "KeptSessions", "PromptRun")
 
 VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
@@ -36,7 +34,7 @@ TITLE_CHARS = 80
 @frozen
 class PromptRun:
     """
-    One prompt and the run that it began.
+    One prompt of a session and the run that it started.
 
     Attributes:
         prompt: What the user said, as it is shown again.
@@ -49,12 +47,12 @@ class PromptRun:
     prompt: str
     journal: Path
     is_kept: bool = False
-    chosen: Chosen = Chosen()
+    chosen: SessionChoices = SessionChoices()
     servers: tuple[str, ...] = ()
 
     @property
     def media(self) -> Path:
-        """Where the images and documents are kept that the prompt had."""
+        """The file with the images and documents of the prompt."""
         return self.journal.with_suffix(".media.json")
 
     def form(self) -> dict[str, object]:
@@ -64,7 +62,7 @@ class PromptRun:
 
     @classmethod
     def of_form(cls, form: Any, folder: Path) -> PromptRun:
-        """Return the turn that JSON describes, of a session in *folder*."""
+        """Return a turn from the JSON that ``form`` returned; *folder* is that of its session."""
         chosen = _read_choice(form)
         servers = tuple([str(name) for name in form.get("servers", ())])
         return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
@@ -89,7 +87,7 @@ class KeptSession:
     cwd: Path
     turns: list[PromptRun] = attrs.field(factory=list)
     updated: str = ""
-    chosen: Chosen = Chosen()
+    chosen: SessionChoices = SessionChoices()
 
     @property
     def title(self) -> str:
@@ -98,13 +96,13 @@ class KeptSession:
         return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
 
     def begin(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> PromptRun:
-        """Add a turn whose run begins now, and keep it, with the images of its prompt as JSON in *media*."""
+        """Add a turn that starts now, and store it with the images of its prompt as JSON in *media*."""
         journal = self.folder / f"{len(self.turns) + 1:04}.jsonl"
         turn = PromptRun(prompt, journal, chosen=self.chosen, servers=servers)
         self.turns.append(turn)
         try:
             if media:
-                _write(turn.media, media)
+                _write_file(turn.media, media)
             self.save()
         except SessionError:
             self.turns.pop()
@@ -112,13 +110,13 @@ class KeptSession:
         return turn
 
     def end(self, turn: PromptRun, *, is_kept: bool) -> None:
-        """Keep how a turn ended."""
+        """Store that a turn has ended; with *is_kept* it remains part of the conversation."""
         self.turns[self.turns.index(turn)] = attrs.evolve(turn, is_kept=is_kept)
         self.save()
 
     def save(self) -> None:
         """
-        Write what is known of the session; the file is whole before it takes the place of the old one.
+        Write the session atomically.
 
         Raises:
             SessionError: when it cannot be written.
@@ -132,12 +130,12 @@ class KeptSession:
             "model": self.chosen.model,
             "turns": [turn.form() for turn in self.turns],
         }
-        _write(self.folder / ABOUT, json.dumps(about))
+        _write_file(self.folder / ABOUT, json.dumps(about))
 
 
 class KeptSessions:
     """
-    The sessions in a folder, which is made for its owner alone.
+    The stored sessions in a folder, which is created for its owner alone and to which no other user may write.
 
     Raises:
         SessionError: from its methods, when a session is missing, broken, or cannot be written.
@@ -147,7 +145,7 @@ class KeptSessions:
         self._folder = folder
 
     def new(self, cwd: Path) -> KeptSession:
-        """Make a session."""
+        """Create a session for a workspace."""
         session = KeptSession(secrets.token_hex(8), Path(), cwd)
         session.folder = self._folder / session.id
         try:
@@ -156,18 +154,18 @@ class KeptSessions:
             session.folder.mkdir(mode=0o700)
             session.save()
         except OSError as error:
-            raise _unkept(self._folder, error) from None
+            raise _make_storage_error(self._folder, error) from None
         return session
 
     def find(self, session_id: str) -> KeptSession:
-        """Return the session of an id."""
+        """Return a session by its id."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
             msg = f"there is no session {session_id!r:.80}; `session/list` names those that are kept"
             raise SessionError(msg)
         try:
             self._check_owner()
-            about = _read(folder / ABOUT)
+            about = _read_json(folder / ABOUT)
             turns = [PromptRun.of_form(turn, folder) for turn in about["turns"]]
             return KeptSession(
                 session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _read_choice(about)
@@ -177,14 +175,14 @@ class KeptSessions:
             raise SessionError(msg) from None
 
     def _check_owner(self) -> None:
-        """Raise unless only this user may put something into the folder: what lies there is what an agent goes on from."""
+        """Raise an error if other users can write to the folder, since agents resume from its files."""
         status = self._folder.stat()
         if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE_BITS:
             msg = f"others may write in {str(self._folder)!r}; make it yours alone with `chmod 700`"
             raise SessionError(msg)
 
     def copy(self, source: KeptSession, cwd: Path) -> KeptSession:
-        """Make a session that goes on from where another one is."""
+        """Create a session from the state of another one."""
         made = self.new(cwd)
         made.chosen = source.chosen
         for turn in source.turns:
@@ -193,7 +191,7 @@ class KeptSessions:
                     try:
                         shutil.copy2(file, made.folder / file.name)
                     except OSError as error:
-                        raise _unkept(made.folder, error) from None
+                        raise _make_storage_error(made.folder, error) from None
             made.turns.append(attrs.evolve(turn, journal=made.folder / turn.journal.name))
         made.save()
         return made
@@ -207,10 +205,10 @@ class KeptSessions:
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            raise _unkept(self._folder, error) from None
+            raise _make_storage_error(self._folder, error) from None
 
     def all(self, cwd: Path | None) -> list[KeptSession]:
-        """Return the sessions of a workspace, or all; the newest first. Those that cannot be read are left out."""
+        """Return the sessions of a workspace, or with ``None`` all; the newest first, without unreadable ones."""
         found = []
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
             try:
@@ -222,11 +220,11 @@ class KeptSessions:
         return sorted(found, key=lambda session: session.updated, reverse=True)
 
 
-def _unkept(folder: Path, error: OSError) -> SessionError:
+def _make_storage_error(folder: Path, error: OSError) -> SessionError:
     return SessionError(f"a session cannot be kept in {str(folder)!r}: {error.strerror}")
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
     if file.stat().st_size > MAX_ABOUT:
         msg = "too large"
         raise ValueError(msg)
@@ -234,12 +232,12 @@ def _read(file: Path) -> dict[str, Any]:
     return about
 
 
-def _read_choice(form: Any) -> Chosen:
-    return Chosen(str(form.get("mode", "")), str(form.get("model", "")))
+def _read_choice(form: Any) -> SessionChoices:
+    return SessionChoices(str(form.get("mode", "")), str(form.get("model", "")))
 
 
-def _write(file: Path, text: str) -> None:
-    """Write a file of a session; it is whole before it takes the place of the old one."""
+def _write_file(file: Path, text: str) -> None:
+    """Write a file of a session atomically."""
     place = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -247,7 +245,7 @@ def _write(file: Path, text: str) -> None:
             out.write(text)
         place.replace(file)
     except OSError as error:
-        raise _unkept(file.parent, error) from None
+        raise _make_storage_error(file.parent, error) from None
     finally:
         with suppress(OSError):
             place.unlink(missing_ok=True)

@@ -17,12 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepengine.adapters.acp.serving import read_message
+from stepengine.adapters.acp.stdio import read_message
 from stepengine.errors import ExternalAgentError
 from stepengine.redaction import is_secret_variable
 from stepengine.workspace.environment import SUPERVISOR, find_program
-
-__all__ = ("AgentProgram", "environment_of")
 
 LINE_BYTES = 16 * 1024 * 1024
 """The longest line: a whole file, or an image, is one."""
@@ -42,15 +40,17 @@ ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "T
 REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program of this system"}
 
 
-def environment_of(names: Sequence[str]) -> dict[str, str]:
-    """Return what a program sees of this process's variables: those that every one does, and those of *names*."""
+def select_environment(names: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a program: the variables that every program gets, and those in *names*."""
     own = [name for name in ALWAYS if not is_secret_variable(name)]
     return {name: os.environ[name] for name in (*own, *names) if name in os.environ}
 
 
 class AgentProgram:
     """
-    A program, and the supervisor that ends all of it, also when this process is killed; a transport of the protocol's package.
+    An agent program and the supervisor that ends all its processes, even when this process is killed.
+
+    It is a transport for ``acp.connection.Connection``.
 
     Attributes:
         problem: Why no more is read, where that is not simply its end.
@@ -67,7 +67,7 @@ class AgentProgram:
         self._ended = ""
         self._has_ended = asyncio.Event()
         self._pid = 0
-        self._tasks = [asyncio.create_task(self._listen())]
+        self._tasks = [asyncio.create_task(self._read_stderr())]
 
     @classmethod
     async def start(cls, command: Sequence[str], env: Mapping[str, str], folder: Path) -> AgentProgram:
@@ -105,14 +105,14 @@ class AgentProgram:
         line.setblocking(False)
         made = cls(command[0], process, line)
         try:
-            await made._check()
+            await made._wait_until_started()
         except BaseException:
             await made.close()
             raise
         return made
 
-    async def _check(self) -> None:
-        """Wait until the supervisor says that the program runs, or why it does not."""
+    async def _wait_until_started(self) -> None:
+        """Wait until the supervisor reports that the program runs, or why it does not."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(START_SECONDS):
             said = await loop.sock_recv(self._line, 64)
@@ -123,10 +123,10 @@ class AgentProgram:
             msg = f"the program {self._name!r} could not be started: {why}"
             raise ExternalAgentError(msg, kind="start")
         self._pid = int(number)
-        self._tasks.append(asyncio.create_task(self._watch()))
+        self._tasks.append(asyncio.create_task(self._end_with_program()))
 
-    async def _watch(self) -> None:
-        """Have what a program has left behind ended with it: it may hold the pipes, and nobody would see that it has ended."""
+    async def _end_with_program(self) -> None:
+        """End the remaining processes when the program ends. They may hold the pipes open and hide its end."""
         with contextlib.suppress(OSError):
             said = await asyncio.get_running_loop().sock_recv(self._line, 64)
             self._ended = said.decode("ascii", "replace").strip()
@@ -134,8 +134,8 @@ class AgentProgram:
             await asyncio.sleep(LINGER_SECONDS)
             self._line.send(b"end")
 
-    async def _listen(self) -> None:
-        """Keep the end of what the program prints for people."""
+    async def _read_stderr(self) -> None:
+        """Store the end of the error output of the program."""
         stream = self._process.stderr
         assert stream is not None  # noqa: S101 - it was asked for
         while data := await stream.read(SAID_BYTES):
@@ -151,7 +151,7 @@ class AgentProgram:
         await stream.drain()
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next message; ``None`` when there is none any more."""
+        """Return the next message; ``None`` after the last one."""
         stream = self._process.stdout
         assert stream is not None  # noqa: S101
         while True:
@@ -173,7 +173,7 @@ class AgentProgram:
                 return None
 
     async def close(self) -> None:
-        """End the program, by itself where it does that in time, and everything that it started."""
+        """Ask the program to end, kill it after a timeout, and end all its processes."""
         work = asyncio.ensure_future(self._end())
         try:
             await asyncio.shield(work)
@@ -182,8 +182,8 @@ class AgentProgram:
             await asyncio.wait((work,))
             raise
 
-    async def _ask_to_end(self) -> None:
-        """Let the program end by itself: its input ends, then it is told to; what it says meanwhile is still read."""
+    async def _request_end(self) -> None:
+        """Close the input of the program, then ask it to end. Its output is still read."""
         stream = self._process.stdin
         if stream is None or self.problem or not self._pid or self._has_ended.is_set():
             return
@@ -198,7 +198,7 @@ class AgentProgram:
                     os.killpg(self._pid, number)
 
     async def _end(self) -> None:
-        await self._ask_to_end()
+        await self._request_end()
         for task in self._tasks[1:]:
             task.cancel()
         await asyncio.gather(*self._tasks[1:], return_exceptions=True)
@@ -218,8 +218,8 @@ class AgentProgram:
         self._tasks[0].cancel()
         await asyncio.gather(self._tasks[0], return_exceptions=True)
 
-    async def why_ended(self) -> str:
-        """Return what is known of a program that ended by itself."""
+    async def describe_end(self) -> str:
+        """Return a description of how the program ended."""
         if self.problem:
             return self.problem
         # What it said last, and how it ended, are still on their way.

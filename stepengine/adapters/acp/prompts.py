@@ -20,12 +20,10 @@ from stepengine.data.messages import DocumentPart, ImagePart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.visible import visible
 from stepengine.errors import InputError, ToolError
-from stepengine.workspace.skills import find_skills, instructions_of
+from stepengine.workspace.skills import find_skills, read_instructions
 
 if TYPE_CHECKING:
     from acp import schema
-
-__all__ = ("EditorPrompt", "add_instructions", "commands_in", "prompt_of", "shown_again", "state_with")
 
 MAX_RESOURCE = 32_768
 """Characters of a text that an editor puts into a prompt as context."""
@@ -51,9 +49,9 @@ class EditorPrompt:
     media: tuple[Media, ...] = ()
 
 
-def prompt_of(blocks: Iterable[Any]) -> EditorPrompt:
+def parse_prompt(blocks: Iterable[Any]) -> EditorPrompt:
     """
-    Return what the blocks of a prompt say; links are named and never fetched.
+    Return the prompt in the content blocks of an editor. A link becomes its name and address; nothing is fetched.
 
     Raises:
         InputError: for a block that this agent did not offer to take, and for what is no base64.
@@ -68,9 +66,9 @@ def prompt_of(blocks: Iterable[Any]) -> EditorPrompt:
         elif block.type == "resource" and getattr(resource, "text", None) is not None:
             texts.append(_embed_resource(resource))
         elif block.type == "image":
-            media.append(ImagePart(data=_bytes(block.data), mime_type=block.mime_type))
+            media.append(ImagePart(data=_decode_base64(block.data), mime_type=block.mime_type))
         elif block.type == "resource" and getattr(resource, "blob", None) is not None:
-            media.append(_file(resource))
+            media.append(_media_from_resource(resource))
         else:
             msg = f"a prompt of this agent has text, links, embedded files and images, no {block.type!r}"
             raise InputError(msg)
@@ -86,14 +84,14 @@ def _embed_resource(resource: Any) -> str:
     return f'<resource uri="{resource.uri}">\n{text[:MAX_RESOURCE]}{cut}\n</resource>'
 
 
-def _file(resource: Any) -> Media:
-    kind, data = resource.mime_type or "application/octet-stream", _bytes(resource.blob)
+def _media_from_resource(resource: Any) -> Media:
+    kind, data = resource.mime_type or "application/octet-stream", _decode_base64(resource.blob)
     if kind.startswith("image/"):
         return ImagePart(data=data, mime_type=kind)
     return DocumentPart(data=data, mime_type=kind, name=str(resource.uri).rpartition("/")[2])
 
 
-def _bytes(text: str) -> bytes:
+def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -101,8 +99,8 @@ def _bytes(text: str) -> bytes:
         raise InputError(msg) from None
 
 
-def state_with(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
-    """Return where a conversation goes on from when images and documents stand before what is said next."""
+def add_media(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
+    """Return the state with images and documents added as a user message before the next prompt."""
     if not media:
         return state
     shown = UserMessage(list(media))
@@ -114,8 +112,8 @@ def state_with(state: AgentState | None, media: Sequence[Media]) -> AgentState |
 # --- kept beside a turn, to be shown again ----------------------------------------------------------------------------
 
 
-def media_form(media: Sequence[Media]) -> str:
-    """Return images and documents as they are kept."""
+def encode_media(media: Sequence[Media]) -> str:
+    """Return images and documents as JSON for the file of a turn."""
     return json.dumps(
         [
             {
@@ -128,14 +126,17 @@ def media_form(media: Sequence[Media]) -> str:
     )
 
 
-def shown_again(text: str, media_file: Path) -> list[object]:
-    """Return the updates that show what was said in a turn."""
+def replay_prompt(text: str, media_file: Path) -> list[object]:
+    """Return the updates that show the stored prompt of a turn again."""
     import acp
 
-    return [acp.update_user_message_text(text), *[acp.update_user_message(block) for block in _kept_blocks(media_file)]]
+    return [
+        acp.update_user_message_text(text),
+        *[acp.update_user_message(block) for block in _load_media_blocks(media_file)],
+    ]
 
 
-def _kept_blocks(file: Path) -> list[Any]:
+def _load_media_blocks(file: Path) -> list[Any]:
     import acp
 
     try:
@@ -153,8 +154,8 @@ def _kept_blocks(file: Path) -> list[Any]:
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
-def commands_in(folder: Path) -> list[schema.AvailableCommand]:
-    """Return the skills of a project and of the user as commands, which a prompt may begin with."""
+def list_skill_commands(folder: Path) -> list[schema.AvailableCommand]:
+    """Return the skills of a project and of the user as commands with which a prompt may start."""
     from acp import schema
 
     found = list(find_skills(folder, user=True).skills.values())[:MAX_COMMANDS]
@@ -169,7 +170,7 @@ def commands_in(folder: Path) -> list[schema.AvailableCommand]:
 
 
 def add_instructions(text: str, folder: Path) -> str:
-    """Return a prompt with the instructions of the skill that it begins with as ``/NAME``; any other one as it is."""
+    """Return a prompt with the instructions of its ``/NAME`` skill added; other prompts unchanged."""
     name, _, words = text.removeprefix("/").partition(" ")
     if not text.startswith("/"):
         return text
@@ -177,6 +178,6 @@ def add_instructions(text: str, folder: Path) -> str:
     if skill is None:
         return text
     try:
-        return "\n\n".join([instructions_of(skill), words.strip()]).rstrip()
+        return "\n\n".join([read_instructions(skill), words.strip()]).rstrip()
     except ToolError as error:
         raise InputError(error.message) from None

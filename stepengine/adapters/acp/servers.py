@@ -17,8 +17,6 @@ from stepengine.data.hooks import Change
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 
-__all__ = ("McpMaker", "named_servers", "recorded_servers", "with_sources")
-
 NAME_CHARS = 28
 SHOWN_CHARS = 300
 START_SECONDS = 60.0
@@ -32,11 +30,11 @@ words, or a URL; ``name`` and ``start_timeout``; and ``env`` and ``cwd``, or ``h
 """
 
 
-def named_servers(
+def make_session_sources(
     servers: Iterable[Any], make: McpMaker, taken: Collection[str], *, cwd: str, tell: Callable[[str], object]
 ) -> tuple[ToolSource, ...]:
     """
-    Return the sources of the servers of a session; none is started before a run needs it.
+    Return tool sources for the MCP servers of a session; each server starts when a run needs it.
 
     Args:
         servers: As the protocol has them.
@@ -50,7 +48,7 @@ def named_servers(
     """
     made = list[ToolSource]()
     for server in servers:
-        name = _name_of(str(server.name), [*taken, *[one.name for one in made]])
+        name = _make_server_name(str(server.name), [*taken, *[one.name for one in made]])
         kind = getattr(server, "type", None)
         if kind == "http":
             headers = {header.name: header.value for header in server.headers}
@@ -62,22 +60,22 @@ def named_servers(
         else:
             msg = f"the MCP server {server.name!r:.80} is reached by {kind!r}; this agent starts commands, and reaches others over http"
             raise DefinitionError(msg)
-        made.append(_Spared(source, tell))
+        made.append(_OptionalSource(source, tell))
     return tuple(made)
 
 
-def recorded_servers(names: Iterable[str], make: McpMaker) -> tuple[ToolSource, ...]:
-    """Return stand-ins for the servers whose lists a recorded run has; a replay starts none."""
-    return tuple([_Spared(make(["recorded"], name=name), lambda _: None) for name in names])
+def make_replay_sources(names: Iterable[str], make: McpMaker) -> tuple[ToolSource, ...]:
+    """Return sources for the servers whose tool lists are in a recorded run; a replay starts no server."""
+    return tuple([_OptionalSource(make(["recorded"], name=name), lambda _: None) for name in names])
 
 
-def with_sources(agent: AgentDefinition, sources: Collection[ToolSource]) -> AgentDefinition:
-    """Return an agent that has the tools of *sources*, too."""
+def add_sources(agent: AgentDefinition, sources: Collection[ToolSource]) -> AgentDefinition:
+    """Return *agent* with the tools of *sources* added."""
     return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
 
 
-def _name_of(given: str, taken: Collection[str]) -> str:
-    """Return a name that tools can have before theirs: letters, digits and ``-``, and no other server's."""
+def _make_server_name(given: str, taken: Collection[str]) -> str:
+    """Return a prefix for tool names, of letters, digits and ``-``, that is not in *taken*."""
     name = re.sub("[^A-Za-z0-9]+", "-", given[:NAME_CHARS]).strip("-") or "server"
     number, found = 1, name
     while found in taken:
@@ -86,11 +84,11 @@ def _name_of(given: str, taken: Collection[str]) -> str:
     return found
 
 
-class _Spared:
+class _OptionalSource:
     """
-    A source whose server may fail to start: a run then goes on without its tools, and the person is told.
+    A tool source whose server may fail to start: the run then continues without its tools and reports it.
 
-    An editor names the same servers for every agent, and one that is broken there is no reason to refuse every prompt here.
+    An editor names the same servers for every agent. A broken one is no reason to refuse every prompt.
     """
 
     def __init__(self, source: Any, tell: Callable[[str], object]) -> None:
@@ -102,9 +100,9 @@ class _Spared:
     def name(self) -> str:
         return str(self._source.name)
 
-    def for_engine(self) -> _Spared:
+    def for_engine(self) -> _OptionalSource:
         ours = getattr(self._source, "for_engine", None)
-        return self if ours is None else _Spared(ours(), self._tell)
+        return self if ours is None else _OptionalSource(ours(), self._tell)
 
     def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
         try:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from stepengine.adapters.acp.program import ALWAYS, environment_of
+from stepengine.adapters.acp.program import ALWAYS, select_environment
+from stepengine.adapters.external.turns import start_of_text
 from stepengine.data.json import JsonDict, mended
 from stepengine.data.visible import visible
 from stepengine.errors import PathOutsideRoot, ToolError
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from stepengine.workspace.far import Elsewhere
     from stepengine.workspace.root import Root
 
-__all__ = ("BorrowedFiles", "BorrowedTerminals", "RequestedFile", "command_of", "variables_of")
-
 # A file travels as one line of JSON, in which a letter takes up to three times its bytes (an e with an accent is six
 # characters): 12 MiB at this size. So whatever a program was given to read fits into the 16 MiB of a line
 # (`program.LINE_BYTES`) in which it sends the changed file back.
@@ -44,14 +43,9 @@ OPEN = 20
 """How many commands one turn may have at a time, including ended ones that were not given back."""
 
 
-def text_of(value: object, most: int) -> str:
-    """Return what a program said where a text is wanted, of so many characters."""
-    return mended(value)[:most] if isinstance(value, str) else ""
-
-
-def command_of(given: Mapping[str, Any]) -> list[str]:
+def parse_command(given: Mapping[str, Any]) -> list[str]:
     """
-    Return the words of the command that a program wants to run.
+    Return the command line that a program requests to run, as a list of words.
 
     Raises:
         ToolError: where they are none.
@@ -79,7 +73,7 @@ class RequestedFile:
 
 
 class BorrowedFiles:
-    """The files of the workspace, as the program may ask for them: those that our own tools would touch, and no others."""
+    """The files of the workspace that the program may read and write: those that our own tools may access."""
 
     def __init__(self, folder: Path, may: str) -> None:
         self.folder = folder
@@ -88,7 +82,7 @@ class BorrowedFiles:
 
     def find_readable(self, given: Mapping[str, Any]) -> RequestedFile:
         """
-        Return the file that a request to read names.
+        Return the file that a read request names; raise an error if the program may not read it.
 
         Raises:
             ToolError: where no files are read, and for a path outside of the workspace.
@@ -100,7 +94,7 @@ class BorrowedFiles:
 
     def find_writable(self, given: Mapping[str, Any]) -> RequestedFile:
         """
-        Return the file that a request to write names.
+        Return the file that a write request names; raise an error if the program may not write it.
 
         Raises:
             ToolError: where no files are written, for a path outside of the workspace, and for content that is no text.
@@ -111,7 +105,7 @@ class BorrowedFiles:
         return self._find(given)
 
     def _find(self, given: Mapping[str, Any]) -> RequestedFile:
-        path = text_of(given.get("path"), 4_096)
+        path = start_of_text(given.get("path"), 4_096)
         if not path or "\0" in path:
             msg = "path is the path of a file"
             raise ToolError(msg)
@@ -126,7 +120,7 @@ class BorrowedFiles:
         return RequestedFile(found, tuple(dict.fromkeys([*names, found])))
 
     async def read(self, file: RequestedFile, given: Mapping[str, Any]) -> str:
-        """Return the text of a file, or some lines of it."""
+        """Return the text of a file, or the requested lines."""
         text = await asyncio.to_thread(self.content, file)
         line, limit = given.get("line"), given.get("limit")
         if type(line) is not int and type(limit) is not int:
@@ -169,7 +163,7 @@ class BorrowedFiles:
             raise ToolError(msg) from None
 
     async def write(self, ctx: ToolContext, file: RequestedFile, content: str) -> None:
-        """Write a file, as our own tool does: whole or not at all, never a protected one, and so that it can be undone."""
+        """Write a file with our own tool: atomically, never a protected file, and with a record for undo."""
         if self._tools is None:
             from stepengine.tools.bundled import file_tools
 
@@ -185,7 +179,7 @@ class BorrowedFiles:
 
 @attrs.define(eq=False)
 class _Terminal:
-    """A command, and the end of what it printed."""
+    """A command and the end of its output."""
 
     process: CommandProcess
     kept: int
@@ -194,7 +188,7 @@ class _Terminal:
     ended: tuple[int | None, str | None] | None = None
 
     def hear(self, data: bytes) -> None:
-        """Take what was printed."""
+        """Append output of the command."""
         self.output += data
         if len(self.output) > self.kept:
             self.output, self.is_cut = self.output[-self.kept :] if self.kept else b"", True
@@ -202,7 +196,7 @@ class _Terminal:
 
 class BorrowedTerminals:
     """
-    The commands that a program had us run; all of them end with the turn.
+    The commands that a program started through us; all of them end with the turn.
 
     Args:
         folder: The folder of this machine that the workspace is: the program knows no other.
@@ -217,17 +211,17 @@ class BorrowedTerminals:
         self._open: dict[str, _Terminal] = {}
 
     async def create(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a command in the workspace; it sees none of our keys."""
-        from stepengine.tools.bundled.shell.process import CommandStart, start
+        """Start a command in the workspace, without our keys in its environment."""
+        from stepengine.tools.bundled.shell.process import CommandStart, start_command
 
-        words = command_of(given)
+        words = parse_command(given)
         if len(self._open) >= OPEN:
             msg = f"there are {OPEN} terminals already; give back those that are done"
             raise ToolError(msg)
-        folder = self._below(given.get("cwd"))
+        folder = self._resolve_folder(given.get("cwd"))
         system = self._place.system
-        env = environment_of(()) if system is None else await asyncio.to_thread(_environment_there, system)
-        env |= {MARKER: secrets.token_hex(16)} | variables_of(given)
+        env = select_environment(()) if system is None else await asyncio.to_thread(_remote_environment, system)
+        env |= {MARKER: secrets.token_hex(16)} | parse_variables(given)
         program = await asyncio.to_thread(_find_program, words[0], env.get("PATH", os.defpath), system)
         if program is None:
             msg = f"there is no program {words[0]!r:.200}"
@@ -236,9 +230,9 @@ class BorrowedTerminals:
         kept = min(limit, OUTPUT_BYTES) if type(limit) is int and limit >= 0 else OUTPUT_BYTES
         heard: list[_Terminal] = []
         early: list[bytes] = []
-        opened = await asyncio.to_thread(self._opened, folder)
+        opened = await asyncio.to_thread(self._open_folder, folder)
         try:
-            process = await start(
+            process = await start_command(
                 CommandStart(
                     program=program,
                     argv=tuple(words),
@@ -257,7 +251,7 @@ class BorrowedTerminals:
         self._open[name] = made
         return {"terminalId": name}
 
-    def _opened(self, folder: Path) -> Fd:
+    def _open_folder(self, folder: Path) -> Fd:
         """Open a folder of the workspace where that is."""
         if self._place.system is None:
             return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -268,27 +262,27 @@ class BorrowedTerminals:
             self._root = Root(self._place, PathPolicy())
         return self._root.open_folder(os.fspath(folder.relative_to(self._folder))).fd
 
-    def _below(self, cwd: object) -> Path:
+    def _resolve_folder(self, cwd: object) -> Path:
         if cwd is None:
             return self._folder
-        place = Path(os.path.realpath(self._folder / text_of(cwd, 4_096)))
+        place = Path(os.path.realpath(self._folder / start_of_text(cwd, 4_096)))
         if not place.is_relative_to(self._folder):
             msg = "commands run in the workspace alone"
             raise PathOutsideRoot(msg)
         return place
 
     def _find(self, given: Mapping[str, Any]) -> _Terminal:
-        found = self._open.get(text_of(given.get("terminalId"), 100))
+        found = self._open.get(start_of_text(given.get("terminalId"), 100))
         if found is None:
             msg = "there is no such terminal"
             raise ToolError(msg)
         return found
 
     async def output(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a command printed so far, and how it ended."""
+        """Return the output of a command so far, and its exit status."""
         found = self._find(given)
         found.process.drain()
-        ended = _ending(found)
+        ended = _exit_status(found)
         said = {"output": found.output.decode("utf-8", "replace"), "truncated": found.is_cut}
         return said if ended is None else {**said, "exitStatus": ended}
 
@@ -296,28 +290,28 @@ class BorrowedTerminals:
         """Wait for the end of a command."""
         found = self._find(given)
         await found.process.wait(None)
-        return _ending(found) or {"exitCode": None, "signal": None}
+        return _exit_status(found) or {"exitCode": None, "signal": None}
 
     async def kill(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """End a command; what it printed can still be asked for."""
-        await _end(self._find(given))
+        """End a command. Its output can still be read."""
+        await _end_command(self._find(given))
         return {}
 
     async def release(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """End a command, and forget it."""
+        """End a command, and remove its output."""
         found = self._find(given)
-        self._open.pop(text_of(given.get("terminalId"), 100), None)
-        await _end(found)
+        self._open.pop(start_of_text(given.get("terminalId"), 100), None)
+        await _end_command(found)
         return {}
 
     async def aclose(self) -> None:
         """End all commands."""
         left, self._open = list(self._open.values()), {}
-        await asyncio.gather(*[_end(one) for one in left])
+        await asyncio.gather(*[_end_command(one) for one in left])
 
 
-def _environment_there(system: Elsewhere) -> dict[str, str]:
-    """Return what a command sees elsewhere: what it needs to find itself, and no more than it would see here."""
+def _remote_environment(system: Elsewhere) -> dict[str, str]:
+    """Return the environment of a command on a remote system: the few variables that all commands get, and its user."""
     given, user, home = system.variables(ALWAYS)
     return {**given, "HOME": home, "USER": user, "LOGNAME": user}
 
@@ -328,8 +322,8 @@ def _find_program(name: str, search_path: str, system: Elsewhere | None) -> str 
     return system.which(name, search_path.split(os.pathsep), ())
 
 
-def variables_of(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that a program wants a command to see."""
+def parse_variables(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables that a program requests for a command."""
     listed = given.get("env")
     pairs = listed[:1_000] if isinstance(listed, list) else []
     made = {one.get("name"): one.get("value") for one in pairs if isinstance(one, dict)}
@@ -340,13 +334,13 @@ def variables_of(given: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _ending(found: _Terminal) -> dict[str, Any] | None:
+def _exit_status(found: _Terminal) -> dict[str, Any] | None:
     how = found.process.ending()
     ended = found.ended or (None if how is None else (how.code, how.signal))
     return None if ended is None else {"exitCode": ended[0], "signal": ended[1]}
 
 
-async def _end(found: _Terminal) -> None:
+async def _end_command(found: _Terminal) -> None:
     if found.ended is None:
         how = await found.process.end()
         found.ended = how.code, how.signal

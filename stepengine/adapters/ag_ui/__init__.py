@@ -28,9 +28,11 @@ from stepengine.adapters.ag_ui.asked import (
     page_hooks,
     page_tool_of,
     prompt_of,
-    turns,
+    run_turns,
     waiting_calls,
 )
+from stepengine.adapters.display_items import FAILURES, CallEvent, CallItems, TextEvent, TextItem, TextItems
+from stepengine.data.choices import answer_schema
 from stepengine.data.codec import plain
 from stepengine.data.events import (
     SENT_AS_DATA,
@@ -59,11 +61,11 @@ from stepengine.data.events import (
     WaitFinished,
     WaitStarted,
 )
-from stepengine.data.json import thaw
+from stepengine.data.json import ABSENT, thaw
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
-from stepengine.data.waiting import waits_in_words
+from stepengine.data.waits import describe_waits
 from stepengine.errors import DefinitionError, InputError, StepEngineError
 from stepengine.sessions import Session
 
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
 
 __all__ = (
     "Asked",
-    "UnderWay",
+    "RunningTurn",
     "ag_ui",
     "answers_of",
     "asked_of",
@@ -82,8 +84,8 @@ __all__ = (
     "input_of",
     "page_hooks",
     "prompt_of",
+    "run_turns",
     "sse",
-    "turns",
 )
 
 
@@ -91,7 +93,7 @@ async def ag_ui(
     events: AsyncIterable[Event], *, thread_id: str, run_id: str, verbose: bool = False, asked: Asked | None = None
 ) -> AsyncGenerator[BaseEvent, None]:
     """
-    Give the events of a run as those of AG-UI 1.0.
+    Yield the events of a run as AG-UI 1.0 events.
 
     A suspended run ends with the outcome ``interrupt``, which has its open questions; ``answers_of`` reads what comes back. What
     ends in an error, also one that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
@@ -108,13 +110,15 @@ async def ag_ui(
     Raises:
         DefinitionError: when ``ag_ui`` is not installed.
     """
-    async for shown in _show_events(events, _Page(_core(), thread_id, run_id, verbose=verbose, asked=asked)):
+    async for shown in _show_events(
+        events, _EventTranslator(_import_core(), thread_id, run_id, verbose=verbose, asked=asked)
+    ):
         yield shown
 
 
 def input_of(value: object) -> RunAgentInput:
     """
-    Return what a page sends.
+    Validate a request body of a page, and return it as the protocol's object.
 
     Args:
         value: The JSON of its request's body.
@@ -123,7 +127,7 @@ def input_of(value: object) -> RunAgentInput:
         DefinitionError: when ``ag_ui`` is not installed.
         InputError: with a sentence for each member that cannot be used, and for another major version of the protocol.
     """
-    core = _core()
+    core = _import_core()
     from pydantic import ValidationError
 
     try:
@@ -141,7 +145,7 @@ def input_of(value: object) -> RunAgentInput:
 
 
 async def sse(events: AsyncIterable[BaseEvent]) -> AsyncGenerator[str, None]:
-    """Give *events* as server-sent events. Leaving the iteration early closes *events*."""
+    """Yield *events* as server-sent events. Leaving the iteration early closes *events*."""
     try:
         async for event in events:
             yield f"data: {event.model_dump_json(by_alias=True)}\n\n"
@@ -149,22 +153,26 @@ async def sse(events: AsyncIterable[BaseEvent]) -> AsyncGenerator[str, None]:
         await _close(events)
 
 
-class UnderWay(Protocol):
-    """A run as a page comes back to it: what a ``RunHandle`` is, also where another process has the run."""
+class RunningTurn(Protocol):
+    """The part of ``RunHandle`` that a reconnecting page needs, also for a run that another process executes."""
 
     @property
     def history(self) -> Sequence[Message]:
-        """The messages up to now, those of the conversation before it first."""
+        """The messages so far; those of the conversation before the run come first."""
 
     def events(self) -> AsyncIterable[Event]:
-        """Give its events, from the first one on."""
+        """Yield all events of the run from the first one."""
 
 
 async def connected(
-    given: RunAgentInput, session: Session, handle: RunHandle | UnderWay | None = None, *, shares: Collection[str] = ()
+    given: RunAgentInput,
+    session: Session,
+    handle: RunHandle | RunningTurn | None = None,
+    *,
+    shares: Collection[str] = (),
 ) -> AsyncGenerator[BaseEvent, None]:
     """
-    Give what a page is shown that comes back: the conversation, and the run that is under way, or how the last one ended.
+    Yield the events for a page that reconnects: the conversation, and the current run or the end of the last.
 
     The conversation is ``MESSAGES_SNAPSHOT``, what the page shares ``STATE_SNAPSHOT``. A run that is under way is shown from its beginning;
     one that waits for answers is an interrupt again.
@@ -179,8 +187,8 @@ async def connected(
         DefinitionError: when ``ag_ui`` is not installed.
     """
     asked = Asked(given.thread_id, given.run_id, "", {}, {}, session, tuple(shares))
-    page = _Page(_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)
-    page.history = messages_of(page.core, _messages_of(asked.session, handle), asked.thread_id)
+    page = _EventTranslator(_import_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)
+    page.history = to_protocol_messages(page.core, _messages_before_run(asked.session, handle), asked.thread_id)
     if handle is not None:
         async for shown in _show_events(handle.events(), page):
             yield shown
@@ -189,19 +197,19 @@ async def connected(
         yield shown
 
 
-def _messages_of(session: Session, handle: RunHandle | UnderWay | None) -> Sequence[Message]:
-    """Return the messages of a session, and what the run under way was asked to do; what it does itself is in its events."""
+def _messages_before_run(session: Session, handle: RunHandle | RunningTurn | None) -> Sequence[Message]:
+    """Return the messages of a session and the prompt of the running turn; what the turn adds is in its events."""
     more = [] if handle is None else handle.history[len(session.messages) :]
     return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
 
 
-async def _show_events(events: AsyncIterable[Event], page: _Page) -> AsyncGenerator[BaseEvent, None]:
+async def _show_events(events: AsyncIterable[Event], page: _EventTranslator) -> AsyncGenerator[BaseEvent, None]:
     try:
         async for event in events:
             for shown in page.show(event):
                 yield shown
     except StepEngineError as error:
-        for shown in page.fail(error.message, _code(error)):
+        for shown in page.fail(error.message, _error_code(error)):
             yield shown
     finally:
         await _close(events)
@@ -213,7 +221,7 @@ async def _close(events: object) -> None:
         await close()
 
 
-def _core() -> ModuleType:
+def _import_core() -> ModuleType:
     try:
         from ag_ui import core
     except ImportError:
@@ -222,122 +230,108 @@ def _core() -> ModuleType:
     return core
 
 
-def _code(error: BaseException) -> str:
+def _error_code(error: BaseException) -> str:
     name = type(error).__name__
     return "".join([f"_{c.lower()}" if c.isupper() else c for c in name]).lstrip("_")
 
 
 @attrs.define(eq=False)
-class _OpenMessage:
-    """A message that is open: its id, and what was shown of it."""
-
-    id: str
-    shown: str = ""
-
-
-@attrs.define(eq=False)
 class _Lane:
-    """What is open of one run of the tree; calls by id, whether their input is still to come."""
+    """The agent's name and the open step of one run of the tree."""
 
     name: str = ""
     step: str = ""
-    texts: dict[int, _OpenMessage] = attrs.field(factory=dict)
-    thoughts: dict[int, _OpenMessage] = attrs.field(factory=dict)
-    calls: dict[str, bool] = attrs.field(factory=dict)
 
 
-class _Page:
-    """What a page was shown of one run; everything that is begun is ended before the run is, the innermost first."""
+class _EventTranslator:
+    """Translates the events of one run to AG-UI events; closes all open messages and steps before the run ends, innermost first."""
 
     def __init__(self, core: ModuleType, thread_id: str, run_id: str, *, verbose: bool, asked: Asked | None) -> None:
-        self.core = self._core = core
+        self.core = core
         self.history: list[object] | None = None
         self._ids = {"thread_id": thread_id, "run_id": run_id}
         self._verbose = verbose
         self._page = asked
         self._state: dict[str, Any] = {} if asked is None else asked.state
-        self._known = set() if asked is None else _calls_of(asked.session)
+        self._calls = CallItems(() if asked is None else _shown_call_ids(asked.session))
         self._pages: set[str] = set()
         self._last_call: dict[str, str] = {}
         self._awaited: dict[tuple[str, int], dict[str, object]] = {}
         self._root = ""
         self._lanes: dict[str, _Lane] = {}
         self._asked: dict[str, str] = {}
-        self._made = 0
+        self._texts = TextItems()
         self._has_begun = False
         self._is_over = False
 
     def show(self, event: Event) -> Iterator[BaseEvent]:
-        """Give what stands for *event*."""
+        """Yield the AG-UI events for *event*."""
         if self._is_over:
             return
-        yield from self._begin(event)
+        yield from self._start_if_needed(event)
         show = self.SHOWN.get(type(event))
         if show is not None:
             yield from show(self, event)
         elif self._verbose or type(event) in SENT_AS_DATA:
             value = {name: held for name, held in event.to_json().items() if name not in ("type", "request")}
-            yield self._custom(event, event.type, value)
+            yield self._make_custom_event(event.path, event.type, value)
 
     def fail(self, message: str, code: str) -> Iterator[BaseEvent]:
-        """Give the end of a run that failed; nothing when it has ended."""
+        """Yield the end of a failed run; nothing if the run has ended."""
         if self._is_over:
             return
         if not self._has_begun:
-            self._has_begun = True
-            yield self._core.RunStartedEvent(**self._ids, protocol_version=self._core.PROTOCOL_VERSION)
-            yield from self._snapshots()
-        yield from self._end_all()
+            yield from self._start_run()
+        yield from self._end_lanes("", RunStatus.FAILED)
         self._is_over = True
-        yield self._core.RunErrorEvent(message=message, code=code)
+        yield self.core.RunErrorEvent(message=message, code=code)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self, event: Event) -> Iterator[BaseEvent]:
+    def _start_if_needed(self, event: Event) -> Iterator[BaseEvent]:
         if not self._has_begun:
-            self._has_begun, self._root = True, event.run_id
-            about = {"run_id": event.run_id}
+            self._root, about = event.run_id, {"run_id": event.run_id}
             if isinstance(event, RunStarted):
                 about["agent_id"] = event.agent_id
-            started = {"protocol_version": self._core.PROTOCOL_VERSION, "metadata": {"stepengine": about}}
-            yield self._core.RunStartedEvent(**self._ids, **started)
-            yield from self._snapshots()
+            yield from self._start_run(metadata={"stepengine": about})
         if event.path not in self._lanes:
             name = event.agent_id if isinstance(event, RunStarted) else "agent"
             yield from self._open_lane(event.path, name)
 
-    def _snapshots(self) -> Iterator[BaseEvent]:
+    def _start_run(self, **more: object) -> Iterator[BaseEvent]:
+        """Yield the start of the run, with its history and shared state."""
+        self._has_begun = True
+        yield self.core.RunStartedEvent(**self._ids, protocol_version=self.core.PROTOCOL_VERSION, **more)
         if self.history is not None:
-            yield self._core.MessagesSnapshotEvent(messages=self.history)
+            yield self.core.MessagesSnapshotEvent(messages=self.history)
         if self._page is not None and self._page.shares:
-            yield self._core.StateSnapshotEvent(snapshot=dict(self._state))
+            yield self.core.StateSnapshotEvent(snapshot=dict(self._state))
         for warning in () if self._page is None else self._page.warnings:
-            yield self._core.CustomEvent(name="stepengine.warned", value={"message": warning})
+            yield self.core.CustomEvent(name="stepengine.warned", value={"message": warning})
 
     def rest(self) -> Iterator[BaseEvent]:
-        """Give a run in which nothing happens: where nothing is under way, it ends as the last one did."""
+        """Yield an empty run that ends like the last one, for a page of a session in which no run executes."""
         state = None if self._page is None else self._page.session.state
         self._root = "" if state is None else state.run_id
-        yield self._core.RunStartedEvent(**self._ids, protocol_version=self._core.PROTOCOL_VERSION)
-        yield from self._snapshots()
-        yield self._core.RunFinishedEvent(
-            **self._ids, outcome=self._waits(() if state is None else state.pending, state)
+        yield from self._start_run()
+        yield self.core.RunFinishedEvent(
+            **self._ids, outcome=self._pending_outcome(() if state is None else state.pending, state)
         )
 
-    def _waits(self, pending: Sequence[Question], state: AgentState | None) -> object:
-        """Return what a run that has ended waits for: interrupts, or results of the page's tools, of which it knows by itself."""
+    def _pending_outcome(self, pending: Sequence[Question], state: AgentState | None) -> object:
+        """Return the outcome of a run that waits: interrupts for questions, else success with the calls of the page's tools."""
         questions = [question for question in pending if self._page is None or not page_tool_of(question)]
         waiting = {} if state is None else {m.tool_name: m.tool_call_id for m in reversed(waiting_calls(state))}
         for question in questions:
             if not question.path and question.tool_name in waiting:
                 self._asked.setdefault(question.id, waiting[question.tool_name])
         if questions:
-            asked = [self._interrupt(question) for question in questions]
-            return self._core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
-        return self._core.RunFinishedSuccessOutcome(type="success", pending_tool_call_ids=page_calls(state) or None)
+            asked = [self._make_interrupt(question) for question in questions]
+            return self.core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
+        return self.core.RunFinishedSuccessOutcome(type="success", pending_tool_call_ids=page_calls(state) or None)
 
     def _show_final_state(self, event: RunFinished) -> Iterator[BaseEvent]:
-        """Give the shared state where hooks, or children that take the conversation over, changed it, and say what was not used."""
+        """Yield the shared state if hooks or children changed it, and report page tools that the run was not offered."""
         page = self._page
         if page is None or event.path:
             return
@@ -345,12 +339,12 @@ class _Page:
         held = {name: plain(value) for name, value in state.context.items() if name in page.shares}
         if held != self._state:
             self._state = held
-            yield self._core.StateSnapshotEvent(snapshot=dict(held))
+            yield self.core.StateSnapshotEvent(snapshot=dict(held))
         if missing := [name for name in page.tools if name not in state.tool_definitions]:
             told = (
                 f"the page's tools {', '.join(missing)} were not offered: Engine(hooks=page_hooks()) gives them to runs"
             )
-            yield self._custom(event, "warned", {"message": told})
+            yield self._make_custom_event(event.path, "warned", {"message": told})
 
     def _show_state_change(self, event: ToolFinished) -> Iterator[BaseEvent]:
         change = event.result.change
@@ -367,7 +361,7 @@ class _Page:
                     self._state[name] = plain(value)
                     delta.append({"op": "add", "path": place, "value": self._state[name]})
         if delta:
-            yield self._core.StateDeltaEvent(delta=delta)
+            yield self.core.StateDeltaEvent(delta=delta)
 
     def _open_lane(self, path: str, name: str, *, call: str | None = None) -> Iterator[BaseEvent]:
         if path in self._lanes:
@@ -375,10 +369,10 @@ class _Page:
         self._lanes[path] = _Lane(name)
         if path:
             above = path.rpartition(".")[0]
-            yield self._core.SubagentStartedEvent(
-                subagent_run_id=self._agent(path),
+            yield self.core.SubagentStartedEvent(
+                subagent_run_id=self._agent_name(path),
                 name=name,
-                parent_subagent_run_id=self._agent(above),
+                parent_subagent_run_id=self._agent_name(above),
                 parent_tool_call_id=call,
             )
 
@@ -400,8 +394,8 @@ class _Page:
                 yield self._agent_end(each, status, lane, error if each == path else "")
 
     def _agent_end(self, path: str, status: RunStatus, lane: _Lane, error: str) -> BaseEvent:
-        core, agent = self._core, {"subagent_run_id": self._agent(path)}
-        if status in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.MAX_STEPS):
+        core, agent = self.core, {"subagent_run_id": self._agent_name(path)}
+        if status in FAILURES:
             message = f"{lane.name} ended as {status}{f': {error}' if error else ''}"
             ended: BaseEvent = core.SubagentErrorEvent(**agent, message=message, code=status.value)
         elif status is RunStatus.SUSPENDED:
@@ -410,40 +404,39 @@ class _Page:
             ended = core.SubagentFinishedEvent(**agent, outcome=core.SubagentFinishedSuccessOutcome(type="success"))
         return ended
 
-    def _end_all(self, status: RunStatus = RunStatus.FAILED) -> Iterator[BaseEvent]:
-        yield from self._end_lanes("", status)
-
     def _run_finished(self, event: RunFinished) -> Iterator[BaseEvent]:
-        result, core = event.result, self._core
+        result, core = event.result, self.core
         yield from self._show_final_state(event)
         match result.status:
             case RunStatus.FAILED | RunStatus.MAX_STEPS:
                 message = "the step limit was reached" if result.error is None else str(result.error)
                 code = (
-                    "max_steps" if result.status is RunStatus.MAX_STEPS else _code(result.error or StepEngineError(""))
+                    "max_steps"
+                    if result.status is RunStatus.MAX_STEPS
+                    else _error_code(result.error or StepEngineError(""))
                 )
                 yield from self.fail(message, code)
                 return
             case RunStatus.SUSPENDED:
-                yield from self._sleeping(event)
-                outcome = self._waits(result.pending_questions, result.state)
+                yield from self._show_waits(event)
+                outcome = self._pending_outcome(result.pending_questions, result.state)
             case RunStatus.CANCELLED:
                 outcome = core.RunFinishedCancelledOutcome(type="cancelled")
             case _:
                 outcome = core.RunFinishedSuccessOutcome(type="success")
-        yield from self._end_all(result.status)
+        yield from self._end_lanes("", result.status)
         self._is_over = True
         yield core.RunFinishedEvent(
             **self._ids,
             outcome=outcome,
             result=plain(result.output),
-            usage=self._usage(result),
+            usage=self._usage_by_model(result),
             metadata={"stepengine": {"run_id": event.run_id, "status": result.status.value}},
         )
 
-    def _usage(self, result: RunResult) -> list[object]:
+    def _usage_by_model(self, result: RunResult) -> list[object]:
         return [
-            self._core.TokenUsage(
+            self.core.TokenUsage(
                 provider=model.partition("/")[0] if "/" in model else None,
                 model=model.partition("/")[2] or model,
                 input_tokens=used.prompt_tokens,
@@ -456,10 +449,10 @@ class _Page:
             for model, used in result.usage_by_model.items()
         ]
 
-    def _sleeping(self, event: RunFinished) -> Iterator[BaseEvent]:
-        """Say what a run waits for that no page can answer: in words, and for a page that knows better as ``stepengine.waits``."""
+    def _show_waits(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Yield a text about waits that no page can answer, and the event ``stepengine.waits`` for pages that know it."""
         result = event.result
-        said = waits_in_words(result.waits_for)
+        said = describe_waits(result.waits_for)
         if not said or event.path:
             return
         waits = [
@@ -474,10 +467,9 @@ class _Page:
             for one in result.waits_for
             if one.kind != "question"
         ]
-        yield self._custom(event, "waits", {"waits": waits})
+        yield self._make_custom_event(event.path, "waits", {"waits": waits})
         yield from self._end_blocks("")
-        yield from self._more_text(event, said)
-        yield from self._end_text("", event.seq)
+        yield from self._show_items(self._texts.show_output(event, said))
 
     def _note_page_call(self, event: QuestionAsked) -> Iterator[BaseEvent]:
         if page_tool_of(event.question):
@@ -489,16 +481,18 @@ class _Page:
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
         yield from ()
 
-    def _interrupt(self, question: Question) -> object:
+    def _make_interrupt(self, question: Question) -> object:
         is_permission = question.tool_name is not None
         about = {"tool_name": question.tool_name, "input": thaw(question.details), "preview": thaw(question.preview)}
-        return self._core.Interrupt(
+        if question.origins:
+            about["origins"] = list(question.origins)
+        return self.core.Interrupt(
             id=f"{self._root}:{question.id}",
             reason="stepengine.permission" if is_permission else "stepengine.question",
             message=question.text,
             tool_call_id=self._asked.get(question.id),
-            subagent_run_id=self._agent(question.path),
-            response_schema=_schema(question),
+            subagent_run_id=self._agent_name(question.path),
+            response_schema=_answer_schema(question),
             metadata={"stepengine": about} if is_permission else None,
         )
 
@@ -507,7 +501,7 @@ class _Page:
     def _step_started(self, event: StepStarted) -> Iterator[BaseEvent]:
         yield from self._end_step(event.path)
         self._lanes[event.path].step = name = f"{event.path}#{event.step}"
-        yield self._core.StepStartedEvent(step_name=name, subagent_run_id=self._agent(event.path))
+        yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._agent_name(event.path))
 
     def _step_finished(self, event: StepFinished) -> Iterator[BaseEvent]:
         yield from self._end_blocks(event.path)
@@ -516,104 +510,69 @@ class _Page:
     def _end_step(self, path: str) -> Iterator[BaseEvent]:
         lane = self._lanes[path]
         if lane.step:
-            yield self._core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._agent(path))
+            yield self.core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._agent_name(path))
             lane.step = ""
 
-    def _text(self, event: TextDelta) -> Iterator[BaseEvent]:
-        yield from self._more_text(event, event.text)
+    def _show_text(self, event: TextEvent) -> Iterator[BaseEvent]:
+        yield from self._show_items(self._texts.show(event))
 
-    def _more_text(self, event: Event, text: str) -> Iterator[BaseEvent]:
-        lane, core, agent = self._lanes[event.path], self._core, {"subagent_run_id": self._agent(event.path)}
-        block = lane.texts.get(event.seq)
-        if block is None:
-            block = lane.texts[event.seq] = _OpenMessage(self._new_id(event))
-            yield core.TextMessageStartEvent(message_id=block.id, role="assistant", **agent)
-        block.shown += text
-        yield core.TextMessageContentEvent(message_id=block.id, delta=text, **agent)
-
-    def _show_thought(self, event: ThinkingDelta) -> Iterator[BaseEvent]:
-        yield from self._more_thought(event, event.text)
-
-    def _more_thought(self, event: Event, text: str) -> Iterator[BaseEvent]:
-        lane, core, agent = self._lanes[event.path], self._core, {"subagent_run_id": self._agent(event.path)}
-        block = lane.thoughts.get(event.seq)
-        if block is None:
-            block = lane.thoughts[event.seq] = _OpenMessage(self._new_id(event))
-            yield core.ReasoningStartEvent(message_id=block.id, **agent)
-            yield core.ReasoningMessageStartEvent(message_id=block.id, role="reasoning", **agent)
-        block.shown += text
-        yield core.ReasoningMessageContentEvent(message_id=block.id, delta=text, **agent)
-
-    def _text_completed(self, event: TextCompleted) -> Iterator[BaseEvent]:
-        yield from self._complete_block(event, self._lanes[event.path].texts, self._more_text, self._end_text)
-
-    def _thinking_completed(self, event: ThinkingCompleted) -> Iterator[BaseEvent]:
-        yield from self._complete_block(event, self._lanes[event.path].thoughts, self._more_thought, self._end_thought)
-
-    def _complete_block(
-        self,
-        event: TextCompleted | ThinkingCompleted,
-        blocks: dict[int, _OpenMessage],
-        more: Callable[[Event, str], Iterator[BaseEvent]],
-        end: Callable[[str, int], Iterator[BaseEvent]],
-    ) -> Iterator[BaseEvent]:
-        """End a message; what a reader who fell behind did not get is made up for, what it got wrongly is taken back."""
-        shown = blocks[event.seq].shown if event.seq in blocks else ""
-        if not event.text.startswith(shown):
-            yield self._custom(event, "discarded", {"messageId": blocks[event.seq].id})
-            yield from end(event.path, event.seq)
-            shown = ""
-        if event.text[len(shown) :]:
-            yield from more(event, event.text[len(shown) :])
-        yield from end(event.path, event.seq)
-
-    def _end_text(self, path: str, seq: int) -> Iterator[BaseEvent]:
-        block = self._lanes[path].texts.pop(seq, None)
-        if block is not None:
-            yield self._core.TextMessageEndEvent(message_id=block.id, subagent_run_id=self._agent(path))
-
-    def _end_thought(self, path: str, seq: int) -> Iterator[BaseEvent]:
-        block = self._lanes[path].thoughts.pop(seq, None)
-        if block is not None:
-            agent = {"subagent_run_id": self._agent(path)}
-            yield self._core.ReasoningMessageEndEvent(message_id=block.id, **agent)
-            yield self._core.ReasoningEndEvent(message_id=block.id, **agent)
+    def _show_items(self, items: Iterable[TextItem]) -> Iterator[BaseEvent]:
+        core = self.core
+        for step, text, piece, is_discarded in items:
+            agent = {"subagent_run_id": self._agent_name(text.path)}
+            message = {"message_id": f"{self._root}-{text.path}-{text.epoch}-{text.number}", **agent}
+            if is_discarded:
+                yield self._make_custom_event(text.path, "discarded", {"messageId": message["message_id"]})
+            match text.kind, step:
+                case "text", "start":
+                    yield core.TextMessageStartEvent(role="assistant", **message)
+                case "text", "piece":
+                    yield core.TextMessageContentEvent(delta=piece, **message)
+                case "text", _:
+                    yield core.TextMessageEndEvent(**message)
+                case _, "start":
+                    yield core.ReasoningStartEvent(**message)
+                    yield core.ReasoningMessageStartEvent(role="reasoning", **message)
+                case _, "piece":
+                    yield core.ReasoningMessageContentEvent(delta=piece, **message)
+                case _:
+                    yield core.ReasoningMessageEndEvent(**message)
+                    yield core.ReasoningEndEvent(**message)
 
     def _discard_reply(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
-        lane = self._lanes[event.path]
-        for blocks in (lane.thoughts, lane.texts):
-            if event.seq in blocks:
-                yield self._custom(event, "discarded", {"messageId": blocks[event.seq].id})
-        calls = [call for call, is_open in lane.calls.items() if is_open]
+        yield from self._show_items(self._texts.end(event.path, discarded=event.seq))
+        calls = self._calls.pop_coming(event.path, are_over=False)
         for call in calls:
-            yield self._custom(event, "discarded", {"toolCallId": self._call_id(event.path, call)})
+            yield self._make_custom_event(event.path, "discarded", {"toolCallId": self._call_id(event.path, call)})
         yield from self._end_blocks(event.path)
-        for call in calls:
-            del lane.calls[call]
+        yield from self._end_calls(event.path, calls)
 
     def _end_blocks(self, path: str) -> Iterator[BaseEvent]:
-        lane = self._lanes[path]
-        for seq in list(lane.thoughts):
-            yield from self._end_thought(path, seq)
-        for seq in list(lane.texts):
-            yield from self._end_text(path, seq)
-        for call in [call for call, is_open in lane.calls.items() if is_open]:
-            yield from self._end_call(path, call)
+        yield from self._show_items(self._texts.end(path))
+        yield from self._end_calls(path, self._calls.pop_coming(path, are_over=True))
+
+    def _end_calls(self, path: str, calls: Iterable[str]) -> Iterator[BaseEvent]:
+        for call in calls:
+            yield self.core.ToolCallEndEvent(
+                tool_call_id=self._call_id(path, call), subagent_run_id=self._agent_name(path)
+            )
 
     # --- tools --------------------------------------------------------------------------------------------------------
 
-    def _input(self, event: ToolInputDelta) -> Iterator[BaseEvent]:
-        if event.tool_call_id:
-            yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
-            yield self._arguments(event.path, event.tool_call_id, event.text)
+    def _show_call(self, event: CallEvent) -> Iterator[BaseEvent]:
+        core = self.core
+        for step, path, call, name, piece, given, is_streamed in self._calls.show(event):
+            about = {"tool_call_id": self._call_id(path, call), "subagent_run_id": self._agent_name(path)}
+            if step == "start" or not is_streamed:
+                yield core.ToolCallStartEvent(tool_call_name=name, **about)
+            if step == "piece" or not (is_streamed or given is ABSENT):
+                yield core.ToolCallArgsEvent(delta=piece or _to_json_text(given), **about)
+            if step == "input":
+                yield core.ToolCallEndEvent(**about)
 
     def _tool_started(self, event: ToolStarted) -> Iterator[BaseEvent]:
         self._last_call[event.path] = event.tool_call_id
-        if event.tool_call_id not in self._lanes[event.path].calls:
-            yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
-            if self._lanes[event.path].calls[event.tool_call_id]:
-                yield self._arguments(event.path, event.tool_call_id, _json(event.input))
-        yield from self._end_call(event.path, event.tool_call_id)
+        yield from self._show_call(event)
         if event.child_path:
             # What a tool that yields asks for stands below its call, as what a child does.
             call = self._call_id(event.path, event.tool_call_id)
@@ -624,79 +583,54 @@ class _Page:
             failed = event.result.is_error
             status = RunStatus.FAILED if failed else RunStatus.COMPLETED
             yield from self._end_lanes(event.child_path, status, event.result.text if failed else "")
-        if event.tool_call_id not in self._lanes[event.path].calls:
-            yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
-        yield from self._end_call(event.path, event.tool_call_id)
+        yield from self._show_call(event)
         call = self._call_id(event.path, event.tool_call_id)
         yield from self._show_state_change(event)
         if event.result.status == "pending":
             return  # its result comes with the answer that it waits for
         if self._page is not None and not event.path and call in self._pages and call in self._page.results:
             return  # it came from the page
-        yield self._core.ToolCallResultEvent(
+        yield self.core.ToolCallResultEvent(
             message_id=f"{call}-result",
             tool_call_id=call,
             content=event.result.text,
             role="tool",
-            subagent_run_id=self._agent(event.path),
+            subagent_run_id=self._agent_name(event.path),
             metadata={"stepengine": {"status": event.result.status, "duration_ms": event.duration_ms}},
         )
 
-    def _begin_call(self, path: str, call: str, name: str) -> Iterator[BaseEvent]:
-        lane = self._lanes[path]
-        if not path and call in self._known:
-            lane.calls.setdefault(call, False)
-        elif call not in lane.calls:
-            lane.calls[call] = True
-            yield self._core.ToolCallStartEvent(
-                tool_call_id=self._call_id(path, call), tool_call_name=name, subagent_run_id=self._agent(path)
-            )
-
-    def _arguments(self, path: str, call: str, text: str) -> BaseEvent:
-        args: BaseEvent = self._core.ToolCallArgsEvent(
-            tool_call_id=self._call_id(path, call), delta=text, subagent_run_id=self._agent(path)
-        )
-        return args
-
-    def _end_call(self, path: str, call: str) -> Iterator[BaseEvent]:
-        lane = self._lanes[path]
-        if lane.calls.get(call):
-            lane.calls[call] = False
-            agent = self._agent(path)
-            yield self._core.ToolCallEndEvent(tool_call_id=self._call_id(path, call), subagent_run_id=agent)
-
-    def _progress(self, event: ToolProgress | ToolLog) -> Iterator[BaseEvent]:
+    def _show_progress(self, event: ToolProgress | ToolLog) -> Iterator[BaseEvent]:
         call = self._call_id(event.path, event.tool_call_id)
         content = {"toolCallId": call, "message": event.message, "percent": getattr(event, "percent", None)}
-        yield self._core.ActivitySnapshotEvent(
+        yield self.core.ActivitySnapshotEvent(
             message_id=f"{call}-progress",
             activity_type="stepengine.progress",
             content=content,
             replace=True,
-            subagent_run_id=self._agent(event.path),
+            subagent_run_id=self._agent_name(event.path),
         )
 
-    def _todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
-        yield self._core.ActivitySnapshotEvent(
-            message_id=f"{self._agent(event.path) or self._root}-todos",
+    def _show_todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
+        yield self.core.ActivitySnapshotEvent(
+            message_id=f"{self._agent_name(event.path) or self._root}-todos",
             activity_type="stepengine.todos",
             content={"todos": thaw(event.todos)},
             replace=True,
-            subagent_run_id=self._agent(event.path),
+            subagent_run_id=self._agent_name(event.path),
         )
 
-    def _wait(self, event: WaitStarted | WaitFinished) -> Iterator[BaseEvent]:
-        """Give a wait as one activity; a run that is suspended goes on with it in another message."""
+    def _show_wait(self, event: WaitStarted | WaitFinished) -> Iterator[BaseEvent]:
+        """Yield a wait as one activity; a suspended run continues it in another message."""
         is_over = isinstance(event, WaitFinished) and event.is_over
         about = self._awaited.setdefault((event.path, event.seq), {"kind": event.kind})
         if isinstance(event, WaitStarted):
             about |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
-        yield self._core.ActivitySnapshotEvent(
-            message_id=f"{self._agent(event.path) or self._root}-wait-{event.seq}",
+        yield self.core.ActivitySnapshotEvent(
+            message_id=f"{self._agent_name(event.path) or self._root}-wait-{event.seq}",
             activity_type="stepengine.wait",
             content={**about, "isOver": is_over},
             replace=True,
-            subagent_run_id=self._agent(event.path),
+            subagent_run_id=self._agent_name(event.path),
         )
 
     def _show_answer(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
@@ -704,69 +638,67 @@ class _Page:
             told = {"questionId": event.question_id, "answer": event.answer}
         else:
             told = {"toolCallId": self._call_id(event.path, event.tool_call_id), "decision": event.decision}
-        yield self._custom(event, "answer", told)
+        yield self._make_custom_event(event.path, "answer", told)
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _custom(self, event: Event, name: str, value: Mapping[str, object]) -> BaseEvent:
-        custom: BaseEvent = self._core.CustomEvent(
-            name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._agent(event.path)
+    def _make_custom_event(self, path: str, name: str, value: Mapping[str, object]) -> BaseEvent:
+        custom: BaseEvent = self.core.CustomEvent(
+            name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._agent_name(path)
         )
         return custom
 
-    def _agent(self, path: str) -> str | None:
+    def _agent_name(self, path: str) -> str | None:
         return f"{self._root}-{path}" if path else None
 
     def _call_id(self, path: str, call: str) -> str:
         # Those of a root run count on through its conversation, also where a run goes on as another one.
-        return f"{self._agent(path)}:{call}" if path else call
+        return f"{self._agent_name(path)}:{call}" if path else call
 
-    def _new_id(self, event: Event) -> str:
-        self._made += 1
-        return f"{self._root}-{event.path}-{event.epoch}-{self._made}"
-
-    SHOWN: ClassVar[Mapping[type[Event], Callable[[_Page, Any], Iterable[BaseEvent]]]] = {
+    SHOWN: ClassVar[Mapping[type[Event], Callable[[_EventTranslator, Any], Iterable[BaseEvent]]]] = {
         RunStarted: lambda *_: (),
         RunFinished: _run_finished,
         AgentSpawned: _show_child,
         AgentFinished: _agent_finished,
         StepStarted: _step_started,
         StepFinished: _step_finished,
-        TextDelta: _text,
-        ThinkingDelta: _show_thought,
-        TextCompleted: _text_completed,
-        ThinkingCompleted: _thinking_completed,
+        TextDelta: _show_text,
+        ThinkingDelta: _show_text,
+        TextCompleted: _show_text,
+        ThinkingCompleted: _show_text,
         ReplyDiscarded: _discard_reply,
-        ToolInputDelta: _input,
+        ToolInputDelta: _show_call,
         ToolStarted: _tool_started,
         ToolFinished: _tool_finished,
-        ToolProgress: _progress,
-        ToolLog: _progress,
-        TodosChanged: _todos,
+        ToolProgress: _show_progress,
+        ToolLog: _show_progress,
+        TodosChanged: _show_todos,
         QuestionAsked: _note_page_call,
         PermissionRequested: _note_permission_request,
         AnswerReceived: _show_answer,
         PermissionDecided: _show_answer,
-        WaitStarted: _wait,
-        WaitFinished: _wait,
+        WaitStarted: _show_wait,
+        WaitFinished: _show_wait,
     }
     """The events for which the protocol has a form. The others are custom events, or are left out."""
 
 
-def _calls_of(session: Session) -> set[str]:
-    """Return the ids of the calls that a page has been shown."""
+def _shown_call_ids(session: Session) -> set[str]:
+    """Return the ids of the calls of a session that the page already has."""
     replies = [message for message in session.messages if isinstance(message, AssistantMessage)]
     return {part.tool_call_id for reply in replies for part in reply.content if isinstance(part, ToolCallPart)}
 
 
-def messages_of(core: ModuleType, said: Sequence[Message], thread_id: str) -> list[object]:
-    """Return a conversation as the messages of the protocol; thoughts and instructions are left out, as is what waits for an answer."""
+def to_protocol_messages(core: ModuleType, said: Sequence[Message], thread_id: str) -> list[object]:
+    """Return a conversation as AG-UI messages, without thoughts, instructions and the results of waiting calls."""
     found: list[object] = []
     for number, message in enumerate(said):
         own = f"{thread_id}-{number}"
         if isinstance(message, AssistantMessage):
             calls = [
-                core.ToolCall(id=p.tool_call_id, function=core.FunctionCall(name=p.tool_name, arguments=_json(p.input)))
+                core.ToolCall(
+                    id=p.tool_call_id, function=core.FunctionCall(name=p.tool_name, arguments=_to_json_text(p.input))
+                )
                 for p in message.content
                 if isinstance(p, ToolCallPart)
             ]
@@ -780,16 +712,13 @@ def messages_of(core: ModuleType, said: Sequence[Message], thread_id: str) -> li
     return found
 
 
-def _json(value: object) -> str:
+def _to_json_text(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
-def _schema(question: Question) -> dict[str, Any]:
-    """Return the JSON Schema of what answers *question*."""
+def _answer_schema(question: Question) -> dict[str, Any]:
+    """Return the JSON Schema of the answer to a question."""
     if question.tool_name is not None:
         said = {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedInput": {"type": "object"}}
         return {"type": "object", "properties": said, "required": ["approved"]}
-    one: dict[str, object] = {"type": "string"}
-    if question.options and not question.allow_text:
-        one["enum"] = list(question.options)
-    return {"type": "array", "items": one} if question.multi_select else one
+    return answer_schema(question)

@@ -15,6 +15,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.choices import approval
 from stepengine.data.codec import plain
 from stepengine.data.definition import HookContext
 from stepengine.data.events import Event, RunFinished
@@ -22,11 +23,11 @@ from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolMessage, ToolResult, UserMessage
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.state import AgentState, suspended_at
+from stepengine.data.state import AgentState, find_suspended_reply
 from stepengine.data.tools import Asking, ToolSpec
 from stepengine.errors import DefinitionError, InputError
 from stepengine.sessions import Session
-from stepengine.tools.control import checked, control_tools_by_name
+from stepengine.tools.control import control_tools_by_name, make_checked_tool
 from stepengine.tools.definition import Tool, check_name
 from stepengine.tools.schemas import SchemaInputs
 
@@ -48,7 +49,7 @@ NO_INPUT = {"type": "object", "properties": {}}
 @frozen
 class Asked:
     """
-    What a page asks for; ``asked_of`` reads it.
+    The request of a page; ``asked_of`` parses it.
 
     Attributes:
         thread_id: The conversation's id: the session's.
@@ -89,7 +90,7 @@ class Asked:
 
 def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> Asked:
     """
-    Return what a page asks for.
+    Parse the request of a page.
 
     Args:
         given: The ``RunAgentInput``.
@@ -101,11 +102,11 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
             than 1,048,576 characters of tools, context and state.
     """
     waiting = {message.tool_call_id for message in waiting_calls(session.state)}
-    results = dict(_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
+    results = dict(_iter_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
     answers = {**page_answers(session.state, results), **answers_of(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
     prompt = "" if answers and not says_more else prompt_of(given)
-    metadata = _metadata(given, session.state, tuple(shares))
+    metadata = _make_metadata(given, session.state, tuple(shares))
     sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
     unread = tuple([f"{name} of the page is read by no run" for name, value in sent.items() if value])
     return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
@@ -113,7 +114,7 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
 
 def prompt_of(given: Any) -> str:
     """
-    Return what the user says: the text of the last message that a page sends. Nothing else of its history counts.
+    Return the prompt: the text of the last message of a page. The rest of its history is ignored.
 
     Args:
         given: The ``RunAgentInput``.
@@ -125,7 +126,7 @@ def prompt_of(given: Any) -> str:
     if last is None or last.role != "user":
         msg = f"the last message of a page is what its user says; this one is {'none' if last is None else repr(last.role)}"
         raise InputError(msg, issues=("messages: the last one is not a user message",))
-    text = _text(last.content)
+    text = _content_text(last.content)
     if text is None:
         msg = "a page sent a message with something that is not text; only text parts are read"
         raise InputError(msg, issues=("messages: the last one has a part that is not text",))
@@ -135,7 +136,7 @@ def prompt_of(given: Any) -> str:
     return text
 
 
-def _text(content: Any) -> str | None:
+def _content_text(content: Any) -> str | None:
     parts = [content] if isinstance(content, str) else [getattr(part, "text", None) for part in content]
     texts = [part for part in parts if isinstance(part, str)]
     return "\n\n".join(texts) if len(texts) == len(parts) else None
@@ -143,7 +144,7 @@ def _text(content: Any) -> str | None:
 
 def answers_of(given: Any) -> dict[str, AnswerLike]:
     """
-    Return what a page answers to the interrupts of a suspended run, by question id; empty when it answers nothing.
+    Return a page's answers to the interrupts of a suspended run, by question id; empty without answers.
 
     A payload is a bool or a string, or, to a permission, an object with ``approved`` and perhaps ``reason`` and ``editedInput``; to a
     question with options a list of them. An entry that was cancelled is declined. What the answers are worth the engine says.
@@ -162,14 +163,14 @@ def answers_of(given: Any) -> dict[str, AnswerLike]:
             msg = f"resume[{number}] answers {entry.interrupt_id!r:.80}; the id of an interrupt is such as 'run-1:q3'"
             raise InputError(msg, issues=(f"resume[{number}]: no id of an interrupt",))
         runs.add(run)
-        found[question] = Answer(declined=True) if entry.status == "cancelled" else _answer(entry.payload, number)
+        found[question] = Answer(declined=True) if entry.status == "cancelled" else _parse_answer(entry.payload, number)
     if len(runs) > 1:
         msg = f"resume answers interrupts of {len(runs)} runs; those of one run are answered at once"
         raise InputError(msg, issues=("resume: interrupts of several runs",))
     return found
 
 
-def _answer(payload: Any, number: int) -> AnswerLike:
+def _parse_answer(payload: Any, number: int) -> AnswerLike:
     match payload:
         case bool() | str():
             return payload
@@ -178,8 +179,7 @@ def _answer(payload: Any, number: int) -> AnswerLike:
         case {"approved": bool(approved)}:
             edited, reason = payload.get("editedInput"), payload.get("reason") or ""
             if isinstance(reason, str) and isinstance(edited, dict | None):
-                words = "yes" if approved else "no"
-                return Answer(text=words, edited_input=edited if approved else None, reason=reason)
+                return approval(is_allowed=approved, edited_input=edited, reason=reason)
         case _:
             pass
     msg = f"resume[{number}] has a payload that is not an answer; one is a bool, a string, a list of options or {{'approved': true}}"
@@ -189,9 +189,9 @@ def _answer(payload: Any, number: int) -> AnswerLike:
 # --- the page's own tools ---------------------------------------------------------------------------------------------
 
 
-def _results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
+def _iter_results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
     for message in messages:
-        text = _text(message.content)
+        text = _content_text(message.content)
         if text is None or len(text) > MAX_PROMPT:
             msg = (
                 f"the result of the call {message.tool_call_id!r:.80} is too long, or holds something that is not text"
@@ -201,7 +201,7 @@ def _results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
 
 
 def page_tool_of(question: Question) -> str:
-    """Return the page's tool whose result answers a question of the root; ``""`` for another question."""
+    """Return the page's tool whose result answers a question of the root run; ``""`` for other questions."""
     details = question.details
     return (
         str(details[PAGE_TOOL]) if not question.path and isinstance(details, JsonDict) and PAGE_TOOL in details else ""
@@ -209,15 +209,15 @@ def page_tool_of(question: Question) -> str:
 
 
 def waiting_calls(state: AgentState | None) -> list[ToolMessage]:
-    """Return what stands for the results of the calls that a suspended run waits for."""
-    at = None if state is None else suspended_at(state.message_history)
+    """Return the placeholder results of the calls that a suspended run waits for."""
+    at = None if state is None else find_suspended_reply(state.message_history)
     if state is None or at is None:
         return []
     return [m for m in state.message_history[at:] if isinstance(m, ToolMessage) and m.status == "pending"]
 
 
 def page_calls(state: AgentState | None) -> list[str]:
-    """Return the calls of the page's tools that a suspended run waits for, or will; the first one is asked about."""
+    """Return the ids of the page tool calls that a suspended run needs results for; the first one is asked about."""
     names = {page_tool_of(question) for question in (state.pending if state is not None else ())} - {""}
     specs = state.tool_definitions if state is not None else {}
     waiting = waiting_calls(state) if names else []
@@ -225,7 +225,7 @@ def page_calls(state: AgentState | None) -> list[str]:
 
 
 def page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
-    """Return the answer to the question that stands for a call of the page's tool, where its result is known."""
+    """Return the answer to the question for a page tool call, if its result is known."""
     names = {call.tool_call_id: call.tool_name for call in waiting_calls(state)}
     for question in state.pending if state is not None else ():
         name = page_tool_of(question)
@@ -237,7 +237,7 @@ def page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dic
 
 def page_tool(name: str, description: str, schema: Mapping[str, Any]) -> Tool:
     """
-    Return a tool that the page carries out: a call suspends the run, and what the page gives is the result.
+    Return a tool that the page executes. A call suspends the run until the page sends the result.
 
     Raises:
         DefinitionError: for a name that no provider takes, or a schema that cannot be checked.
@@ -254,10 +254,10 @@ def page_tool(name: str, description: str, schema: Mapping[str, Any]) -> Tool:
             Question("", f"The page carries out {name}.", details={PAGE_TOOL: name, "input": value}, allow_text=True)
         ]
 
-    return checked(spec, Asking(questions, _result))
+    return make_checked_tool(spec, Asking(questions, _result_from_answer))
 
 
-def _result(answers: Sequence[Answer]) -> ToolResult:
+def _result_from_answer(answers: Sequence[Answer]) -> ToolResult:
     (answer,) = answers
     if answer.by != PAGE:
         said = f"; its user said: {answer.value}" if answer.value else ""
@@ -267,11 +267,11 @@ def _result(answers: Sequence[Answer]) -> ToolResult:
     )
 
 
-async def turns(
+async def run_turns(
     asked: Asked, start: Callable[[str, Mapping[str, AnswerLike]], RunHandle]
 ) -> AsyncGenerator[Event, None]:
     """
-    Start a run with what a page asks for, and give its events; again where it waits for a result that the page has sent already.
+    Start a run for a page and yield its events; repeat while the run waits for a result that the page already sent.
 
     Leaving the iteration ends nothing.
 
@@ -293,13 +293,13 @@ async def turns(
 # --- what a run is given ----------------------------------------------------------------------------------------------
 
 
-def _metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
+def _make_metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters or NO_INPUT}
         for tool in given.tools or ()
     ]
     # A page that is loaded again may offer nothing any more; a call that waits for it goes on nevertheless.
-    tools += [tool for tool in _waited_for(state) if tool["name"] not in {own["name"] for own in tools}]
+    tools += [tool for tool in _waiting_tools(state) if tool["name"] not in {own["name"] for own in tools}]
     context = [{"description": each.description, "value": each.value} for each in given.context or ()]
     page = {"tools": _check_offered(tools), "context": context, "state": _shared_state(given.state, shares)}
     page = {name: value for name, value in page.items() if value}
@@ -309,7 +309,7 @@ def _metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]) -> 
     return {KEY: page} if page else {}
 
 
-def _waited_for(state: AgentState | None) -> list[dict[str, Any]]:
+def _waiting_tools(state: AgentState | None) -> list[dict[str, Any]]:
     calls = set(page_calls(state))
     names = {message.tool_name for message in waiting_calls(state) if message.tool_call_id in calls}
     specs = {} if state is None else state.tool_definitions
@@ -349,12 +349,17 @@ def _shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
 
 
 def page_hooks() -> Hooks:
-    """Return the hooks that give a run its page's tools, context and state, out of its metadata; for ``Engine(hooks=...)``."""
-    return Hooks(pre_run=[take_page])
+    """Return the hooks that add a page's tools, context and state to a run, for ``Engine(hooks=...)``."""
+    return Hooks(pre_run=[apply_page_data])
 
 
-def take_page(ctx: HookContext) -> Change | None:
-    """Give a root run what its page sent; the page's tools never stand in place of the agent's."""
+def apply_page_data(ctx: HookContext) -> Change | None:
+    """
+    Add the page's tools, context and state to a root run.
+
+    Raises:
+        InputError: when the agent already has a tool of that name.
+    """
     page = ctx.metadata.get(KEY)
     if ctx.path or not isinstance(page, JsonDict):
         return None

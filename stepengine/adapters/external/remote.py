@@ -29,17 +29,17 @@ from stepengine.adapters.external.turns import (
     NAME_CHARS,
     OPEN_ASKS,
     QUESTION,
-    Said,
-    asked_input,
-    asked_kind,
-    compact,
-    dict_of,
-    dicts_of,
-    failed,
+    TurnOutput,
+    as_dict,
+    as_dicts,
+    finish_shielded,
+    make_external_handler,
+    make_failed_result,
+    make_permission_input,
+    permission_kind,
     permission_tools,
-    text_of,
-    to_the_end,
-    turns_of,
+    start_of_json,
+    start_of_text,
 )
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import StepContext
@@ -49,14 +49,12 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.models._sse import SSEParser
-from stepengine.models.keys import Secret, given_to, printable
+from stepengine.models.keys import Secret, printable, register_secret
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
 
 if TYPE_CHECKING:
     import httpx2
-
-__all__ = ("RemoteAgent",)
 
 Permissions = Literal["people", "policy"]
 
@@ -85,8 +83,8 @@ PROBLEMS: Mapping[int, str] = {401: "auth_required", 403: "auth_required"}
 
 
 @frozen(kw_only=True)
-class _Led:
-    """How a remote agent is reached."""
+class _RemoteSettings:
+    """The address, credentials and limits of a remote agent."""
 
     id: str
     url: str
@@ -99,7 +97,7 @@ class _Led:
 
 class RemoteAgent(AgentDefinition[Any]):
     """
-    An agent of another server, which ``stepengine serve`` or ``stepengine.server.app`` serves.
+    An agent on another server, run by ``stepengine serve`` or ``stepengine.server.app``.
 
     It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. Prompt and params
     are those of the agent there, and so is what it gives. A turn is one recorded effect, with what the agent said and called beside
@@ -147,9 +145,9 @@ class RemoteAgent(AgentDefinition[Any]):
         **fields: Any,
     ) -> None:
         if url is not None:
-            _check(id, url, permissions, away_seconds, allow_http=allow_http)
-            secret = Secret(_usable(id, token)) if isinstance(token, str) else token
-            led = _Led(
+            _check_options(id, url, permissions, away_seconds, allow_http=allow_http)
+            secret = Secret(_check_token(id, token)) if isinstance(token, str) else token
+            led = _RemoteSettings(
                 id=id, url=url.rstrip("/"), agent=agent or id, token=secret, token_env=token_env, permissions=permissions,
                 away_seconds=away_seconds,
             )  # fmt: skip
@@ -158,7 +156,7 @@ class RemoteAgent(AgentDefinition[Any]):
                 "input_schema": InputSchema(prompt=PROMPT, params=params),
                 **fields,
                 "tools": [_turn_tool(led, timeout), *permission_tools(id)],
-                "handle_steps": turns_of(id, _begun, _output, carried=("run", "place")),
+                "handle_steps": make_external_handler(id, _start_inputs, _parse_output, carried=("run", "place")),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
             msg = f"agent {id!r}: a RemoteAgent needs its server, such as url='https://agents.example.com'"
@@ -166,7 +164,7 @@ class RemoteAgent(AgentDefinition[Any]):
         super().__init__(id, description=description, **fields)
 
 
-def _check(id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool) -> None:
+def _check_options(id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool) -> None:
     problem = _url_problem(url, allow_http=allow_http)
     if problem:
         pass
@@ -192,12 +190,12 @@ def _url_problem(url: object, *, allow_http: bool) -> str:
         return f"its url is not the address of a server; {fine}"
     if parts.query or parts.fragment or "@" in parts.netloc:
         return f"its url has a query, a fragment or a name before the host; {fine}, and the token is token="
-    if parts.scheme == "http" and not (allow_http or _is_here(host)):
+    if parts.scheme == "http" and not (allow_http or _is_loopback_host(host)):
         return f"{host!r} is another machine, and over http anybody in between could read the token; https:// or allow_http=True"
     return ""
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback_host(host: str) -> bool:
     if host == "localhost":
         return True
     try:
@@ -206,8 +204,8 @@ def _is_here(host: str) -> bool:
         return False
 
 
-def _usable(id: str, token: str) -> str:
-    """Return a token as it is sent."""
+def _check_token(id: str, token: str) -> str:
+    """Return *token* without surrounding blanks; raise ``DefinitionError`` if it is empty or has invalid characters."""
     token = token.strip()
     if not token or not (token.isascii() and token.isprintable()) or " " in token:
         msg = f"agent {id!r}: its token is empty, or holds what no token holds; `stepengine tokens add` makes one"
@@ -218,19 +216,19 @@ def _usable(id: str, token: str) -> str:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _begun(ctx: StepContext) -> dict[str, Any]:
+def _start_inputs(ctx: StepContext) -> dict[str, Any]:
     given = ctx.params
     return {"prompt": ctx.prompt, "params": dict(given) if isinstance(given, Mapping) and given else None}
 
 
-def _output(data: Mapping[str, Any]) -> Any:
+def _parse_output(data: Mapping[str, Any]) -> Any:
     return data["output"]
 
 
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
-def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
+def _turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
     schema = {
         "type": "object",
         "properties": {
@@ -244,20 +242,20 @@ def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
     }
 
     async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
-        said = Said()
+        said = TurnOutput()
         said.begin(ctx)
-        turn: _Turn | None = None
+        turn: _RemoteRun | None = None
         try:
-            async with _Server(led) as server:
-                turn = _Turn(led, server, said)
-                return await turn.until_told(ctx, given)
+            async with _ServerClient(led) as server:
+                turn = _RemoteRun(led, server, said)
+                return await turn.run_until_question(ctx, given)
         except ExternalAgentError as error:
             if turn is not None and turn.is_under_way:
                 await turn.cancel()  # nobody would ask for what it does
-            return failed(error)
+            return make_failed_result(error)
         except BaseException:
             if turn is not None:
-                await to_the_end(turn.cancel())
+                await finish_shielded(turn.cancel())
             raise
         finally:
             said.finish()
@@ -277,10 +275,10 @@ def _turn_tool(led: _Led, timeout: float | None) -> Tool[Any, Any]:
     )
 
 
-class _Turn:
-    """A run of another server, from its start or an answer to its end or the next question."""
+class _RemoteRun:
+    """A run on another server, from its start or an answer to its end or next question."""
 
-    def __init__(self, led: _Led, server: _Server, said: Said) -> None:
+    def __init__(self, led: _RemoteSettings, server: _ServerClient, said: TurnOutput) -> None:
         self._led = led
         self._server = server
         self._said = said
@@ -295,39 +293,44 @@ class _Turn:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether there is a run of it that is not known to have ended."""
+        """Whether the run was started and is not known to have ended."""
         return bool(self._run) and not self._is_over
 
-    async def until_told(self, ctx: ToolContext, given: Mapping[str, Any]) -> ToolResult:
-        """Start the run, or answer it, and return what it said until its end or the next question."""
+    async def run_until_question(self, ctx: ToolContext, given: Mapping[str, Any]) -> ToolResult:
+        """Start or answer the run, and return its output up to its end or next question."""
         answers = given.get("answers")
         if answers is None:
-            await self._begin(ctx, given)
+            await self._start_new_run(ctx, given)
         else:
             self._run, self._place = given["run"], given["place"]
             for answer in answers:
-                await self._reply(answer)
+                await self._send_answer(answer)
         pause = FIRST_PAUSE
         while True:
-            heard = await self._watch()
-            view = await self._look()
+            heard = await self._read_events()
+            view = await self._fetch_run()
             if view["status"] == "cancelled" and self._is_found:
                 # Its end was still on its way when it was found: it was cancelled with the run that led it.
-                await self._begin(ctx, given)
+                await self._start_new_run(ctx, given)
                 continue
             if view["status"] in ENDED:
                 self._is_over = True
-                return self._ended(view)
-            if asks := self._asks(view):
+                return self._make_result(view)
+            if asks := self._open_questions(view):
                 self._said.complete()
-                told: Any = {"asks": asks, "run": self._run, "place": self._place, "transcript": self._said.taken()}
+                told: Any = {
+                    "asks": asks,
+                    "run": self._run,
+                    "place": self._place,
+                    "transcript": self._said.drain_record(),
+                }
                 return ToolResult.json(told)
             pause = FIRST_PAUSE if heard else min(2 * pause, LAST_PAUSE)
             await asyncio.sleep(pause)
 
     # --- what is said to it -------------------------------------------------------------------------------------------
 
-    async def _begin(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
+    async def _start_new_run(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
         body = {"agent": self._led.agent, "prompt": given.get("prompt") or ""}
         if given.get("params"):
             body["params"] = given["params"]
@@ -335,13 +338,13 @@ class _Turn:
             # Whoever resumes a run that was cancelled has its remote run cancelled, too, and starts another.
             self._start = {"body": body, "key": f"{ctx.idempotency_key}-{again}"}
             self._place, self._told = "", set()
-            self._is_found = not await self._started()
-            if not self._is_found or (await self._look())["status"] != "cancelled":
+            self._is_found = not await self._post_run()
+            if not self._is_found or (await self._fetch_run())["status"] != "cancelled":
                 return
         msg = f"the run of {self._led.id!r} was cancelled {MAX_AGAIN} times; run it anew"
         raise ExternalAgentError(msg, kind="failed")
 
-    async def _started(self) -> bool:
+    async def _post_run(self) -> bool:
         assert self._start is not None  # noqa: S101
         start = self._start
         made = await self._server.ask("POST", "/runs", start["body"], headers={"idempotency-key": start["key"]})
@@ -351,8 +354,8 @@ class _Turn:
         self._run = run
         return is_new
 
-    async def _reply(self, given: Mapping[str, Any]) -> None:
-        """Answer a question; one that is not open any more was answered by somebody there, or by us before a crash."""
+    async def _send_answer(self, given: Mapping[str, Any]) -> None:
+        """Answer a question. A closed question was answered by someone else, or by us before a crash."""
         name = given["id"]
         answer = given.get("answer", given.get("allowed"))
         told: Any = {"declined": True} if answer == "" else answer
@@ -361,66 +364,66 @@ class _Turn:
         )
         self._answered[name] = asyncio.get_running_loop().time()
         if refused.get("type") == "urn:stepengine:problem:answer_rejected" and name in [
-            one.get("id") for one in dicts_of(refused.get("open"))
+            one.get("id") for one in as_dicts(refused.get("open"))
         ]:
             # It is open, and this is no answer to it: to ask about it again would go on for ever.
-            msg = f"{self._led.id!r} does not take the answer to {name!r}: {text_of(refused.get('detail'))}"
-            raise ExternalAgentError(_printed(msg), kind="failed")
+            msg = f"{self._led.id!r} does not take the answer to {name!r}: {start_of_text(refused.get('detail'))}"
+            raise ExternalAgentError(_clean_text(msg), kind="failed")
 
     async def cancel(self) -> None:
-        """Tell the server that its run is cancelled, also where it was just asked for one."""
+        """Cancel the run on the server, also if its start was only just requested."""
         if not self._run and self._start is None:
             return
         with contextlib.suppress(ExternalAgentError, TimeoutError):
-            async with asyncio.timeout(CANCEL_SECONDS), _Server(self._led) as self._server:
+            async with asyncio.timeout(CANCEL_SECONDS), _ServerClient(self._led) as self._server:
                 if not self._run:
-                    await self._started()
+                    await self._post_run()
                 body = {"reason": "the run that leads it was cancelled"}
                 await self._server.ask("POST", f"/runs/{self._run}/cancel", body, may_be=(404, 409))
 
     # --- what it says -------------------------------------------------------------------------------------------------
 
-    async def _look(self) -> Mapping[str, Any]:
+    async def _fetch_run(self) -> Mapping[str, Any]:
         view = await self._server.ask("GET", f"/runs/{self._run}")
         if view.get("status") not in (*ENDED, *OPEN) or not isinstance(view.get("questions"), list):
             self._server.refuse(f"a run whose status is {view.get('status')!r:.60}")
         return view
 
-    async def _watch(self) -> bool:
-        """Take in events until the run asks something, ends, or the stream does; return whether there were any."""
+    async def _read_events(self) -> bool:
+        """Read events until the run asks or ends or the stream ends, and return True if there were any."""
         heard = False
         async with contextlib.aclosing(self._server.events(f"/runs/{self._run}/events", self._place)) as events:
             async for place, event in events:
                 heard = True
                 self._place = place or self._place
-                if self._take(event["type"], event):
+                if self._process_event(event["type"], event):
                     break
         return heard
 
-    def _take(self, kind: str, event: Mapping[str, Any]) -> bool:
-        """Take in an event; return whether the run is to be looked at."""
+    def _process_event(self, kind: str, event: Mapping[str, Any]) -> bool:
+        """Process an event, and return True if the run has to be fetched."""
         match kind:
             case "question_asked":
                 return True
             case "permission_requested":
-                name = dict_of(event.get("question")).get("id")
+                name = as_dict(event.get("question")).get("id")
                 if isinstance(name, str) and len(self._kinds) < OPEN_ASKS:
-                    self._kinds[name] = asked_kind(text_of(event.get("category"), 40))
+                    self._kinds[name] = permission_kind(start_of_text(event.get("category"), 40))
                 return True
             case "run_finished":
                 return True
             case "text_delta" | "thinking_delta" | "text_completed" | "thinking_completed":
-                self._spoke(kind, event)
+                self._process_text(kind, event)
             case "tool_started" | "tool_finished":
-                self._called(kind, event)
+                self._process_call(kind, event)
             case "todos_changed":
-                self._planned(event)
+                self._process_todos(event)
             case _:
                 pass
         return False
 
-    def _spoke(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Take in a text of the agent itself; its children's are theirs."""
+    def _process_text(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Process a text of the agent itself. Texts of its children are ignored."""
         seq = event.get("seq")
         if event.get("path") != "" or not isinstance(seq, int) or not self._said.room:
             return
@@ -429,60 +432,64 @@ class _Turn:
         if is_whole and place in self._told:
             return
         self._told.add(place)
-        self._said.more(what, text_of(event.get("text"), self._said.room))
+        self._said.more(what, start_of_text(event.get("text"), self._said.room))
 
-    def _called(self, kind: str, event: Mapping[str, Any]) -> None:
-        call = text_of(event.get("tool_call_id"))
+    def _process_call(self, kind: str, event: Mapping[str, Any]) -> None:
+        call = start_of_text(event.get("tool_call_id"))
         if not call:
             return
-        result = dict_of(event.get("result"))
+        result = as_dict(event.get("result"))
         given = event.get("input")
         status = "" if kind == "tool_started" else "completed" if result.get("status") in (None, "ok") else "failed"
-        kept = {"input": compact(given)} if kind == "tool_started" and given else {}
+        kept = {"input": start_of_json(given)} if kind == "tool_started" and given else {}
         self._said.tool(
-            f"{text_of(event.get('path'), 100)}/{call}",
-            name=text_of(event.get("tool_name"), 100) or "other",
-            category=text_of(event.get("category"), 40),
-            title=text_of(event.get("tool_name"), 100),
+            f"{start_of_text(event.get('path'), 100)}/{call}",
+            name=start_of_text(event.get("tool_name"), 100) or "other",
+            category=start_of_text(event.get("category"), 40),
+            title=start_of_text(event.get("tool_name"), 100),
             status=status,
-            given=asked_input(text_of(event.get("tool_name"), 100), dict_of(given)) if given else {},
+            given=make_permission_input(start_of_text(event.get("tool_name"), 100), as_dict(given)) if given else {},
             kept=kept,
             output=_result_text(result) if kind == "tool_finished" else "",
         )
 
-    def _planned(self, event: Mapping[str, Any]) -> None:
-        todos = dicts_of(event.get("todos"))[:200]
+    def _process_todos(self, event: Mapping[str, Any]) -> None:
+        todos = as_dicts(event.get("todos"))[:200]
         if event.get("path") == "":
             self._said.plan(
-                [{"task": text_of(one.get("task")), "completed": one.get("completed") is True} for one in todos]
+                [{"task": start_of_text(one.get("task")), "completed": one.get("completed") is True} for one in todos]
             )
 
     # --- what comes of it ---------------------------------------------------------------------------------------------
 
-    def _asks(self, view: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the open questions but for those that were answered just now."""
+    def _open_questions(self, view: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the open questions, without those that were just answered."""
         now = asyncio.get_running_loop().time()
         found = []
-        for one in dicts_of(view["questions"])[:OPEN_ASKS]:
+        for one in as_dicts(view["questions"])[:OPEN_ASKS]:
             name = one.get("id")
             if not isinstance(name, str) or not name or len(name) > ENTRY_CHARS:
                 self._server.refuse("a question without an id")
             if now - self._answered.get(name, -math.inf) > TAKEN_SECONDS:
-                found.append(self._ask(name, one))
+                found.append(self._make_ask(name, one))
         return found
 
-    def _ask(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
-        tool, details = text_of(one.get("tool_name"), 200), one.get("details")
+    def _make_ask(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+        tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
         if tool and self._led.permissions == "policy":
-            action = text_of(dict_of(one.get("preview")).get("action"))
-            kind = self._kinds.get(name) or asked_kind("")
-            return {"id": mended(name), "kind": kind, "input": asked_input(action or f"Call {tool}", dict_of(details))}
-        options = [text_of(option) for option in one.get("options") or () if isinstance(option, str)][:100]
+            action = start_of_text(as_dict(one.get("preview")).get("action"))
+            kind = self._kinds.get(name) or permission_kind("")
+            return {
+                "id": mended(name),
+                "kind": kind,
+                "input": make_permission_input(action or f"Call {tool}", as_dict(details)),
+            }
+        options = [start_of_text(option) for option in one.get("options") or () if isinstance(option, str)][:100]
         options = list(dict.fromkeys(filter(None, options)))
         if len(options) == 1:
             options = []
         asked: dict[str, Any] = {
-            "text": text_of(one.get("text"), ENTRY_CHARS)
+            "text": start_of_text(one.get("text"), ENTRY_CHARS)
             or (f"May {tool} run?" if tool else "A question without words"),
             "options": options,
             "multi_select": bool(options) and one.get("multi_select") is True,
@@ -490,51 +497,53 @@ class _Turn:
             "allow_text": bool(options) and (one.get("allow_text") is True or bool(tool)),
         }
         if tool or details is not None:
-            said = asked_input(f"Call {tool}", dict_of(details)) if tool else {"details": compact(details)}
+            said = (
+                make_permission_input(f"Call {tool}", as_dict(details)) if tool else {"details": start_of_json(details)}
+            )
             asked["details"] = said
         return {"id": mended(name), "kind": QUESTION, "input": asked}
 
-    def _ended(self, view: Mapping[str, Any]) -> ToolResult:
+    def _make_result(self, view: Mapping[str, Any]) -> ToolResult:
         self._said.complete()
-        spent = {"usage": _usage(view.get("usage")), "cost": _dollars(view.get("cost_usd"))}
+        spent = {"usage": _parse_usage(view.get("usage")), "cost": _parse_cost(view.get("cost_usd"))}
         if view["status"] != "completed":
-            why = text_of(view.get("error")) or "it did not say why"
+            why = start_of_text(view.get("error")) or "it did not say why"
             msg = f"the run {self._run} of {self._led.id!r} at {self._led.url} ended as {view['status']}: {why}"
-            return failed(ExternalAgentError(_printed(msg), kind="failed"), **spent)
+            return make_failed_result(ExternalAgentError(_clean_text(msg), kind="failed"), **spent)
         data: Any = {
             "output": view.get("output"),
-            "text": text_of(view.get("text"), ANSWER_BYTES),
+            "text": start_of_text(view.get("text"), ANSWER_BYTES),
             "run": self._run,
-            "transcript": self._said.taken(),
+            "transcript": self._said.drain_record(),
         }
         return ToolResult.json(data, **spent)
 
 
-def _printed(text: str) -> str:
-    """Return foreign text as a message has it."""
+def _clean_text(text: str) -> str:
+    """Return untrusted text in a printable form for messages."""
     return printable(mended(text), 4_000)
 
 
 def _result_text(result: Mapping[str, Any]) -> str:
-    """Return what a result of a tool says in words."""
-    parts = dicts_of(result.get("parts")) or dicts_of(result.get("content"))
+    """Return the text of a tool result."""
+    parts = as_dicts(result.get("parts")) or as_dicts(result.get("content"))
     said = [
-        text_of(one.get("text"), ENTRY_CHARS) or compact(one["value"])
+        start_of_text(one.get("text"), ENTRY_CHARS) or start_of_json(one["value"])
         for one in parts
         if one.get("text") or "value" in one
     ]
     return "\n".join(filter(None, said))[:ENTRY_CHARS]
 
 
-def _usage(told: object) -> Usage | None:
-    """Return the tokens that a server tells of, in our own words."""
-    given = dict_of(told)
+def _parse_usage(told: object) -> Usage | None:
+    """Return the token usage that a server reported."""
+    given = as_dict(told)
     names = [field.name for field in attrs.fields(Usage) if field.name != "at_least"]
     counted = {name: given[name] for name in names if type(given.get(name)) is int and 0 <= given[name] < 2**53}
     return Usage(**counted, at_least=given.get("at_least") is True) if counted else None
 
 
-def _dollars(told: object) -> Decimal | None:
+def _parse_cost(told: object) -> Decimal | None:
     with contextlib.suppress(InvalidOperation, ValueError):
         amount = Decimal(told[:40]) if isinstance(told, str) else None
         return amount if amount is not None and amount.is_finite() and amount >= 0 else None
@@ -544,10 +553,10 @@ def _dollars(told: object) -> Decimal | None:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-class _Server:
-    """A server of ours as its clients see it; what it says is held to sizes and shapes."""
+class _ServerClient:
+    """A client of a stepengine server; checks the size and shape of each reply."""
 
-    def __init__(self, led: _Led) -> None:
+    def __init__(self, led: _RemoteSettings) -> None:
         self._led = led
         self._client: httpx2.AsyncClient | None = None
         self._last_seen = 0.0
@@ -556,14 +565,14 @@ class _Server:
     async def __aenter__(self) -> Self:
         import httpx2
 
-        from stepengine.models._transport import hold, trusted
+        from stepengine.models._transport import get_ssl_context, unpack_response
 
-        led, token = self._led, self._token()
-        given_to(led.id, token, "token")
+        led, token = self._led, self._read_token()
+        register_secret(led.id, token, "token")
         timeout = httpx2.Timeout(connect=10.0, read=READ_SECONDS, write=60.0, pool=60.0)
         headers = {"authorization": f"Bearer {token.reveal()}", "accept-encoding": "identity"}
         self._client = httpx2.AsyncClient(
-            headers=headers, timeout=timeout, verify=trusted(), event_hooks={"response": [hold]},
+            headers=headers, timeout=timeout, verify=get_ssl_context(), event_hooks={"response": [unpack_response]},
             # A proxy of the environment would see what goes over plain HTTP.
             follow_redirects=False, trust_env=led.url.startswith("https:"),
         )  # fmt: skip
@@ -574,7 +583,7 @@ class _Server:
         assert self._client is not None  # noqa: S101
         await self._client.aclose()
 
-    def _token(self) -> Secret:
+    def _read_token(self) -> Secret:
         led = self._led
         if led.token is not None:
             return led.token
@@ -583,14 +592,14 @@ class _Server:
             msg = f"there is no token for {led.id!r}: RemoteAgent(token=...), or the variable {led.token_env}"
             raise ExternalAgentError(msg, kind="auth_required")
         try:
-            return Secret(_usable(led.id, found))
+            return Secret(_check_token(led.id, found))
         except DefinitionError as error:
             raise ExternalAgentError(error.message, kind="auth_required") from None
 
     def refuse(self, what: str) -> NoReturn:
-        """Raise the error for an answer that no server of ours gives."""
+        """Raise the error for an invalid reply of the server."""
         msg = f"{self._led.url} is not a server of stepengine, or one of a version that this one does not understand: {what}"
-        raise ExternalAgentError(_printed(msg), kind="protocol") from None
+        raise ExternalAgentError(_clean_text(msg), kind="protocol") from None
 
     # --- questions and answers ----------------------------------------------------------------------------------------
 
@@ -598,7 +607,7 @@ class _Server:
         self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] = {}, may_be: Sequence[int] = ()
     ) -> Mapping[str, Any]:
         """
-        Return what the server answers, as soon as it does.
+        Send a request, retry while the server is unreachable, and return its reply.
 
         Raises:
             ExternalAgentError: when it refuses, is away for too long, or gives no such answer.
@@ -613,17 +622,17 @@ class _Server:
                 given: dict[str, Any] = {} if body is None else {"json": body}
                 async with self._client.stream(method, f"{self._led.url}{path}", headers=headers, **given) as response:
                     if response.status_code not in AWAY:
-                        content = await self._content(response)
-                        self._seen()
-                        return self._answer(f"{method} {path}", response, content, may_be)
+                        content = await self._read_content(response)
+                        self._note_contact()
+                        return self._parse_answer(f"{method} {path}", response, content, may_be)
                     why = f"it answered {response.status_code}"
             except httpx2.TransportError as error:
                 why = type(error).__name__
             except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
                 self.refuse(f"{type(error).__name__} for {method} {path}")
-            pause = await self._wait(why, pause)
+            pause = await self._wait_for_server(why, pause)
 
-    async def _content(self, response: httpx2.Response) -> bytes:
+    async def _read_content(self, response: httpx2.Response) -> bytes:
         found = bytearray()
         async for piece in response.aiter_raw():
             found += piece
@@ -631,12 +640,14 @@ class _Server:
                 self.refuse(f"an answer of more than {ANSWER_BYTES:,} bytes")
         return bytes(found)
 
-    def _answer(self, what: str, response: httpx2.Response, content: bytes, may_be: Sequence[int]) -> Mapping[str, Any]:
+    def _parse_answer(
+        self, what: str, response: httpx2.Response, content: bytes, may_be: Sequence[int]
+    ) -> Mapping[str, Any]:
         status = response.status_code
         if 300 <= status < 400:  # noqa: PLR2004
-            where = text_of(response.headers.get("location"), 200)
+            where = start_of_text(response.headers.get("location"), 200)
             msg = f"{self._led.url} sends {what} elsewhere, to {where!r}; the token does not go there: give that address as url="
-            raise ExternalAgentError(_printed(msg), kind="protocol")
+            raise ExternalAgentError(_clean_text(msg), kind="protocol")
         told: Any = None
         with contextlib.suppress(ValueError):
             told = jiter.from_json(content, allow_inf_nan=False)
@@ -645,28 +656,28 @@ class _Server:
         if status in OK:
             self.refuse(f"{what} was answered by {status} without a JSON object")
         if status in may_be:
-            return dict_of(told)
-        detail = text_of(dict_of(told).get("detail")) or f"it answered {status}"
+            return as_dict(told)
+        detail = start_of_text(as_dict(told).get("detail")) or f"it answered {status}"
         msg = f"{self._led.url} refused {what} for {self._led.id!r}: {detail}"
         raise ExternalAgentError(
-            _printed(msg), kind=PROBLEMS.get(status, "start" if what == "POST /runs" else "failed")
+            _clean_text(msg), kind=PROBLEMS.get(status, "start" if what == "POST /runs" else "failed")
         )
 
-    def _seen(self) -> None:
+    def _note_contact(self) -> None:
         self._last_seen, self._was_seen = asyncio.get_running_loop().time(), True
 
-    async def _wait(self, why: str, pause: float) -> float:
-        """Wait until the server may be there again; return how long to wait the next time."""
+    async def _wait_for_server(self, why: str, pause: float) -> float:
+        """Wait before a retry, and return the next waiting time."""
         if asyncio.get_running_loop().time() - self._last_seen > self._led.away_seconds:
             msg = f"{self._led.url} was away for {self._led.away_seconds:g} s ({why}); what {self._led.id!r} does there may go on"
-            raise ExternalAgentError(_printed(msg), kind="ended" if self._was_seen else "start")
+            raise ExternalAgentError(_clean_text(msg), kind="ended" if self._was_seen else "start")
         await asyncio.sleep(pause)
         return min(2 * pause, LAST_PAUSE)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     async def events(self, path: str, after: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
-        """Give the events behind *after*, each with its id; whatever cuts the stream off is its end."""
+        """Yield the events after *after*, each with its id, until the stream ends or breaks."""
         import httpx2
 
         assert self._client is not None  # noqa: S101
@@ -676,19 +687,19 @@ class _Server:
                 if response.status_code in (*AWAY, 204):
                     return
                 if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):  # noqa: PLR2004
-                    self._answer(f"GET {path}", response, await self._content(response), ())
+                    self._parse_answer(f"GET {path}", response, await self._read_content(response), ())
                     self.refuse("events that are no event stream")
-                async for place, event in self._parsed(response):
+                async for place, event in self._parse_stream(response):
                     yield place, event
         except httpx2.TransportError:
             return
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             self.refuse(f"{type(error).__name__} in the events")
 
-    async def _parsed(self, response: httpx2.Response) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+    async def _parse_stream(self, response: httpx2.Response) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
         parser, waiting = SSEParser(), 0
         async for piece in response.aiter_raw():
-            self._seen()
+            self._note_contact()
             # One line at a time: each event has its own id.
             for line in piece.splitlines(keepends=True):
                 waiting += len(line)
@@ -698,9 +709,9 @@ class _Server:
                     waiting = 0
                     if EVENT_ID.fullmatch(parser.id) is None:
                         self.refuse("an event id that no header can hold")
-                    yield parser.id, self._event(data)
+                    yield parser.id, self._parse_event(data)
 
-    def _event(self, data: bytes) -> Mapping[str, Any]:
+    def _parse_event(self, data: bytes) -> Mapping[str, Any]:
         told: Any = None
         with contextlib.suppress(ValueError):
             told = jiter.from_json(data, allow_inf_nan=False)

@@ -35,26 +35,6 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool, ToolPreview
 
-__all__ = (
-    "ASKED",
-    "ENTRY_CHARS",
-    "NAME_CHARS",
-    "OPEN_ASKS",
-    "QUESTION",
-    "SHOWN_CHARS",
-    "Said",
-    "asked_input",
-    "asked_kind",
-    "compact",
-    "dict_of",
-    "dicts_of",
-    "failed",
-    "permission_tools",
-    "text_of",
-    "to_the_end",
-    "turns_of",
-)
-
 T = TypeVar("T")
 
 NAME_CHARS = 56
@@ -76,7 +56,7 @@ QUESTION = "question"
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def turns_of(
+def make_external_handler(
     name: str,
     begin: Callable[[StepContext], Mapping[str, Any]],
     reply: Callable[[Mapping[str, Any]], T],
@@ -84,7 +64,7 @@ def turns_of(
     carried: Sequence[str],
 ) -> Callable[[StepContext], Generator[Any, Any, T]]:
     """
-    Return the handler of an agent that is led.
+    Return the step handler of an external agent, which runs turns and asks its questions.
 
     Args:
         name: The agent's id, which is that of the tool whose calls are its turns.
@@ -103,8 +83,8 @@ def turns_of(
             if "asks" not in data:
                 break
             asks = data["asks"]
-            decided = (yield Parallel(*[_asking(name, ask) for ask in asks])).value
-            answers = [_answer(ask, one) for ask, one in zip(asks, decided, strict=True)]
+            decided = (yield Parallel(*[_make_question_call(name, ask) for ask in asks])).value
+            answers = [_make_answer(ask, one) for ask, one in zip(asks, decided, strict=True)]
             wanted = {"answers": answers, **{member: data[member] for member in carried}}
         if data["text"]:
             # Never as `StepText`: that would carry out what looks like a call in it.
@@ -115,7 +95,7 @@ def turns_of(
     return handle_steps
 
 
-def _asking(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
+def _make_question_call(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
     given = ask["input"]
     if ask["kind"] != QUESTION:
         return ToolCall(f"{name}_{ask['kind']}", given, include_tool_call=False)
@@ -128,7 +108,7 @@ def _asking(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
     )
 
 
-def _answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
+def _make_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
     if ask["kind"] == QUESTION:
         return {"id": ask["id"], "answer": decided}
     return {"id": ask["id"], "allowed": not decided.is_error, "input": ask["input"]}
@@ -140,13 +120,13 @@ def _as_error(told: Any) -> ExternalAgentError:
     return ExternalAgentError(str(told), kind="failed")
 
 
-def failed(error: ExternalAgentError, **spent: Any) -> ToolResult:
-    """Return what a call gives whose agent could not be led; *spent* are tokens and dollars that it cost all the same."""
+def make_failed_result(error: ExternalAgentError, **spent: Any) -> ToolResult:
+    """Return the result of a failed call to an external agent; *spent* are its tokens and cost."""
     return ToolResult.json({"error": {"message": mended(error.message), "kind": error.kind}}, **spent)
 
 
-def asked_kind(category: str) -> str:
-    """Return under which of the tools something of a category is asked for."""
+def permission_kind(category: str) -> str:
+    """Return the kind of the permission tool for a category."""
     return next((name for name, one in ASKED.items() if one == category), OTHER)
 
 
@@ -154,7 +134,7 @@ def permission_tools(
     name: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None = None
 ) -> list[Tool[Any, Any]]:
     """
-    Return the tools whose calls stand for what the agent *name* does if it may.
+    Return the tools whose calls represent permission requests of the agent *name*.
 
     Args:
         name: The id of the agent.
@@ -166,7 +146,7 @@ def permission_tools(
 def _permission_tool(
     name: str, kind: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None
 ) -> Tool[Any, Any]:
-    """Return the tool whose call stands for something that the program does if it may; what it is was done by nobody yet."""
+    """Return the tool whose call represents one kind of permission request of an agent."""
     text: Mapping[str, object] = {"type": "string"}
     members = {
         "title": text,
@@ -191,11 +171,11 @@ def _permission_tool(
         category=ASKED.get(kind, ""),
         annotations=ToolAnnotations(idempotent=True, read_only=kind == "read"),
         in_thread=False,
-        preview=_previewed,
+        preview=_make_preview,
     )
 
 
-def _previewed(given: JsonDict) -> ToolPreview:
+def _make_preview(given: JsonDict) -> ToolPreview:
     details = {key: value for key, value in given.items() if key != "title"}
     return ToolPreview(str(given.get("title", "")), details)
 
@@ -204,9 +184,11 @@ PATHS = ("path", "file_path", "abs_path", "filePath")
 COMMAND = ("command", "cmd", "argv")
 
 
-def asked_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = (), details: str = "") -> dict[str, Any]:
+def make_permission_input(
+    title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = (), details: str = ""
+) -> dict[str, Any]:
     """
-    Return what rules and people are shown of something that an agent wants to be allowed: texts alone, of a capped size.
+    Return the input of a permission request for rules and people: texts only, of limited size.
 
     Args:
         title: What it is in words.
@@ -215,19 +197,19 @@ def asked_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = ()
         details: More to look at; *raw* itself by default.
     """
     several = raw.get("paths")
-    found = [*paths, *[text_of(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
-    found += [text_of(one) for one in several[:100]] if isinstance(several, list) else []
+    found = [*paths, *[start_of_text(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
+    found += [start_of_text(one) for one in several[:100]] if isinstance(several, list) else []
     made: dict[str, Any] = {"title": title or "Something that it does not name"}
     if found := list(dict.fromkeys(filter(None, found)))[:100]:
         made["paths"] = found
     if (command := next((raw[name] for name in COMMAND if raw.get(name)), None)) is not None:
         is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
         made["command"] = (
-            [text_of(word, ENTRY_CHARS) for word in command] if is_words else text_of(command, ENTRY_CHARS)
+            [start_of_text(word, ENTRY_CHARS) for word in command] if is_words else start_of_text(command, ENTRY_CHARS)
         )
     if isinstance(raw.get("url"), str):
-        made["url"] = text_of(raw["url"])
-    if details := details or (compact(raw) if raw else ""):
+        made["url"] = start_of_text(raw["url"])
+    if details := details or (start_of_json(raw) if raw else ""):
         made["details"] = details[:ENTRY_CHARS]
     return made
 
@@ -235,8 +217,8 @@ def asked_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = ()
 # --- what it says -----------------------------------------------------------------------------------------------------
 
 
-class Said:
-    """What an agent says in a turn, shown as it comes and kept."""
+class TurnOutput:
+    """The output of an agent in one turn: emitted as it arrives, and recorded."""
 
     def __init__(self) -> None:
         self.ctx = ToolContext()
@@ -248,31 +230,31 @@ class Said:
         self._left = RECORD_CHARS
 
     def begin(self, ctx: ToolContext) -> None:
-        """Be heard as the call of *ctx* from now on."""
+        """Start to emit output as part of the tool call of *ctx*."""
         self.ctx = ctx
         self._completed = len(self._text)
 
     def complete(self) -> str:
-        """Show the whole of what was said in this call, and return all of the turn's."""
+        """Emit the full text of this call, and return the text of the turn."""
         if text := "".join(self._text[self._completed :]):
             self._emit(TextCompleted(text=text))
         return "".join(self._text)
 
     def finish(self) -> None:
-        """Show the end of what had no end."""
+        """Emit the end of unfinished calls."""
         for call in list(self._shown):
-            self._ended(call, self._tools[call], "cancelled")
+            self._emit_end(call, self._tools[call], "cancelled")
 
     def _emit(self, event: Event) -> None:
         self.ctx.emit(event)
 
     @property
     def room(self) -> int:
-        """How many more characters are kept."""
+        """The number of characters that can still be stored."""
         return max(0, self._left)
 
     def more(self, kind: str, text: str) -> None:
-        """Take in some more ``"text"``, or of a ``"thought"``."""
+        """Append to the ``"text"`` or to a ``"thought"``."""
         if not text or not self.has_room(len(text)):
             return
         if kind == "text":
@@ -286,7 +268,7 @@ class Said:
             self._record.append({kind: [text]})
 
     def has_room(self, chars: int) -> bool:
-        """Return whether so much more is kept, which counts as that then."""
+        """Reserve room for *chars* characters, and return False if there is none."""
         if self._left <= 0:
             return False
         self._left -= chars
@@ -308,7 +290,7 @@ class Said:
         output: str = "",
     ) -> None:
         """
-        Take in what became of a call of a tool of the agent's.
+        Record the progress of a tool call of the agent.
 
         Args:
             call: The agent's own id of it.
@@ -333,9 +315,9 @@ class Said:
         entry["kind"], entry["status"], entry["kept"] = name, status or entry["status"], dict(kept)
         if output and self.has_room(len(output)):
             entry["output"] = output
-        self._show(call, entry, given, category)
+        self._emit_start(call, entry, given, category)
 
-    def _show(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
+    def _emit_start(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
         if call not in self._shown and "ended" not in entry:
             self._shown.add(call)
             self._emit(
@@ -348,9 +330,9 @@ class Said:
                 )
             )
         if entry["status"] in ("completed", "failed"):
-            self._ended(call, entry, "ok" if entry["status"] == "completed" else "error")
+            self._emit_end(call, entry, "ok" if entry["status"] == "completed" else "error")
 
-    def _ended(self, call: str, entry: dict[str, Any], status: Any) -> None:
+    def _emit_end(self, call: str, entry: dict[str, Any], status: Any) -> None:
         if call not in self._shown:
             return
         self._shown.discard(call)
@@ -360,13 +342,13 @@ class Said:
         self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
 
     def plan(self, plan: list[dict[str, Any]]) -> None:
-        """Take in a plan: the ``task`` of each part, and whether it is ``completed``."""
+        """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
         if self.has_room(sum(len(one["task"]) for one in plan) + 1):
             self._record.append({"plan": plan})
             self._emit(TodosChanged(todos=plan))
 
-    def taken(self) -> list[dict[str, Any]]:
-        """Return what was kept since it was taken last."""
+    def drain_record(self) -> list[dict[str, Any]]:
+        """Return the entries recorded since the last call."""
         record, self._record = self._record, []
         made = []
         for entry in record:
@@ -386,31 +368,31 @@ class Said:
 # --- foreign values ---------------------------------------------------------------------------------------------------
 
 
-def dict_of(value: object) -> Mapping[str, Any]:
-    """Return an object; an empty one in place of whatever else it is."""
+def as_dict(value: object) -> Mapping[str, Any]:
+    """Return *value* if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
-def dicts_of(value: object) -> list[Mapping[str, Any]]:
-    """Return the objects among the first 1,000 of a list."""
+def as_dicts(value: object) -> list[Mapping[str, Any]]:
+    """Return the dicts among the first 1,000 items of a list; none if *value* is no list."""
     return [one for one in value[:1_000] if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def text_of(value: object, most: int = SHOWN_CHARS) -> str:
-    """Return the beginning of a text; ``""`` in place of whatever else it is."""
+def start_of_text(value: object, most: int = SHOWN_CHARS) -> str:
+    """Return the first *most* characters of a text; ``""`` if *value* is no text."""
     return mended(value[:most]) if isinstance(value, str) else ""
 
 
-def compact(value: object) -> str:
-    """Return the beginning of what a value is as JSON."""
+def start_of_json(value: object) -> str:
+    """Return the first characters of a value as JSON; ``""`` if it is nested too deep."""
     try:
         return mended(json.dumps(value, ensure_ascii=False, default=str)[:SHOWN_CHARS])
     except (ValueError, RecursionError):
         return ""
 
 
-async def to_the_end(work: Any) -> None:
-    """Wait for something that has to be done, however often this task is cancelled."""
+async def finish_shielded(work: Any) -> None:
+    """Wait until an awaitable is done, even if this task is cancelled; its error is logged."""
     task = asyncio.ensure_future(work)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):

@@ -11,15 +11,15 @@ use, and always absolutely; a replay does without it.
 
 Must not be here: a client protocol of our own, and anything that a floor below would need.
 
-Begin with ``source`` and ``connection``; ``serving`` for the other direction.
+Begin with ``source`` and ``connection``; ``agent_server`` for the other direction.
 """
 
 from __future__ import annotations
 
+from stepengine.adapters.mcp.agent_server import AgentServer, Offered
 from stepengine.adapters.mcp.http import McpRun
 from stepengine.adapters.mcp.notices import Notice
-from stepengine.adapters.mcp.results import Blob, blobs_of
-from stepengine.adapters.mcp.serving import AgentServer, Offered
+from stepengine.adapters.mcp.results import BinaryContent, blobs_of
 from stepengine.adapters.mcp.source import McpTools, mcp_tools
 
-__all__ = ("AgentServer", "Blob", "McpRun", "McpTools", "Notice", "Offered", "blobs_of", "mcp_tools")
+__all__ = ("AgentServer", "BinaryContent", "McpRun", "McpTools", "Notice", "Offered", "blobs_of", "mcp_tools")

@@ -32,22 +32,20 @@ from stepengine.adapters.mcp._caps import (
     RUNS_KEPT,
     TOOLS,
 )
-from stepengine.adapters.mcp.asking import roots_of
+from stepengine.adapters.mcp.client_requests import make_roots
 from stepengine.adapters.mcp.http import ANSWER, RUN, EndpointAnswers, HttpAnswer
+from stepengine.adapters.mcp.lenient_messages import TASK, MessageRepair
 from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
-from stepengine.adapters.mcp.sifting import TASK, Sift
 from stepengine.adapters.mcp.stdio import Pipe, ServerProgram
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.runtime.logs import LOGGER
-from stepengine.tools.conversion import cut
+from stepengine.tools.conversion import cut_middle
 from stepengine.workspace.installed import installed_version
 
 if TYPE_CHECKING:
     from mcp import Client
     from mcp.client.session import ClientSession
-
-__all__ = ("ConnectionOptions", "Lost", "NoSuchMethod", "ServerConnection", "Wanted", "require_package")
 
 T = TypeVar("T")
 CLOSED_CODE = -32000
@@ -62,17 +60,17 @@ REMEDY = "the package mcp is not installed: pip install 'stepengine[mcp]'"
 
 
 class NoSuchMethod(ToolError):
-    """The server does not know what it was asked for."""
+    """The server does not support the requested method."""
 
 
-class Lost(ToolServerError):
-    """The connection ended while a call was open, so that nobody knows what became of it."""
+class ConnectionLost(ToolServerError):
+    """The connection ended during a call, so that the outcome of the call is unknown."""
 
 
 @frozen(kw_only=True)
 class ConnectionOptions:
     """
-    What ``mcp_tools`` was told of a server.
+    The options of ``mcp_tools`` for the connection to a server.
 
     Attributes:
         name: What it is called.
@@ -106,9 +104,9 @@ class ConnectionOptions:
 
 
 @frozen
-class Wanted:
+class ServerRequests:
     """
-    What a server wants to know before it goes on with a call.
+    The requests of a server that must be answered before it continues a call.
 
     Attributes:
         requests: The requests by key, as JSON with ``method`` and ``params``.
@@ -121,7 +119,7 @@ class Wanted:
 
 class OpenCall:
     """
-    A request that is under way, with what its server asks meanwhile.
+    An open request to a server, and the requests that the server sends meanwhile.
 
     Args:
         request: The request.
@@ -133,50 +131,50 @@ class OpenCall:
     """
 
     def __init__(self, request: Coroutine[object, Any, object], lost: str = "the call was given up") -> None:
-        self.task = _apart(request, "mcp call")
+        self.task = _start_task(request, "mcp call")
         self._lost = lost
         self.waiting: asyncio.Future[Any] | None = None
         self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
         self._bell: asyncio.Future[None] | None = None
 
     def ask(self, request: Any, answer: asyncio.Future[Any]) -> None:
-        """Take what the server asks, and the future of its answer."""
+        """Store a request of the server and the future for its answer."""
         self._asked.append((request, answer))
-        self._ring()
+        self._notify_waiter()
 
-    def _ring(self) -> None:
+    def _notify_waiter(self) -> None:
         if self._asked and self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
 
     async def outcome(self) -> Any:
         """
-        Return what the request gave, or what the server asks first.
+        Wait for the result of the request or the first request of the server, and return it.
 
         Raises:
             asyncio.CancelledError: when the caller was cancelled; then the request is, too, and the server is told.
-            Lost: when the request was given up by somebody else, such as who closed the connection.
+            ConnectionLost: when the request was given up by somebody else, such as who closed the connection.
         """
         bell = self._bell = asyncio.get_running_loop().create_future()
-        self._ring()
+        self._notify_waiter()
         try:
             await asyncio.wait((self.task, bell), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.end()
             raise
         if self.task.cancelled():
-            raise Lost(self._lost)
+            raise ConnectionLost(self._lost)
         if self.task.done():
             return self.task.result()
         request, self.waiting = self._asked.pop(0)
-        return Wanted({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
+        return ServerRequests({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
 
     def answer(self, value: object) -> None:
-        """Answer what the server asked last."""
+        """Answer the last request that the server sent."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(value)
 
     async def end(self) -> None:
-        """Give the request up; the server is told, if it listens, and so are those of its questions that nobody will answer."""
+        """Cancel the request, notify the server, and end its unanswered requests."""
         import mcp_types as types
 
         self.task.cancel()
@@ -188,7 +186,7 @@ class OpenCall:
 
 
 class _Live:
-    """A client that was entered, and the task that owns it."""
+    """An MCP client that is open, and the task that owns it."""
 
     def __init__(
         self, options: ConnectionOptions, answer: Callable[[Any], Awaitable[object]], on_tools: Callable[[], None]
@@ -204,7 +202,7 @@ class _Live:
         self.why = ""
         self.client: Client = self._make_client()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.task = _apart(self._own(), f"mcp server {options.name}")
+        self.task = _start_task(self._run_client(), f"mcp server {options.name}")
 
     @property
     def is_over(self) -> bool:
@@ -212,7 +210,7 @@ class _Live:
 
     @property
     def refusal(self) -> str:
-        """Why the endpoint refuses us, in words, with what helps; ``""`` when it does not."""
+        """The reason why the endpoint refuses requests, with a remedy; ``""`` if it does not."""
         return "" if self.answers is None else self.answers.refusal()
 
     def _make_client(self) -> Client:
@@ -221,15 +219,15 @@ class _Live:
 
         options = self._options
         server: Any = options.server
-        sift = Sift(self._version)
+        sift = MessageRepair(self._protocol_version)
         if isinstance(server, ServerProgram):
             self.pipe = Pipe(server, self._over.set, sift)
             server = self.pipe.opened()
         elif isinstance(server, str):
             self.answers = EndpointAnswers(server, options.headers or {}, auth=options.auth, sift=sift)
             server = self.answers.opened()
-        asked: Any = self._answer_elicitation
-        roots: Any = None if options.roots is None else self._roots
+        asked: Any = self._answer_server_request
+        roots: Any = None if options.roots is None else self._list_roots
         lowest: LogLevel | None = "debug" if options.on_notice is not None else None
         return Client(
             server,
@@ -243,21 +241,21 @@ class _Live:
             client_info=Implementation(name="stepengine", version=installed_version("stepengine") or "0"),
         )
 
-    def _version(self) -> str | None:
+    def _protocol_version(self) -> str | None:
         with suppress(RuntimeError):
             return self.client.session.protocol_version
         return None
 
-    async def _answer_elicitation(self, _: Any, params: Any) -> Any:
+    async def _answer_server_request(self, _: Any, params: Any) -> Any:
         return await self._answer(params)
 
-    async def _roots(self, _: Any) -> Any:
+    async def _list_roots(self, _: Any) -> Any:
         import mcp_types as types
 
-        return types.ListRootsResult.model_validate(roots_of(self._options.roots or ()), by_name=False)
+        return types.ListRootsResult.model_validate(make_roots(self._options.roots or ()), by_name=False)
 
-    async def _attend(self) -> None:
-        """Ask the server for what it is to tell of its own accord: its log, changes of lists and of resources."""
+    async def _request_notifications(self) -> None:
+        """Request notifications from the server: its log, and changes of lists and resources."""
         from mcp import MCPError
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
         from pydantic import ValidationError
@@ -266,16 +264,16 @@ class _Live:
         session = self.client.session
         try:
             if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
-                await self._listen()
+                await self._listen_for_changes()
             else:
                 await self._subscribe(session)
         except (MCPError, ValidationError, RuntimeError, TimeoutError) as error:
             if self._options.subscribe and not self.is_over:
-                said = visible(cut(str(error), ERROR_CHARS), strict=True)
+                said = visible(cut_middle(str(error), ERROR_CHARS), strict=True)
                 LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
 
-    async def _listen(self) -> None:
-        """Listen for changes until the connection is over; a stream may end at any time, if only by a proxy."""
+    async def _listen_for_changes(self) -> None:
+        """Listen for changes until the connection ends. The stream is reopened if it ends."""
         from mcp.client.subscriptions import SubscriptionLost
 
         can = self.client.session.server_capabilities
@@ -312,23 +310,23 @@ class _Live:
             asked = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
             await session.send_request(asked, types.EmptyResult)
 
-    async def _own(self) -> None:
-        """Enter the client, wait until it is over, leave it: all in this task."""
+    async def _run_client(self) -> None:
+        """Enter the client, wait until it ends, and leave it, all in this task."""
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._options.start_timeout):
                     await stack.enter_async_context(self.client)
-                attending = asyncio.create_task(self._attend())
-                stack.push_async_callback(_given_up, attending)
+                attending = asyncio.create_task(self._request_notifications())
+                stack.push_async_callback(_cancel_and_wait, attending)
                 if not self._ready.done():
                     self._ready.set_result(None)
                 await self._over.wait()
         except BaseException as error:
             self._over.set()
-            self.why = self._explain_end(error)
+            self.why = self._describe_end(error)
             if not self._ready.done():
-                failed = ToolServerError(self._why_not_started())
-                failed.__cause__ = _leaf(error)
+                failed = ToolServerError(self._start_error_text())
+                failed.__cause__ = _find_first_error(error)
                 self._ready.set_exception(failed)
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
@@ -337,28 +335,28 @@ class _Live:
         finally:
             self._over.set()
 
-    def _why_not_started(self) -> str:
+    def _start_error_text(self) -> str:
         name = self._options.name
         if self.refusal:
             return f"the MCP server {name!r} cannot be used: {self.refusal}"
         return f"the MCP server {name!r} did not start: {self.why}"
 
-    def _explain_end(self, error: BaseException) -> str:
-        """Return in words why it is over: what this side objects to, what went wrong, what the process said last."""
-        leaf = _leaf(error)
+    def _describe_end(self, error: BaseException) -> str:
+        """Return a description of why the connection ended."""
+        leaf = _find_first_error(error)
         pipe = self.pipe
         if pipe is not None and pipe.problem:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
-            said = self._too_slow()
+            said = self._timeout_text()
         elif self.answers is not None and self.answers.failure():
             said = self.answers.failure()
         else:
-            said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
-        words = pipe.last_words() if pipe is not None else ""
+            said = visible(cut_middle(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
+        words = pipe.stderr_tail() if pipe is not None else ""
         return f"{said}; it said: {words}" if words else said
 
-    def _too_slow(self) -> str:
+    def _timeout_text(self) -> str:
         said = f"it did not answer within {self._options.start_timeout:g} s"
         server = self._options.server
         word = PurePath(server.argv[0]).stem if isinstance(server, ServerProgram) else ""
@@ -366,11 +364,11 @@ class _Live:
         return f"{said}{why}; give it longer, with start_timeout={max(60, round(4 * self._options.start_timeout))}"
 
     async def entered(self) -> None:
-        """Wait until it can be used; raises ``ToolError`` when it cannot."""
+        """Wait until the client is ready; raise ``ToolError`` if it cannot start."""
         await asyncio.shield(self._ready)
 
     def end(self) -> None:
-        """Have it left; may be called twice."""
+        """Leave the client. It may be called twice."""
         self._over.set()
 
     async def ended(self) -> None:
@@ -380,7 +378,7 @@ class _Live:
 
 class ServerConnection:
     """
-    What one event loop has of a server.
+    The connection to a server in one event loop.
 
     Args:
         options: What it is.
@@ -412,22 +410,22 @@ class ServerConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is open."""
+        """Whether no call to the server is open."""
         return not self._open
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that it belongs to."""
+        """The event loop of the connection."""
         return self._loop
 
     # --- who has it ---------------------------------------------------------------------------------------------------
 
     def taken_by(self, user: object) -> None:
-        """Take note that *user* has it; it stays open until the last one that has it gives it back."""
+        """Register *user*; the connection stays open until its last user is removed."""
         self._users.add(user)
 
-    def given_back_by(self, user: object) -> bool:
-        """Take note that *user* does without it, and return whether nobody is left who has it."""
+    def remove_user(self, user: object) -> bool:
+        """Unregister *user*, and return True if there is no user left."""
         self._users.discard(user)
         return not self._users
 
@@ -435,7 +433,7 @@ class ServerConnection:
 
     async def session(self, run: str = "") -> ClientSession:
         """
-        Return a session that is under way; *run* is the root run, which has its server started again twice at most.
+        Return an open session. The server is restarted at most twice for the root run *run*.
 
         Raises:
             ToolError: when the server cannot be started, or has died too often.
@@ -450,7 +448,7 @@ class ServerConnection:
         if before is not None:
             await before.ended()
             await self._wait_to_restart(run, before.why)
-        self._live = live = _Live(self._options, self._answer_server, self._outdate)
+        self._live = live = _Live(self._options, self._answer_server, self._mark_stale)
         try:
             await live.entered()
             self._was_up = True
@@ -478,7 +476,7 @@ class ServerConnection:
         await asyncio.sleep(RESTART_WAITS[used])
 
     async def aclose(self) -> None:
-        """End the server, and every request that waits for a person."""
+        """End the server, and all requests that wait for a person."""
         for ticket in list(self._open):
             await self.forget(ticket)
         if self._asking:
@@ -488,18 +486,18 @@ class ServerConnection:
             await live.ended()
 
     def abandon(self) -> None:
-        """Have everything ended without waiting, for whoever cannot."""
+        """End everything without waiting."""
         if self._live is not None:
             self._live.end()
 
-    def _outdate(self) -> None:
+    def _mark_stale(self) -> None:
         self.is_stale = True
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
     async def listed(self, *, prompts: bool = True) -> dict[str, Any]:
         """
-        Return all tools, and all prompts if they are wanted, as they came over the wire, and whether tools may be tasks.
+        Fetch all tools and, with *prompts*, all prompts; return them as sent, and whether tools may be tasks.
 
         Raises:
             ToolError: when the server cannot be started, or gives no list of tools.
@@ -511,16 +509,16 @@ class ServerConnection:
         has_prompts = prompts and can is not None and can.prompts is not None
         has_tools = can is None or can.tools is not None
         return {
-            "tools": await self.pages(session.list_tools, "tools") if has_tools else [],
-            "prompts": await self.pages(session.list_prompts, "prompts", optional=True) if has_prompts else [],
+            "tools": await self.fetch_pages(session.list_tools, "tools") if has_tools else [],
+            "prompts": await self.fetch_pages(session.list_prompts, "prompts", optional=True) if has_prompts else [],
             "tasks": session.protocol_version == "2025-11-25",
         }
 
-    async def pages(
+    async def fetch_pages(
         self, ask: Callable[..., Awaitable[Any]], what: str, *, optional: bool = False
     ) -> list[dict[str, Any]]:
         """
-        Return all pages of a list, as they came over the wire.
+        Fetch the pages of a list, within the limits, and return its entries as sent.
 
         One that is *optional* is empty where the server does not have it after all; many say more of themselves than is so.
         """
@@ -545,10 +543,10 @@ class ServerConnection:
 
     async def guarded(self, request: Awaitable[T], seconds: float | None = None) -> T:
         """
-        Await a request to the server, at most so many seconds.
+        Await a request to the server for at most *seconds*; convert the errors of the package to ``ToolError``.
 
         Raises:
-            Lost: when the connection ended meanwhile.
+            ConnectionLost: when the connection ended meanwhile.
             ToolError: for everything else that the server, or the way to it, answered with.
         """
         from anyio import BrokenResourceError, ClosedResourceError
@@ -564,7 +562,7 @@ class ServerConnection:
             msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
-            raise self._error_of_answer(live, answer, error.code, error.message) from error
+            raise self._make_answer_error(live, answer, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
             raise self._note_loss(live) from error
         except asyncio.CancelledError as error:
@@ -577,8 +575,8 @@ class ServerConnection:
         finally:
             ANSWER.reset(token)
 
-    def _error_of_answer(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
-        """Return what an error of the protocol means: a token that is not valid any more, the end, or the server's own words."""
+    def _make_answer_error(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
+        """Return the ``ToolError`` for a protocol error: an expired token, a lost connection or a server error."""
         name = self._options.name
         answers = None if live is None else live.answers
         if answers is not None and answers.is_about_sign_in(answer):
@@ -588,22 +586,22 @@ class ServerConnection:
         kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 
-    def _note_loss(self, live: _Live | None) -> Lost:
-        """Take note that *live* is over, and not the one that may have been started since."""
+    def _note_loss(self, live: _Live | None) -> ConnectionLost:
+        """Record that *live* has ended, without affecting a client that was started since."""
         if live is not None:
             live.end()
         pipe, answers = (None, None) if live is None else (live.pipe, live.answers)
         problem = pipe.problem if pipe is not None else answers.unsigned if answers is not None else ""
-        return Lost(self._lost_for(problem))
+        return ConnectionLost(self._lost_text(problem))
 
-    def _lost_for(self, problem: str) -> str:
+    def _lost_text(self, problem: str) -> str:
         because = f" ({problem})" if problem else ""
         return f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
 
     async def request(
         self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
     ) -> Any:
-        """Send one ``tools/call``; returns ``Wanted`` or the result as JSON. Errors are those of ``guarded``."""
+        """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; errors are those of ``guarded``."""
         import mcp_types as types
         from pydantic import TypeAdapter
 
@@ -614,14 +612,14 @@ class ServerConnection:
         result = await self.guarded(sent)
         task = (result.meta or {}).get(TASK)
         if task is not None:
-            result = await self._of_task(session, task, progress)
+            result = await self._await_task_result(session, task, progress)
         dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         if isinstance(result, types.InputRequiredResult):
-            return Wanted(dumped.get("inputRequests") or {}, result.request_state or "")
+            return ServerRequests(dumped.get("inputRequests") or {}, result.request_state or "")
         return dumped
 
-    async def _of_task(self, session: ClientSession, started: Any, progress: Any) -> Any:
-        """Wait until a task has ended, telling what it says of itself, and return its result; giving up cancels it."""
+    async def _await_task_result(self, session: ClientSession, started: Any, progress: Any) -> Any:
+        """Wait until a task ends, report its progress, and return its result. Cancellation also cancels the task."""
         import mcp_types as types
         from pydantic import ValidationError
 
@@ -638,41 +636,43 @@ class ServerConnection:
                     await progress(0, None, said)
                 if task.status == "input_required":
                     break  # it asks while its result is waited for
-                await asyncio.sleep(_pause(task.poll_interval))
+                await asyncio.sleep(_poll_seconds(task.poll_interval))
                 get = types.GetTaskRequest(params=types.GetTaskRequestParams(task_id=number))
                 task = await self.guarded(session.send_request(get, types.GetTaskResult))
             payload = types.GetTaskPayloadRequest(params=types.GetTaskPayloadRequestParams(task_id=number))
             return await self.guarded(session.send_request(payload, types.CallToolResult))
         except asyncio.CancelledError:
             end = types.CancelTaskRequest(params=types.CancelTaskRequestParams(task_id=number))
-            asking = _apart(self.guarded(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task")
-            asking.add_done_callback(_looked_at)
+            asking = _start_task(
+                self.guarded(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task"
+            )
+            asking.add_done_callback(_log_task_error)
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
             raise
 
     def opened(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
-        """Begin a request during which the server may ask; the ticket is what it is known by."""
+        """Start a request during which the server may send requests; return its ticket and the call."""
         ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
-        call = self._open[ticket] = OpenCall(request, self._lost_for("it was closed during the call"))
+        call = self._open[ticket] = OpenCall(request, self._lost_text("it was closed during the call"))
         return ticket, call
 
     def open_call(self, ticket: str) -> OpenCall | None:
-        """Return the request of a ticket, if it still waits."""
+        """Return the open call with a ticket; ``None`` if it has ended."""
         return self._open.get(ticket)
 
     def closed(self, ticket: str) -> None:
-        """Take note that a request has ended."""
+        """Remove a call that has ended."""
         self._open.pop(ticket, None)
 
     async def forget(self, ticket: str) -> None:
-        """Give up a request that nobody will continue."""
+        """Cancel a call that will not be continued."""
         call = self._open.pop(ticket, None)
         if call is not None:
             await call.end()
 
     async def _answer_server(self, params: object) -> object:
-        """Have a person, or the run, answer what the server asks; which of several open calls it is about, it does not say."""
+        """Pass a request of the server, which does not name its call, to the first free open call, and return the answer."""
         import mcp_types as types
 
         waiting = [call for call in self._open.values() if not call.task.done()]
@@ -685,33 +685,33 @@ class ServerConnection:
 
 
 def require_package() -> None:
-    """Raise ``DefinitionError`` where the package is not installed; it says what helps."""
+    """Raise ``DefinitionError`` with a remedy if the package is not installed."""
     found = find_spec("mcp")
     if found is None or found.origin is None:  # a folder of that name beside the program is found, too
         raise DefinitionError(REMEDY)
 
 
-def _apart(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
-    """Start a task that does not end with the tool call that needs it first. Of its context only the run is kept."""
+def _start_task(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
+    """Start a task that outlives the tool call that starts it; of the call's context it only has the run."""
     context = Context()
     context.run(RUN.set, RUN.get())
     return asyncio.create_task(work, name=name, context=context)
 
 
-async def _given_up(task: asyncio.Task[None]) -> None:
+async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait((task,))
-    _looked_at(task)
+    _log_task_error(task)
 
 
-def _looked_at(task: asyncio.Task[Any]) -> None:
-    """Take note of how a task ended that nobody waits for."""
+def _log_task_error(task: asyncio.Task[Any]) -> None:
+    """Log the error of a task that is not awaited."""
     if not task.cancelled() and (error := task.exception()) is not None:
         LOGGER.debug("%s: %s", task.get_name(), error)
 
 
-def _pause(milliseconds: float | None) -> float:
-    """Return how many seconds to wait before a task is asked for again."""
+def _poll_seconds(milliseconds: float | None) -> float:
+    """Return the seconds to wait before a task is polled again."""
     seconds = POLL_SECONDS if milliseconds is None else milliseconds / 1_000
     return min(max(seconds, LEAST_POLL), MOST_POLL)
 
@@ -721,13 +721,13 @@ def _is_cancelled() -> bool:
     return task is not None and bool(task.cancelling())
 
 
-def _leaf(error: BaseException) -> BaseException:
-    """Return the first error inside of nested exception groups, which is what really happened."""
+def _find_first_error(error: BaseException) -> BaseException:
+    """Return the first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error
 
 
 def _clean_error_text(text: str) -> str:
-    """Return what a server says is wrong, with an end and nothing hidden: it may become the error of a run."""
-    return visible(cut(text, ERROR_CHARS))
+    """Return the error text of a server, cut and without hidden characters."""
+    return visible(cut_middle(text, ERROR_CHARS))

@@ -8,22 +8,20 @@ from contextlib import suppress
 from stepengine.adapters.mcp._caps import OWNER_IDLE_SECONDS
 from stepengine.adapters.mcp.connection import ConnectionOptions, ServerConnection
 from stepengine.adapters.mcp.http import RUN, McpRun
-from stepengine.workspace.after_fork import leave
-
-__all__ = ("ServerConnections", "returns_headers")
+from stepengine.workspace.after_fork import keep_referenced
 
 END_SECONDS = 10.0
 """How long the end of a server in another event loop is waited for."""
 
 
-def returns_headers(auth: object) -> bool:
-    """Return whether *auth* is a function of the run, and not an ``Auth`` that signs requests of any run."""
+def needs_run_for_headers(auth: object) -> bool:
+    """Return whether *auth* is a function of the run, and not an ``Auth`` object for all runs."""
     return callable(auth) and not hasattr(auth, "async_auth_flow")
 
 
 class ServerConnections(dict[tuple[int, str], ServerConnection]):
     """
-    Connections by event loop and owner. All engines that list a source have the same ones.
+    Connections by event loop and owner, shared by all engines with the same source.
 
     Args:
         options: How the server is reached. A function as ``auth`` gives each owner a connection of its own.
@@ -32,11 +30,11 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
     def __init__(self, options: ConnectionOptions) -> None:
         super().__init__()
         self._options = options
-        self._by_owner = returns_headers(options.auth)
+        self._by_owner = needs_run_for_headers(options.auth)
         self._closing: set[asyncio.Task[None]] = set()
 
     def connect(self, run: McpRun, engine: object) -> ServerConnection:
-        """Return the connection for a run in the running event loop. Later requests of the caller are for that run."""
+        """Return the connection for a run in the running event loop; later requests of this task belong to that run."""
         RUN.set(run)
         loop = asyncio.get_running_loop()
         # A session has the rights of its owner, so no other owner may use it.
@@ -63,14 +61,14 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
                 closing.add_done_callback(self._closing.discard)
 
     def forget(self) -> None:
-        """Drop all connections in a forked child: their servers answer the parent."""
-        leave(list(self.values()))
+        """Drop all connections in a forked child, since they belong to the parent."""
+        keep_referenced(list(self.values()))
         self.clear()
         self._closing.clear()
 
     async def aclose(self, engine: object, *, is_shared: bool, blocked: object) -> None:
         """
-        End the server in every event loop. One in a loop that stands still is only told to end.
+        End the server in every event loop. In a stopped loop it is only signalled.
 
         Args:
             engine: The source of the engine that is closed.
@@ -82,7 +80,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
         if closing:
             await asyncio.wait(closing)
         for key, connection in list(self.items()):
-            if is_shared and not connection.given_back_by(engine):
+            if is_shared and not connection.remove_user(engine):
                 continue
             self.pop(key, None)
             if connection.loop is here:

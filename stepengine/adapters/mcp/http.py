@@ -21,9 +21,7 @@ import attrs
 from stepengine.adapters.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
 from stepengine.data.json import JsonValue
 from stepengine.data.visible import visible
-from stepengine.tools.conversion import cut
-
-__all__ = ("ANSWER", "NO_RUN", "RUN", "EndpointAnswers", "HttpAnswer", "McpRun")
+from stepengine.tools.conversion import cut_middle
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""
@@ -39,7 +37,7 @@ SIGN = "mcp_tools(auth=...), such as an OAuthClientProvider of the package mcp"
 @attrs.define(eq=False)
 class HttpAnswer:
     """
-    The status of an answer, and what it says of signing in.
+    The status of a response, and its instructions for signing in.
 
     Attributes:
         status: The status; 0 before there is one.
@@ -57,7 +55,7 @@ ANSWER: ContextVar[HttpAnswer | None] = ContextVar("stepengine_mcp_answer", defa
 @attrs.frozen
 class McpRun:
     """
-    The run that a request to an MCP server is sent for.
+    The run on whose behalf a request is sent to an MCP server.
 
     Attributes:
         id: The run's id.
@@ -93,16 +91,16 @@ async def _send_signed(give: Callable[[McpRun], Any], request: Any) -> AsyncGene
             return
 
 
-class _TooLong(Exception):
-    """A reply has more bytes than anybody is given."""
+class _ReplyTooLong(Exception):
+    """A reply exceeds the byte limit."""
 
 
 async def _read_body(response: Any) -> None:
     """
-    Read the body of *response* as it came, up to a limit; a packed one has a far lower limit.
+    Read the body of *response*, up to a limit that is far lower for compressed bodies.
 
     Raises:
-        _TooLong: when it has more; the body of the response is an empty object then.
+        _ReplyTooLong: when it has more; the body of the response is an empty object then.
     """
     import httpx2
 
@@ -117,14 +115,14 @@ async def _read_body(response: Any) -> None:
                 content = bytearray(b"{}")
                 how = f"{most // 1024:,} KiB, packed, which was not asked for" if packed else f"{most // 1024:,} KiB"
                 msg = f"its reply has more than {how}"
-                raise _TooLong(msg)
+                raise _ReplyTooLong(msg)
     finally:
         response.stream = httpx2.ByteStream(bytes(content))
         await stream.aclose()
 
 
-def _message(content: bytes) -> Any:
-    """Return the message that bytes are; ``None`` for bytes that are none."""
+def _parse_message(content: bytes) -> Any:
+    """Parse a message; ``None`` if the bytes are not a message."""
     import mcp_types
 
     try:
@@ -133,8 +131,8 @@ def _message(content: bytes) -> Any:
         return None
 
 
-async def _pass_on(received: Any, incoming: Any, sift: Callable[[Any], Any]) -> None:
-    """Give what comes from the package to who reads, until either is over."""
+async def _forward_messages(received: Any, incoming: Any, sift: Callable[[Any], Any]) -> None:
+    """Forward messages of the package to the reader, until either ends."""
     from anyio import BrokenResourceError, ClosedResourceError
 
     with suppress(BrokenResourceError, ClosedResourceError):
@@ -145,7 +143,7 @@ async def _pass_on(received: Any, incoming: Any, sift: Callable[[Any], Any]) -> 
 
 class EndpointAnswers:
     """
-    What an endpoint answers to requests.
+    The last responses of an endpoint, from which the reasons of failures are found.
 
     Each of its words is about one of them: *answer*, by default the last that came.
 
@@ -173,7 +171,7 @@ class EndpointAnswers:
 
     @asynccontextmanager
     async def opened(self) -> Any:
-        """Give the streams to the endpoint."""
+        """Connect to the endpoint, and yield its streams of messages."""
         import anyio
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
@@ -182,10 +180,10 @@ class EndpointAnswers:
         # What is packed could unpack to any size.
         headers = {"accept-encoding": "identity", **self._headers}
         timeout = httpx2.Timeout(REQUEST_SECONDS, read=READ_SECONDS)
-        async with httpx2.AsyncClient(headers=headers, auth=self._signing(), timeout=timeout) as client:
+        async with httpx2.AsyncClient(headers=headers, auth=self._make_auth(), timeout=timeout) as client:
             client.event_hooks["response"].append(partial(self._note_answer, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
-                passing = asyncio.create_task(_pass_on(received, incoming, self._sift))
+                passing = asyncio.create_task(_forward_messages(received, incoming, self._sift))
                 try:
                     yield read, write
                 finally:
@@ -194,8 +192,8 @@ class EndpointAnswers:
                     incoming.close()
                     read.close()
 
-    def _signing(self) -> Any:
-        """Return what signs requests as the package's client has it; ``None`` where nothing does."""
+    def _make_auth(self) -> Any:
+        """Return the ``auth`` of the client; ``None`` without credentials."""
         import httpx2
 
         auth, answers = self._auth, self
@@ -219,7 +217,7 @@ class EndpointAnswers:
                             return
                         except Exception as error:
                             answers._failed = visible(
-                                cut(f"{type(error).__name__}: {error}", CHALLENGE_CHARS), strict=True
+                                cut_middle(f"{type(error).__name__}: {error}", CHALLENGE_CHARS), strict=True
                             )
                             raise
                         response = yield one
@@ -229,7 +227,7 @@ class EndpointAnswers:
         return Signing()
 
     async def _note_answer(self, incoming: Any, response: Any) -> None:
-        """Take note of the answer to a message; many servers refuse the stream beside them, which they need not have."""
+        """Record the answer to a message. Answers to the optional stream are ignored."""
         if response.request.method != "POST":
             return
         challenge = response.headers.get("www-authenticate", "")
@@ -241,56 +239,56 @@ class EndpointAnswers:
 
     async def _answer_instead(self, incoming: Any, response: Any) -> None:
         """
-        Answer a request in place of a reply that does not: whoever waits for it must not wait until their time is up.
+        Answer a request whose reply is unusable, so that the caller does not wait for its timeout.
 
         The package answers what is no message at all; what is one, and another, it passes on.
         """
         import mcp_types
         from mcp.shared.message import SessionMessage
 
-        asked = _message(response.request.content)
+        asked = _parse_message(response.request.content)
         number = getattr(asked, "id", None)
         if number is None or not hasattr(asked, "method"):
             return
         problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
         try:
             await _read_body(response)
-            reply = _message(await response.aread())
+            reply = _parse_message(await response.aread())
             if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
                 return
             if isinstance(reply, mcp_types.JSONRPCError) and reply.id is None:
                 problem = reply.error  # it could not, or did not, say to what
-        except _TooLong as error:
+        except _ReplyTooLong as error:
             problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=str(error))
         await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
 
     @property
     def unsigned(self) -> str:
-        """Why a request could not be signed, in words; ``""`` when none had to be, or all could."""
+        """The reason why a request could not be signed; ``""`` if there is none."""
         return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
 
     def is_about_sign_in(self, answer: HttpAnswer) -> bool:
-        """Return whether a message was refused for who sent it."""
+        """Return True if a message was refused because of its credentials."""
         return answer.status in SIGN_IN
 
     def failure(self, answer: HttpAnswer | None = None) -> str:
-        """Return the status in words; ``""`` unless it was that of a failure."""
+        """Return a description of a failure status; ``""`` for a success."""
         status = (answer or self._last).status
         phrase = f" {HTTPStatus(status).phrase}" if status in [*HTTPStatus] else ""
         return f"it answered {status}{phrase}" if status >= HTTPStatus.BAD_REQUEST else ""
 
     def refusal(self, answer: HttpAnswer | None = None) -> str:
-        """Return why a message was refused, in words, with what helps; ``""`` for none that stays as it is."""
+        """Return why a message was refused, with a remedy; ``""`` if it was not, or a retry may succeed."""
         answer = answer or self._last
         status = answer.status
         if self.unsigned:
             return self.unsigned
         if not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status in TRANSIENT:
             return ""
-        said = visible(cut(answer.challenge, CHALLENGE_CHARS), strict=True)
-        return f"{self.failure(answer)}{f' ({said})' if said else ''}{self._remedy(status)}"
+        said = visible(cut_middle(answer.challenge, CHALLENGE_CHARS), strict=True)
+        return f"{self.failure(answer)}{f' ({said})' if said else ''}{self._find_remedy(status)}"
 
-    def _remedy(self, status: int) -> str:
+    def _find_remedy(self, status: int) -> str:
         given = "in headers=" if any(name.lower() == "authorization" for name in self._headers) else ""
         given = "of auth=" if self._auth is not None else given
         if status == HTTPStatus.UNAUTHORIZED:

@@ -8,8 +8,6 @@ import re
 from stepengine.adapters.mcp._caps import NAME_CHARS
 from stepengine.errors import DefinitionError
 
-__all__ = ("check_server_name", "tool_name")
-
 SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
 ODD = re.compile(r"[^A-Za-z0-9_-]")
 DIGEST_DIGITS = 8
@@ -18,7 +16,7 @@ DIGEST_DIGITS = 8
 
 def check_server_name(name: object) -> None:
     """
-    Refuse a name that would not tell servers apart in the names of their tools.
+    Raise an error if a server name cannot be a prefix of tool names.
 
     Raises:
         DefinitionError: unless it is 1 to 32 letters, digits and ``-``.
@@ -29,7 +27,7 @@ def check_server_name(name: object) -> None:
 
 
 def tool_name(server: str, name: str) -> str:
-    """Return what the tool *name* of *server* is called; what is too long ends in a digest of the whole."""
+    """Return the full name of a server's tool; a name that is too long ends in a digest."""
     full = f"{server}__{ODD.sub('_', name)}"
     if len(full) <= NAME_CHARS:
         return full

@@ -14,9 +14,7 @@ from stepengine.data.json import JsonValue, compact, freeze
 from stepengine.data.visible import visible
 from stepengine.errors import DataError
 from stepengine.runtime.logs import LOGGER
-from stepengine.tools.conversion import cut
-
-__all__ = ("LEVELS", "LogLevel", "Notice", "Notices")
+from stepengine.tools.conversion import cut_middle
 
 LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 LEVELS: dict[str, int] = {
@@ -35,7 +33,7 @@ LEVELS: dict[str, int] = {
 @frozen(kw_only=True)
 class Notice:
     """
-    Something that a server said of its own accord.
+    A notification from a server.
 
     Attributes:
         server: The name that ``mcp_tools`` gave it.
@@ -57,7 +55,7 @@ class Notice:
 
 class Notices:
     """
-    Takes what one server says, and tells it to whoever wants to know.
+    Receives the notifications of one server, and passes them to the application and the log.
 
     Args:
         server: Its name.
@@ -82,11 +80,11 @@ class Notices:
 
     @property
     def wants_logs(self) -> bool:
-        """Whether anybody is told of lines of the server's log."""
+        """Whether the application or the log receives log lines of the server."""
         return self._level is not None or self._told is not None
 
     async def log(self, params: Any) -> None:
-        """Take a line of the server's log."""
+        """Process a log line of the server."""
         try:
             line = Notice(
                 server=self._server,
@@ -97,37 +95,37 @@ class Notices:
             )
         except DataError:
             return
-        self._tell(line)
+        self._notify(line)
         if self._level is not None and LEVELS.get(line.level, logging.INFO) >= LEVELS[self._level]:
-            self._log(line)
+            self._log_line(line)
 
-    def _log(self, line: Notice) -> None:
+    def _log_line(self, line: Notice) -> None:
         self._logged += 1
         if self._logged > LOG_LINES:
             return
         level = LEVELS.get(line.level, logging.INFO)
         text = line.data if isinstance(line.data, str) else compact(line.data)
         # No text of a server makes a line of its own, or steers a terminal (reliability:UI09).
-        shown = visible(cut(text, LOG_CHARS), strict=True)
-        who = f" ({visible(cut(line.logger, LOG_CHARS), strict=True)})" if line.logger else ""
+        shown = visible(cut_middle(text, LOG_CHARS), strict=True)
+        who = f" ({visible(cut_middle(line.logger, LOG_CHARS), strict=True)})" if line.logger else ""
         LOGGER.log(level, "the MCP server %r%s says: %s", self._server, who, shown)
         if self._logged == LOG_LINES:
             LOGGER.warning("the MCP server %r has said %d lines; no more of them are logged", self._server, LOG_LINES)
 
     async def take(self, message: Any) -> None:
-        """Take a notification of any kind."""
+        """Process a notification of any kind."""
         method = getattr(message, "method", "")
         if method == "notifications/tools/list_changed":
             self._on_tools()
-            self._tell(Notice(server=self._server, kind="tools"))
+            self._notify(Notice(server=self._server, kind="tools"))
         elif method == "notifications/prompts/list_changed":
-            self._tell(Notice(server=self._server, kind="prompts"))
+            self._notify(Notice(server=self._server, kind="prompts"))
         elif method == "notifications/resources/list_changed":
-            self._tell(Notice(server=self._server, kind="resources"))
+            self._notify(Notice(server=self._server, kind="resources"))
         elif method == "notifications/resources/updated":
-            self._tell(Notice(server=self._server, kind="resource", uri=str(message.params.uri)))
+            self._notify(Notice(server=self._server, kind="resource", uri=str(message.params.uri)))
 
-    def _tell(self, notice: Notice) -> None:
+    def _notify(self, notice: Notice) -> None:
         if self._told is None:
             return
         try:

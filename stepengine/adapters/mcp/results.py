@@ -25,22 +25,8 @@ from stepengine.data.messages import (
 )
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
-from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
+from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut_middle
 from stepengine.tools.schemas import JsonSchema
-
-__all__ = (
-    "Blob",
-    "Channel",
-    "blobs_in",
-    "blobs_of",
-    "content_parts",
-    "cut_off_result",
-    "error_result",
-    "failed_result",
-    "misfit",
-    "result_of",
-    "without_excess_media",
-)
 
 Channel: TypeAlias = Literal["once", "text", "structured"]
 """What a model is shown of a result that says something in texts and as a value."""
@@ -57,12 +43,12 @@ HELD_DEPTH = 3
 
 
 def error_result(text: str) -> ToolResult:
-    """Return an error result whose text, which may be a server's, has nothing hidden in it and an end."""
-    return ToolResult.error(cut(visible(text), ERROR_CHARS))
+    """Return an error result with *text*, which may be a server's: cut, and with hidden characters made visible."""
+    return ToolResult.error(cut_middle(visible(text), ERROR_CHARS))
 
 
 def failed_result(server: str, error: ToolError) -> ToolResult:
-    """Return the result of a call that failed with *error*; one whose *server* is gone is told from one that was refused."""
+    """Return the result of a call that failed with *error*. A lost server is distinguished from a refusal."""
     if isinstance(error, ToolServerError):
         return cut_off_result(server, error.message)
     return error_result(error.message)
@@ -74,7 +60,7 @@ def cut_off_result(server: str, text: str) -> ToolResult:
 
 
 @frozen
-class Blob:
+class BinaryContent:
     """
     Bytes of a result that no model can be shown, such as sound or an archive.
 
@@ -89,41 +75,41 @@ class Blob:
     uri: str = ""
 
 
-def blobs_of(result: ToolResult) -> tuple[Blob, ...]:
+def blobs_of(result: ToolResult) -> tuple[BinaryContent, ...]:
     """
-    Return what the result of an MCP server's tool holds beside what models are shown: its bytes of other types, in order.
+    Return the binary content of an MCP tool result that models are not shown, in order.
 
     Pictures that models know and PDF files are no blobs: they are in ``ToolResult.media``.
     """
-    found: list[Blob] = []
+    found: list[BinaryContent] = []
     for effect in result.side_effects:
         if effect.kind == BLOB and isinstance(effect.details, Mapping):
             said = effect.details
-            found.append(Blob(base64.b64decode(str(said["data"])), str(said["mime_type"]), effect.target))
+            found.append(BinaryContent(base64.b64decode(str(said["data"])), str(said["mime_type"]), effect.target))
     return tuple(found)
 
 
-def blobs_in(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEffect, ...]:
-    """Return what keeps the bytes of blocks of content, or of resources, that no model can be shown."""
+def binary_side_effects(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEffect, ...]:
+    """Return side effects with the binary content of the blocks that models are not shown."""
     kept: list[SideEffect] = []
     for block in blocks[:PARTS]:
         inner = block.get("resource")
         resource = inner if isinstance(inner, Mapping) else block
         data = resource.get("blob") if "blob" in resource else resource.get("data")
         mime, uri = str(resource.get("mimeType") or ""), str(resource.get("uri") or "")
-        if not isinstance(data, str) or not isinstance(_media(data, mime, ""), TextPart):
+        if not isinstance(data, str) or not isinstance(_make_media_part(data, mime, ""), TextPart):
             continue
         if len(data) * 3 // 4 <= DOCUMENT_BYTES and _is_base64(data):
             kept.append(SideEffect(BLOB, uri, {"mime_type": mime, "data": data}))
     return tuple(kept)
 
 
-def pages_in(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffect, ...]:
+def page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffect, ...]:
     """
-    Return the pages of a result for the application: the texts and links with a ``ui://`` address, and *page*, its tool's own.
+    Return side effects with the pages of a result: its texts and links with a ``ui://`` address, and the tool's own *page*.
     """
     found = [SideEffect(PAGE, page)] if page else []
-    for one in filter(None, map(_page_in, content[:PARTS])):
+    for one in filter(None, map(_page_from_block, content[:PARTS])):
         text = one.get("text")
         if not isinstance(text, str):
             found.append(SideEffect(PAGE, _page_address(one)))
@@ -133,7 +119,7 @@ def pages_in(content: Sequence[Mapping[str, Any]], page: str) -> tuple[SideEffec
     return tuple(found)
 
 
-def _page_in(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _page_from_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the page that a block has as text or links to; ``None`` for another block."""
     kind = block.get("type")
     found = block.get("resource") if kind == "resource" else block if kind == "resource_link" else None
@@ -153,9 +139,9 @@ def _is_base64(text: str) -> bool:
     return True
 
 
-def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "") -> ToolResult:
+def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str = "") -> ToolResult:
     """
-    Return the result of a call; media are kept within the caps of all tools, links stay text.
+    Return the result of an MCP call. Images and documents are limited in size; links remain text.
 
     Args:
         raw: What came over the wire.
@@ -169,28 +155,28 @@ def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, page: str = 
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and parts:
-            data = freeze(_without_media(structured, _media_of(given)))
+            data = freeze(_without_media(structured, _media_data(given)))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]
-            parts = [JsonPart(freeze(_without_media(structured, _media_of(given)))), *others]
+            parts = [JsonPart(freeze(_without_media(structured, _media_data(given)))), *others]
         else:
-            parts = _with_structured(parts, structured, given)
+            parts = _add_structured(parts, structured, given)
     if raw.get("isError"):
         texts = [
             p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
         ]
         return error_result("\n".join(texts) or "the server says that the call failed, and not why")
-    effects = (*blobs_in(content), *pages_in(content, page))
+    effects = (*binary_side_effects(content), *page_side_effects(content, page))
     return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
 
 
 def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return *content* with a word in place of media and pages that would make its record too large."""
+    """Return *content* with placeholders for media and pages that would make its record too large."""
     kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
     for block in content:
-        page = _page_in(block)
+        page = _page_from_block(block)
         text = None if page is None else page.get("text")
-        size = len(_data_of(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
+        size = len(_base64_data(block)) + (len(text.encode(errors="replace")) if isinstance(text, str) else 0)
         if size > left:
             kind = "page" if page else block.get("type")
             words = f"[{kind} was left out: the media of a result have at most {MEDIA_BYTES:,} bytes in base64]"
@@ -201,15 +187,15 @@ def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
     return kept
 
 
-def _media_of(content: Sequence[Mapping[str, object]]) -> set[str]:
-    return {data for block in content if (data := _data_of(block))}
+def _media_data(content: Sequence[Mapping[str, object]]) -> set[str]:
+    return {data for block in content if (data := _base64_data(block))}
 
 
-def _with_structured(
+def _add_structured(
     parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
 ) -> list[ResultPart]:
     """
-    Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
+    Merge the structured value of a result into *parts*, so that nothing is there twice.
 
     Texts that the value holds are left out. A value that is nothing but the text, or the content itself, is left out in its
     turn, so that a model reads a file as it is. A plain value comes in an object with the one member ``result``; where the
@@ -222,18 +208,18 @@ def _with_structured(
         if (isinstance(plain, str) and texts == [plain]) or _is_content(plain, content):
             return list(parts)
         if "result" in structured and (
-            _says(texts, plain) or (isinstance(plain, list | tuple) and _says_each(texts, plain))
+            _is_said_by_one(texts, plain) or (isinstance(plain, list | tuple) and _is_said_by_each(texts, plain))
         ):
             return [JsonPart(freeze(plain)), *others]
-    value = freeze(_without_media(structured, _media_of(content)))
-    if _says(texts, structured):
+    value = freeze(_without_media(structured, _media_data(content)))
+    if _is_said_by_one(texts, structured):
         return [JsonPart(value), *others]
     held = set(_texts_in(value, HELD_DEPTH))
-    return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _form(p.text) & held)]]
+    return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _text_forms(p.text) & held)]]
 
 
 def _texts_in(value: object, depth: int) -> Iterator[str]:
-    """Give the texts that say *value* or something in it: JSON, and texts themselves."""
+    """Yield the texts that represent *value* or a part of it."""
     yield canonical(value)
     if isinstance(value, str):
         yield value
@@ -242,9 +228,9 @@ def _texts_in(value: object, depth: int) -> Iterator[str]:
         yield from _texts_in(each, depth - 1)
 
 
-def _form(text: str) -> set[str]:
-    """Return the forms in which a value may hold what a text says."""
-    read = _read(text, None)
+def _text_forms(text: str) -> set[str]:
+    """Return a text and, if it is JSON, its canonical form."""
+    read = _parse_json(text, None)
     if read is text:
         return {text}
     try:
@@ -254,7 +240,7 @@ def _form(text: str) -> set[str]:
 
 
 def _is_content(value: object, content: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether *value* is the list of what the result shows anyway; servers write out what is not there as null."""
+    """Return whether *value* only repeats the content of the result; absent members may be null."""
     return (
         isinstance(value, list | tuple)
         and bool(content)
@@ -263,8 +249,8 @@ def _is_content(value: object, content: Sequence[Mapping[str, object]]) -> bool:
     )
 
 
-def _data_of(block: Mapping[str, object]) -> str:
-    """Return what a block of content holds in base64."""
+def _base64_data(block: Mapping[str, object]) -> str:
+    """Return the base64 data of a content block; ``""`` if it has none."""
     resource = block.get("resource")
     found = resource.get("blob") if isinstance(resource, Mapping) else block.get("data")
     return found if isinstance(found, str) else ""
@@ -272,7 +258,7 @@ def _data_of(block: Mapping[str, object]) -> str:
 
 def _without_media(value: object, shown: Collection[str]) -> object:
     """
-    Return *value* with a word in place of media.
+    Return *value* with placeholders for media.
 
     These are those that the result shows, and whatever has the form of a block of content or of a resource of bytes.
     """
@@ -280,14 +266,14 @@ def _without_media(value: object, shown: Collection[str]) -> object:
         return SHOWN if value in shown else value
     if isinstance(value, Mapping):
         kept = {name: _without_media(each, shown) for name, each in value.items()}
-        return {**kept, **_left_out(value, shown)}
+        return {**kept, **_placeholder_member(value, shown)}
     if isinstance(value, list | tuple):
         return [_without_media(each, shown) for each in value]
     return value
 
 
-def _left_out(value: Mapping[str, object], shown: Collection[str]) -> dict[str, str]:
-    """Return the member of a block of content that holds media, with a word in its place."""
+def _placeholder_member(value: Mapping[str, object], shown: Collection[str]) -> dict[str, str]:
+    """Return the data member of a content block with a placeholder; ``{}`` if there is no such member or *shown* has its data."""
     is_block = value.get("type") in ("image", "audio") and isinstance(value.get("mimeType"), str)
     member = "data" if is_block else "blob" if isinstance(value.get("uri"), str) else ""
     data = value.get(member) if member else None
@@ -296,16 +282,16 @@ def _left_out(value: Mapping[str, object], shown: Collection[str]) -> dict[str, 
     return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
 
 
-def _says(texts: Sequence[str], value: object) -> bool:
-    return len(texts) == 1 and _says_each(texts, [value])
+def _is_said_by_one(texts: Sequence[str], value: object) -> bool:
+    return len(texts) == 1 and _is_said_by_each(texts, [value])
 
 
-def _says_each(texts: Sequence[str], values: Sequence[object]) -> bool:
-    return len(texts) == len(values) and all(_read(t, v) == v for t, v in zip(texts, values, strict=True))
+def _is_said_by_each(texts: Sequence[str], values: Sequence[object]) -> bool:
+    return len(texts) == len(values) and all(_parse_json(t, v) == v for t, v in zip(texts, values, strict=True))
 
 
-def _read(text: str, value: object) -> Any:
-    """Return a text as JSON, if it is some, unless *value* is a text itself."""
+def _parse_json(text: str, value: object) -> Any:
+    """Return the JSON value in a text; the text itself if it is not JSON, is too long, or *value* is a text."""
     if isinstance(value, str) or len(text) > RESULT_CHARS:
         return text
     try:
@@ -315,21 +301,21 @@ def _read(text: str, value: object) -> Any:
 
 
 def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
-    """Return the parts of a result, of a prompt or of a resource; what no model can be shown is said in words."""
-    parts = [_part(block) for block in content[:PARTS]]
+    """Return the parts of a result, prompt or resource. Unsupported content is described in words."""
+    parts = [_make_part(block) for block in content[:PARTS]]
     if len(content) > PARTS:
         parts.append(TextPart(f"[{len(content) - PARTS:,} more parts were left out]"))
     return parts
 
 
-def _part(block: Mapping[str, Any]) -> ResultPart:
+def _make_part(block: Mapping[str, Any]) -> ResultPart:
     kind = block.get("type")
-    if page := _page_in(block):
+    if page := _page_from_block(block):
         return TextPart(f"[the page {_page_address(page)} is for people, and is left out]")
     if kind == "text":
         return TextPart(str(block.get("text", "")))
     if kind == "image":
-        return _media(block.get("data"), str(block.get("mimeType", "")), "image")
+        return _make_media_part(block.get("data"), str(block.get("mimeType", "")), "image")
     if kind == "resource_link":
         about = f" ({block['mimeType']})" if block.get("mimeType") else ""
         return TextPart(f"[a link, which was not followed: {block.get('uri')}{about}]")
@@ -339,13 +325,15 @@ def _part(block: Mapping[str, Any]) -> ResultPart:
 
 
 def resource_part(resource: Mapping[str, Any]) -> ResultPart:
-    """Return what a resource holds."""
+    """Return the content of a resource as a part."""
     if isinstance(resource.get("text"), str):
         return TextPart(resource["text"])
-    return _media(resource.get("blob"), str(resource.get("mimeType") or ""), f"the resource {resource.get('uri')}")
+    return _make_media_part(
+        resource.get("blob"), str(resource.get("mimeType") or ""), f"the resource {resource.get('uri')}"
+    )
 
 
-def _media(encoded: object, mime: str, what: str) -> ResultPart:
+def _make_media_part(encoded: object, mime: str, what: str) -> ResultPart:
     cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
     if mime not in (*IMAGES, PDF):
         return TextPart(f"[{what} of the type {mime or 'unknown'} was left out]")
@@ -360,9 +348,9 @@ def _media(encoded: object, mime: str, what: str) -> ResultPart:
     return TextPart(f"[{what} was left out: {result.text}]") if result.is_error else result.content[0]
 
 
-def misfit(name: str, schema: Mapping[str, object], raw: Mapping[str, object]) -> str:
+def find_schema_mismatch(name: str, schema: Mapping[str, object], raw: Mapping[str, object]) -> str:
     """
-    Return why what a call gave is not what its tool had promised; ``""`` when it is.
+    Return why a result does not match the output schema of its tool; ``""`` if it matches.
 
     A promise that cannot be checked without risk, such as an expression that has to be tried out, is taken as kept.
     """

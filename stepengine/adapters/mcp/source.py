@@ -19,27 +19,34 @@ from typing import Any, Literal, get_args
 import attrs
 
 from stepengine.adapters.mcp._caps import DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
-from stepengine.adapters.mcp.asking import ServerQuestions, bounded_requests
-from stepengine.adapters.mcp.connection import ConnectionOptions, Lost, ServerConnection, Wanted
-from stepengine.adapters.mcp.connections import ServerConnections, returns_headers
+from stepengine.adapters.mcp.client_requests import ServerQuestions, mark_oversized_requests
+from stepengine.adapters.mcp.connection import ConnectionLost, ConnectionOptions, ServerConnection, ServerRequests
+from stepengine.adapters.mcp.connections import ServerConnections, needs_run_for_headers
 from stepengine.adapters.mcp.http import NO_RUN, McpRun
-from stepengine.adapters.mcp.listing import (
-    ListedTool,
-    annotations_of,
-    digest_of,
-    is_for_page_only,
-    listed_tools,
-    offered_prompts,
-)
 from stepengine.adapters.mcp.names import check_server_name
 from stepengine.adapters.mcp.notices import LEVELS, LogLevel, Notice
-from stepengine.adapters.mcp.offering import prompt_tool, resource_tools
-from stepengine.adapters.mcp.results import Channel, cut_off_result, error_result, failed_result, misfit, result_of
+from stepengine.adapters.mcp.resources import make_prompt_tool, make_resource_tools
+from stepengine.adapters.mcp.results import (
+    Channel,
+    cut_off_result,
+    error_result,
+    failed_result,
+    find_schema_mismatch,
+    make_result,
+)
 from stepengine.adapters.mcp.stdio import ServerProgram
+from stepengine.adapters.mcp.tool_list import (
+    ListedTool,
+    annotations_from_hints,
+    definition_digest,
+    is_for_page_only,
+    parse_tool_list,
+    usable_prompts,
+)
 from stepengine.data.definition import HookContext
 from stepengine.data.estimate import CHARS_PER_TOKEN
 from stepengine.data.events import ToolProgress
-from stepengine.data.functions import takes_one_argument
+from stepengine.data.functions import accepts_one_argument
 from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.messages import CUT_OFF, ToolResult
@@ -50,15 +57,13 @@ from stepengine.errors import DataError, DefinitionError, PerformError, StepEngi
 from stepengine.runtime.logs import LOGGER
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
-from stepengine.workspace.after_fork import renewed
-
-__all__ = ("McpTools", "mcp_tools")
+from stepengine.workspace.after_fork import register_renewable
 
 CATEGORY = "mcp"
 GREW = "list_changed"
 """What stands in a pending result while the run asks for a list of tools that has changed."""
 SETTLED = ("ok", "error")
-GONE = (ToolServerError.__name__, Lost.__name__)
+GONE = (ToolServerError.__name__, ConnectionLost.__name__)
 
 
 def mcp_tools(
@@ -136,14 +141,14 @@ def mcp_tools(
         DefinitionError: for a name or a server that cannot be used.
     """
     check_server_name(name)
-    target = _target(server, env, cwd)
-    _check(name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe)
+    target = _make_target(server, env, cwd)
+    _check_options(name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe)
     options = ConnectionOptions(
         name=name,
         server=target,
         headers=headers,
         auth=auth,
-        roots=None if roots is None else tuple([_root(name, one) for one in roots]),
+        roots=None if roots is None else tuple([_folder_url(name, one) for one in roots]),
         log_level=log_level,
         subscribe=tuple(subscribe),
         on_notice=on_notice,
@@ -166,7 +171,7 @@ def mcp_tools(
     )
 
 
-def _check(
+def _check_options(
     name: str,
     target: object,
     *,
@@ -187,7 +192,7 @@ def _check(
             f"function that returns headers, not a {type(auth).__name__}"
         )
         raise DefinitionError(msg)
-    if returns_headers(auth) and not takes_one_argument(auth):
+    if needs_run_for_headers(auth) and not accepts_one_argument(auth):
         msg = (
             f"the function auth= of the MCP server {name!r} takes one argument, the run that the request is for. Write "
             "`def auth(run): ...`; it has run.id, run.owner and run.params"
@@ -204,8 +209,8 @@ def _check(
         raise DefinitionError(msg)
 
 
-def _root(name: str, root: str | os.PathLike[str]) -> str:
-    """Return the address of a folder that a server is told of."""
+def _folder_url(name: str, root: str | os.PathLike[str]) -> str:
+    """Return the ``file:`` URL of a folder for a server."""
     if isinstance(root, str) and root.startswith("file://"):
         return root
     if isinstance(root, str) and "://" in root:
@@ -214,8 +219,8 @@ def _root(name: str, root: str | os.PathLike[str]) -> str:
     return Path(root).absolute().as_uri()
 
 
-def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
-    """Return a process as a ``ServerProgram``, everything else as it is."""
+def _make_target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
+    """Return a command as a ``ServerProgram``; a URL or server object unchanged."""
     parameters = getattr(server, "args", None)
     if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):
         more = {**(server.env or {}), **(env or {})}
@@ -268,21 +273,21 @@ class McpTools:
         self._asking = ServerQuestions(options.name, options.roots or ())
         self._connections = ServerConnections(options)
         self._is_shared = False
-        renewed(self)
+        register_renewable(self)
 
     def renew(self) -> None:
-        """Start servers again in a forked child: those of its parent answer the parent."""
+        """Drop the connections in a forked child, which starts its own servers."""
         self._connections.forget()
 
     def for_engine(self) -> McpTools:
-        """Return the same source for one engine: closing it ends a server only when no other engine has it."""
+        """Return this source for one engine: closing it ends a server only if no other engine uses it."""
         mine = copy(self)
         mine._is_shared = True  # noqa: SLF001 - a copy of this one
         return mine
 
     @property
     def name(self) -> str:
-        """What stands before the names of its tools."""
+        """The prefix of its tool names."""
         return self._options.name
 
     def __repr__(self) -> str:
@@ -291,40 +296,44 @@ class McpTools:
     # --- what a run has of it -----------------------------------------------------------------------------------------
 
     def pre_run(self, ctx: HookContext) -> Generator[Any, Any, Change]:
-        """Look the list up, or read it from the record, and give the run its tools."""
+        """Fetch the list or read it from the record, and add the tools to the run."""
         run = McpRun(ctx.state.run_id, ctx.user_id or "", ctx.params)
         try:
             recorded = yield from Perform.idempotent(partial(self.listing, run=run), self.name)
         except PerformError as error:
             kind = ToolServerError if error.kind in GONE else ToolError
-            raise kind(_cause(error)) from error
+            raise kind(_error_cause(error)) from error
         for reason in recorded["left_out"]:
             line = f"The MCP server {self.name!r} has something that is left out: {reason}"
             ctx.logger.warning(line)
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         known = _ServerOfRun(run, {one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
         known.count(len(listed), recorded)
-        tools = self._tools_of(listed, known)
+        tools = self._make_tools(listed, known)
         session = partial(self.session, run)
-        beside: list[ToolLike] = [prompt_tool(self.name, recorded["prompts"], session)] if recorded["prompts"] else []
+        beside: list[ToolLike] = (
+            [make_prompt_tool(self.name, recorded["prompts"], session)] if recorded["prompts"] else []
+        )
         if self._resources:
-            beside += resource_tools(self.name, session)
+            beside += make_resource_tools(self.name, session)
         return Change(tools=(*tools, *beside))
 
-    def _tools_of(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
-        tools = [self._tool(one, known) for one in listed]
-        return [self._tool(one, known, defer_loading=True) for one in listed] if self._is_deferred(tools) else tools
+    def _make_tools(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
+        tools = [self._make_tool(one, known) for one in listed]
+        return (
+            [self._make_tool(one, known, defer_loading=True) for one in listed] if self._is_deferred(tools) else tools
+        )
 
     def _is_deferred(self, tools: Sequence[ToolLike]) -> bool:
         if self._defer != "auto":
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.chars for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
-    def _tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
-        annotations = annotations_of(listed.hints, trusted=self._trusts)
+    def _make_tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
+        annotations = annotations_from_hints(listed.hints, trusted=self._trusts)
 
         async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
-            result = await self._call(listed, known.run, ctx, input)
+            result = await self._call_tool(listed, known.run, ctx, input)
             return await self._pending_for_new_tools(result, known) if ctx.is_of_run else result
 
         return _ServerTool(
@@ -352,7 +361,7 @@ class McpTools:
 
     async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
         """
-        Ask the server *name* for its lists.
+        Fetch the tools and prompts of the server; runs in the effect that records them.
 
         Raises:
             ToolServerError: when it cannot be asked.
@@ -365,9 +374,9 @@ class McpTools:
             raise
         except ToolError as error:
             raise ToolServerError(error.message) from error
-        connection.digests = _digests(raw["tools"])
+        connection.digests = _tool_digests(raw["tools"])
         connection.promises = {t["name"]: t["outputSchema"] for t in raw["tools"] if t.get("outputSchema")}
-        found = listed_tools(name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"])
+        found = parse_tool_list(name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"])
         left_out = list(found.left_out)
         kept = []
         for tool in found.tools:
@@ -380,29 +389,31 @@ class McpTools:
                     f"{pinned}, this one {tool.digest}; accept it with accept({tool.name!r}, digest)"
                 )
         connection.offered = {tool["name"]: tool["digest"] for tool in kept}
-        prompts = offered_prompts(raw["prompts"], left_out) if self._prompts else []
+        prompts = usable_prompts(raw["prompts"], left_out) if self._prompts else []
         return freeze_object({"tools": kept, "prompts": prompts, "left_out": left_out})
 
     def accept(self, name: str, digest: str) -> None:
-        """Take the definition with *digest* as the right one of the tool that the server calls *name*, from the next run on."""
+        """Pin the definition with *digest* for the server's tool *name*, from the next run on."""
         self._pins[name] = digest
 
     @property
     def pins(self) -> Mapping[str, str]:
-        """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
+        """The pinned digests of definitions by the server's tool name, for ``mcp_tools(pins=...)``."""
         return dict(self._pins)
 
-    async def _call(self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
-        """Call a tool; what the server wants to know first makes the result a pending one."""
+    async def _call_tool(
+        self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
+    ) -> ToolResult:
+        """Call a tool. If the server asks something first, the result is pending."""
         try:
             return await self._try_call(listed, run, ctx, input)
-        except Lost as lost:
+        except ConnectionLost as lost:
             if not (self._trusts and listed.hints.get("idempotentHint")):
                 return failed_result(self.name, lost)
         except ToolError as error:
             return failed_result(self.name, error)
         try:
-            return await self._try_call(listed, run, ctx, input)  # the caller vouches for it (reliability:MC14)
+            return await self._try_call(listed, run, ctx, input)  # the caller vouches for it (reliability:MC05)
         except ToolError as error:
             return failed_result(self.name, error)
 
@@ -416,7 +427,7 @@ class McpTools:
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
         session = await connection.session((*ctx.ancestor_run_ids, ctx.run_id)[0])
-        refusal = await self._why_changed(connection, listed, run)
+        refusal = await self._find_change(connection, listed, run)
         if refusal:
             return error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
@@ -430,8 +441,8 @@ class McpTools:
             ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
         return self._result_or_wait(connection, listed, outcome, ticket)
 
-    async def _why_changed(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
-        """Return why a tool is not what the run's list says; ``""`` when it is."""
+    async def _find_change(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
+        """Return why a tool differs from the list of the run; ``""`` if it does not."""
         if not connection.digests or connection.is_stale:
             # The list was read from a record, or the server has another one by now.
             await self.listing(self.name, run=run)
@@ -448,15 +459,15 @@ class McpTools:
     def _result_or_wait(
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
-        if isinstance(outcome, Wanted):
+        if isinstance(outcome, ServerRequests):
             return ToolResult.json(freeze_object(self._next_round(outcome, ticket)), status="pending")
-        wrong = _broken_promise(connection, listed, outcome)
-        return error_result(wrong) if wrong else result_of(outcome, self._channel, page=listed.page)
+        wrong = _find_schema_problem(connection, listed, outcome)
+        return error_result(wrong) if wrong else make_result(outcome, self._channel, page=listed.page)
 
     # --- lists that change during a run -----------------------------------------------------------------------------------
 
     async def _pending_for_new_tools(self, result: ToolResult, known: _ServerOfRun) -> ToolResult:
-        """Return a result as pending when the server has tools by now that the run does not know: the run asks for them first."""
+        """Return the result as pending if the server has new tools, which the run then adds first."""
         if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
             return result
         connection = self._connection(known.run)
@@ -468,14 +479,14 @@ class McpTools:
                     "the MCP server %r has another list of tools, and does not give it: %s", self.name, error
                 )
                 return result
-        if not known.lacks(connection.offered):
+        if not known.has_unknown_tool(connection.offered):
             return result
         return attrs.evolve(result, status="pending", structured={GREW: result.status, "data": result.structured})
 
     def _adopt_tools(
         self, known: _ServerOfRun, given: ToolResult, said: Mapping[str, Any]
     ) -> Generator[object, Any, ToolResult]:
-        """Give the run the tools that it does not know, and return the result that the call had."""
+        """Add new tools to the run, and return the result of the call."""
         settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
         try:
             recorded = yield from Perform.idempotent(partial(self.listing, run=known.run), self.name)
@@ -492,7 +503,7 @@ class McpTools:
             )  # fmt: skip
             new = new[:kept]
         known.digests.update({one.name: one.digest for one in listed})
-        tools = [tool for tool in self._tools_of(listed, known) if tool.spec.name in {one.tool for one in new}]
+        tools = [tool for tool in self._make_tools(listed, known) if tool.spec.name in {one.tool for one in new}]
         return attrs.evolve(settled, change=Change(tools=tools)) if tools else settled
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
@@ -500,7 +511,7 @@ class McpTools:
     def _follow_up(
         self, listed: ListedTool, known: _ServerOfRun, input: JsonDict, given: ToolResult
     ) -> Generator[object, Any, ToolResult]:
-        """Have the server's questions answered by the run, and go on with the call; or have the run know its new tools."""
+        """Answer the server's requests in the run and continue the call, or add new tools to the run."""
         waits: Any = given.data
         if isinstance(given.structured, Mapping) and GREW in given.structured:
             return (yield from self._adopt_tools(known, given, given.structured))
@@ -517,7 +528,7 @@ class McpTools:
     def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
-            return result_of(outcome["result"], self._channel, page=listed.page)
+            return make_result(outcome["result"], self._channel, page=listed.page)
         return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
 
     async def going_on(
@@ -530,7 +541,7 @@ class McpTools:
         *,
         run: McpRun,
     ) -> JsonValue:
-        """Give the server the answers, and return what it gave for the call: a result, an error, or more questions."""
+        """Send the answers to the server, and return the result, an error or more questions."""
         connection = self._connection(run)
         listed = ListedTool.from_json(tool)
         call = connection.open_call(ticket)
@@ -548,7 +559,7 @@ class McpTools:
                 call.answer(self._asking.response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
                 outcome = await call.outcome()
-            if isinstance(outcome, Wanted):
+            if isinstance(outcome, ServerRequests):
                 return self._next_round(outcome, ticket)
         except ToolServerError as error:
             return {"error": error.message, "lost": True}
@@ -559,35 +570,35 @@ class McpTools:
         finally:
             if call is not None and call.task.done():
                 connection.closed(ticket)
-        wrong = _broken_promise(connection, listed, outcome)
+        wrong = _find_schema_problem(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": outcome}
 
-    def _next_round(self, wanted: Wanted, ticket: str) -> dict[str, Any]:
-        """Return the requests of a server as a record stores them; raise ``ToolError`` when they are too large."""
-        requests = bounded_requests(self.name, wanted.requests, wanted.state)
+    def _next_round(self, wanted: ServerRequests, ticket: str) -> dict[str, Any]:
+        """Return the requests of a server for the journal; raise ``ToolError`` if they are too large."""
+        requests = mark_oversized_requests(self.name, wanted.requests, wanted.state)
         return {"requests": requests, "state": wanted.state, "ticket": ticket}
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def aclose(self, blocked: Any = None) -> None:
         """
-        End the server in every event loop; one that stands still is only told. The next run starts it again.
+        End the server in every event loop; in a stopped loop it is only signalled. The next run starts it again.
 
         An engine that is closed ends those which no other engine has.
         """
         await self._connections.aclose(self, is_shared=self._is_shared, blocked=blocked)
 
 
-def _broken_promise(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:
+def _find_schema_problem(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:
     promise = connection.promises.get(listed.name)
-    wrong = misfit(listed.tool, promise, outcome) if promise else ""
+    wrong = find_schema_mismatch(listed.tool, promise, outcome) if promise else ""
     return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
 
 
 @attrs.define
 class _ServerOfRun:
     """
-    What one run has of a server.
+    The tools of a server that one run has, and how many more it may add.
 
     Attributes:
         run: The run.
@@ -602,15 +613,15 @@ class _ServerOfRun:
     bytes_left: int = RUN_LIST_BYTES
 
     def count(self, tools: int, recorded: Mapping[str, Any]) -> int:
-        """Count a recorded list with new tools, and return how many of these the run keeps."""
+        """Count a recorded list with *tools* new tools, and return how many of them the run may add."""
         self.bytes_left -= len(compact(freeze_object(recorded)))
         kept = min(tools, self.tools_left) if self.bytes_left >= 0 else 0
         # A server that fills the room has no more of it: each further list would be one more record.
         self.tools_left = self.tools_left - kept if kept == tools else 0
         return kept
 
-    def lacks(self, offered: Mapping[str, str]) -> bool:
-        """Return whether there is a tool that the run has room for and does not know, or knows as another one."""
+    def has_unknown_tool(self, offered: Mapping[str, str]) -> bool:
+        """Return whether the server offers a new or changed tool that the run may still add."""
         if self.tools_left <= 0 or self.bytes_left <= 0:
             return False
         return any(self.digests.get(name) != digest for name, digest in offered.items())
@@ -620,7 +631,7 @@ class _ServerOfRun:
 
 
 class _HeldRequest:
-    """A request that waits for a person; it is given up with the run."""
+    """A request that waits for a person; the end of the run cancels it."""
 
     def __init__(self, connection: ServerConnection, ticket: str) -> None:
         self._connection = connection
@@ -632,24 +643,24 @@ class _HeldRequest:
 
 
 class _ServerTool(Tool):
-    """A tool whose call may go on after its body; see ``Ordinary.follow``."""
+    """A tool whose call may continue after its body; see ``Ordinary.follow``."""
 
     def __init__(self, *args: Any, follow: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._binding: ToolBinding = attrs.evolve(self._binding, runs=Ordinary(self, follow))
 
 
-def _digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the digests of definitions by name, without tools that no record can hold or that only a page may call."""
     made: dict[str, str] = {}
     for tool in tools:
         if is_for_page_only(tool):
             continue
         with suppress(DataError):
-            made[tool["name"]] = digest_of(tool)
+            made[tool["name"]] = definition_digest(tool)
     return made
 
 
-def _cause(error: PerformError) -> str:
-    """Return what the function said, without the name of the function: whoever reads it has not written that."""
+def _error_cause(error: PerformError) -> str:
+    """Return the message of the error, without the name of the function."""
     return error.message.partition(" raised ")[2].partition(": ")[2] or error.message

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
     from mcp.shared.message import SessionMessage
 
-__all__ = ("Pipe", "ServerProgram", "environment")
-
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME")
 SET = {"TERM": "dumb", "NO_COLOR": "1"}
 POLL_SECONDS = 0.01
@@ -46,8 +44,8 @@ ANSWER = re.compile(rb'"(?:result|error)"')
 ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
 
 
-def environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """Return what a server sees of the environment: a few names, and what its caller wrote out."""
+def make_environment(more: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the environment of a server: a few variables, and those of the caller."""
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**kept, **SET, **(more or {})}
 
@@ -55,7 +53,7 @@ def environment(more: Mapping[str, str] | None) -> dict[str, str]:
 @frozen
 class ServerProgram:
     """
-    How a server is started.
+    The command, environment and folder of a server.
 
     Attributes:
         argv: The program and its arguments; no shell reads them.
@@ -99,8 +97,8 @@ class Pipe:
         self.junk: list[str] = []
         self.junk_count = 0
 
-    def last_words(self) -> str:
-        """Return the end of what the server wrote to its standard error, fit to be shown."""
+    def stderr_tail(self) -> str:
+        """Return the end of the server's standard error, safe to show."""
         text = bytes(self._errors[-STDERR_SHOWN_CHARS:]).decode("utf-8", "replace").strip()
         return visible(text)
 
@@ -111,7 +109,7 @@ class Pipe:
         tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
     ]:
         """
-        Start the process and give its streams; ends it on the way out, with everything that it started.
+        Start the process, yield its streams, and end it with all its processes.
 
         Raises:
             OSError: when there is no such program.
@@ -124,20 +122,20 @@ class Pipe:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=environment(self._program.env),
+            env=make_environment(self._program.env),
             cwd=self._program.cwd,
             start_new_session=True,
             limit=LINE_BYTES,
         )
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        reading = asyncio.create_task(self._read(process, incoming))
-        writing = asyncio.create_task(self._write(process, outgoing, incoming))
-        listening = asyncio.create_task(self._listen(process))
+        reading = asyncio.create_task(self._read_messages(process, incoming))
+        writing = asyncio.create_task(self._write_messages(process, outgoing, incoming))
+        listening = asyncio.create_task(self._read_stderr(process))
         try:
             yield read, write
         finally:
-            ending = asyncio.ensure_future(self._end(process, (write, read), (reading, writing, listening)))
+            ending = asyncio.ensure_future(self._end_process(process, (write, read), (reading, writing, listening)))
             while not ending.done():
                 # Whoever is impatient does not leave a process behind.
                 with suppress(asyncio.CancelledError):
@@ -145,13 +143,13 @@ class Pipe:
             for stream in (incoming, read, write, outgoing):
                 stream.close()
 
-    async def _read(self, process: asyncio.subprocess.Process, incoming: Any) -> None:
+    async def _read_messages(self, process: asyncio.subprocess.Process, incoming: Any) -> None:
         from anyio import BrokenResourceError, ClosedResourceError
 
         assert process.stdout is not None  # noqa: S101
         try:
             while not self.problem:
-                message = self._parse(await process.stdout.readuntil(b"\n"))
+                message = self._parse_line(await process.stdout.readuntil(b"\n"))
                 if message is not None:
                     await incoming.send(self._sift(message))
         except asyncio.IncompleteReadError:
@@ -164,7 +162,7 @@ class Pipe:
             incoming.close()
             self._ended()
 
-    def _parse(self, line: bytes) -> object:
+    def _parse_line(self, line: bytes) -> object:
         """Return the message in a line; ``None`` for a line that is not a message, which is counted."""
         import mcp_types
         from mcp.shared.message import SessionMessage
@@ -191,7 +189,7 @@ class Pipe:
             return None
 
     def _answered_id(self, line: bytes) -> int | str | None:
-        """Return the id of the request that a line, which is not a message, answers; ``None`` for one that answers none."""
+        """Return the id of the waiting request that an unreadable line answers; ``None`` if there is none."""
         if not ANSWER.search(line):
             return None
         for found in ID.finditer(line):
@@ -201,7 +199,7 @@ class Pipe:
                 return number
         return None
 
-    async def _write(self, process: asyncio.subprocess.Process, outgoing: Any, incoming: Any) -> None:
+    async def _write_messages(self, process: asyncio.subprocess.Process, outgoing: Any, incoming: Any) -> None:
         assert process.stdin is not None  # noqa: S101
         try:
             async for sent in outgoing:
@@ -213,13 +211,13 @@ class Pipe:
         except (ConnectionError, RuntimeError):
             incoming.close()  # so that no request waits for an answer
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None  # noqa: S101
         while chunk := await process.stderr.read(CHUNK_BYTES):
             self._errors += chunk
             del self._errors[:-STDERR_BYTES]
 
-    async def _end(
+    async def _end_process(
         self, process: asyncio.subprocess.Process, streams: Sequence[Any], tasks: Sequence[asyncio.Task[None]]
     ) -> None:
         """End the process: its input, two seconds, SIGTERM, two seconds, SIGKILL, each to the whole group."""
@@ -231,7 +229,7 @@ class Pipe:
         # What the server still writes is read and dropped, so that a full pipe does not keep it from ending.
         reading.cancel()
         await asyncio.wait((reading,))
-        draining = asyncio.create_task(_drain(process))
+        draining = asyncio.create_task(_drain_output(process))
         process.stdin.close()
         await _wait_until_gone(process, CLOSE_SECONDS)
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -245,7 +243,7 @@ class Pipe:
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-async def _drain(process: asyncio.subprocess.Process) -> None:
+async def _drain_output(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None  # noqa: S101
     while await process.stdout.read(CHUNK_BYTES):
         pass
@@ -260,7 +258,7 @@ async def _wait_until_gone(process: asyncio.subprocess.Process, seconds: float) 
 
 
 def _signal_group(process: asyncio.subprocess.Process, number: int) -> bool:
-    """Send a signal to the group of a process; return whether there was anybody to get it."""
+    """Send a signal to the group of a process, and return False if the group is gone."""
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):

@@ -84,6 +84,7 @@ PROVIDERS = {
     "foundry": "azure.ai.inference",
     "vertex": "gcp.vertex_ai",
     "moonshot": "moonshot_ai",
+    "openai_chat": "openai",
 }
 """The conventions' names of providers whose prefix in model strings is another one."""
 SECONDS = [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92]
@@ -94,7 +95,7 @@ Attributes: TypeAlias = dict[str, Any]
 
 @attrs.define(eq=False)
 class _OpenSpan:
-    """A span that has not ended, what is opened below it, and when it began in seconds of no particular clock."""
+    """An open span, the context for its child spans, its start time in seconds, and the attributes of its metrics."""
 
     span: Span
     context: Context
@@ -105,7 +106,7 @@ class _OpenSpan:
 
 @attrs.define(eq=False)
 class _RunSpans:
-    """The open spans of one run of a tree; *calls* are those of its model calls by ``seq``, and of its tools by call id."""
+    """The open spans of one run of a tree; *calls* has those of model calls by ``seq``, of tool calls by call id."""
 
     own: _OpenSpan
     step: _OpenSpan | None = None
@@ -120,7 +121,7 @@ class _RunSpans:
 
 class Tracing:
     """
-    An observer that makes spans and metrics: ``Engine(observers=[Tracing()])``; it needs the extra ``otel``.
+    An observer that creates spans and metrics: ``Engine(observers=[Tracing()])``; it needs the extra ``otel``.
 
     A run is a span ``invoke_agent AGENT``, each of its steps one ``stepengine.step N``, each model call ``chat MODEL``, each tool
     call ``execute_tool TOOL``, nested as they happened: what the body of a tool that yields asks for below its call, a root run below
@@ -179,7 +180,7 @@ class Tracing:
         self._trees: dict[str, dict[str, _RunSpans]] = {}
 
     def on_event(self, event: Event) -> None:
-        """Begin or end the span that *event* tells of."""
+        """Start or end the span for *event*."""
         begin_or_end = self._TRACED.get(type(event))
         if begin_or_end is not None:
             begin_or_end(self, event)
@@ -188,22 +189,22 @@ class Tracing:
 
     def _run_started(self, event: RunStarted) -> None:
         tree = self._trees.setdefault(event.run_id, {})
-        run = tree.get(event.path) or self._begin_run(
-            event, event.path, event.agent_id, self._parent_of(tree, event.path)
+        run = tree.get(event.path) or self._start_run_span(
+            event, event.path, event.agent_id, self._parent_context(tree, event.path)
         )
         run.own.span.set_attribute("stepengine.own_run_id", event.own_id)
         if self._content:
             run.own.span.set_attributes(_input_attributes(event.prompt, plain(event.params)))
 
     def _agent_spawned(self, event: AgentSpawned) -> None:
-        parent = self._run(event)
+        parent = self._find_run(event)
         if parent is not None:
             caller = parent.calls.get(event.tool_call_id, parent.innermost)
-            run = self._begin_run(event, event.child_path, event.agent_id, caller.context, name=event.display_name)
+            run = self._start_run_span(event, event.child_path, event.agent_id, caller.context, name=event.display_name)
             if event.is_background:
                 run.own.span.set_attribute("stepengine.is_background", True)
 
-    def _begin_run(
+    def _start_run_span(
         self, event: Event, path: str, agent_id: str, context: Context | None, *, name: str = ""
     ) -> _RunSpans:
         about = {
@@ -211,36 +212,36 @@ class Tracing:
             "gen_ai.agent.id": agent_id,
             "gen_ai.agent.name": name or agent_id,
         }
-        run = _RunSpans(self._open(event, f"invoke_agent {name or agent_id}", about, context, path=path))
+        run = _RunSpans(self._open_span(event, f"invoke_agent {name or agent_id}", about, context, path=path))
         self._trees.setdefault(event.run_id, {})[path] = run
         return run
 
-    def _parent_of(self, tree: Mapping[str, _RunSpans], path: str) -> Context | None:
+    def _parent_context(self, tree: Mapping[str, _RunSpans], path: str) -> Context | None:
         # Without a parent it is the span that is current where the run was called.
         above = tree.get(path.rpartition(".")[0]) if path else None
         return None if above is None else above.innermost.context
 
     def _step_started(self, event: StepStarted) -> None:
-        run = self._run(event)
+        run = self._find_run(event)
         if run is None or not self._steps:
             return
         if run.step is not None:
-            self._close(run.step)
+            self._close_span(run.step)
         about = {"stepengine.step": event.step, **STEP}
-        run.step = self._open(event, f"stepengine.step {event.step}", about, run.own.context)
+        run.step = self._open_span(event, f"stepengine.step {event.step}", about, run.own.context)
 
     def _step_finished(self, event: StepFinished) -> None:
-        run = self._run(event)
+        run = self._find_run(event)
         if run is not None and run.step is not None:
             span = run.step.span
             span.set_attributes({"stepengine.ended_turn": event.ended_turn, "stepengine.status": event.status.value})
             if event.status is RunStatus.FAILED:
                 span.set_status(self._trace.StatusCode.ERROR)
-            self._close(run.step)
+            self._close_span(run.step)
             run.step = None
 
     def _run_failed(self, event: RunFailed) -> None:
-        run = self._run(event)
+        run = self._find_run(event)
         if run is not None:
             run.has_failed = True
             self._mark_failed(run.own.span, event.kind, event.error)
@@ -265,9 +266,9 @@ class Tracing:
         if run is None:
             return
         for call in reversed(run.calls.values()):
-            self._close(call)
+            self._close_span(call)
         if run.step is not None:
-            self._close(run.step)
+            self._close_span(run.step)
         span = run.own.span
         span.set_attribute("stepengine.status", status.value)
         if usage is not None:
@@ -276,15 +277,15 @@ class Tracing:
             span.set_attributes(_output_attributes(said))
         if status is RunStatus.FAILED and not run.has_failed:
             span.set_status(self._trace.StatusCode.ERROR)
-        self._close(run.own)
+        self._close_span(run.own)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
     def _model_started(self, event: ModelStarted) -> None:
-        run = self._run(event)
+        run = self._find_run(event)
         if run is None:
             return
-        provider, model = _split(event.model)
+        provider, model = _split_model(event.model)
         told: Attributes = {
             "gen_ai.operation.name": "chat",
             "gen_ai.provider.name": PROVIDERS.get(provider, provider),
@@ -293,17 +294,17 @@ class Tracing:
         about = {**told, "stepengine.purpose": event.purpose}
         if event.request is not None:
             about |= _request_attributes(event.request)
-            about |= _shown_request(event.request) if self._content else {}
+            about |= _request_content(event.request) if self._content else {}
         name = f"chat {model}"
-        call = self._open(event, name, about, run.innermost.context, kind=self._trace.SpanKind.CLIENT)
+        call = self._open_span(event, name, about, run.innermost.context, kind=self._trace.SpanKind.CLIENT)
         call.told = told
         run.calls[event.seq] = call
         if not run.has_model:
             run.has_model = True
             run.own.span.set_attributes({name: told[name] for name in ("gen_ai.provider.name", "gen_ai.request.model")})
 
-    def _chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
-        run = self._run(event)
+    def _record_chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
+        run = self._find_run(event)
         call = None if run is None else run.calls.get(event.seq)
         if call is not None and not call.has_chunk:
             call.has_chunk = True
@@ -312,22 +313,22 @@ class Tracing:
             self._first_chunk.record(seconds, call.told)
 
     def _model_finished(self, event: ModelFinished) -> None:
-        run = self._run(event)
+        run = self._find_run(event)
         call = None if run is None else run.calls.pop(event.seq, None)
         if call is None:
             return
         reply = event.reply
         if reply is not None:
-            self._replied(call, reply, event.call_ids)
+            self._set_reply_attributes(call, reply, event.call_ids)
         else:
             call.told["error.type"] = kind = event.kind or OTHER
             self._mark_failed(call.span, kind, event.error)
         self._duration.record(event.duration_ms / 1_000, call.told)
-        self._close(call)
+        self._close_span(call)
 
-    def _replied(self, call: _OpenSpan, reply: ModelReply, call_ids: Sequence[str]) -> None:
+    def _set_reply_attributes(self, call: _OpenSpan, reply: ModelReply, call_ids: Sequence[str]) -> None:
         span = call.span
-        model = call.told["gen_ai.request.model"] if reply.model is None else _split(reply.model)[1]
+        model = call.told["gen_ai.request.model"] if reply.model is None else _split_model(reply.model)[1]
         call.told["gen_ai.response.model"] = model
         span.set_attribute("gen_ai.response.model", model)
         span.set_attribute("gen_ai.response.finish_reasons", [reply.raw_stop_reason or reply.stop_reason.value])
@@ -340,11 +341,14 @@ class Tracing:
             self._tokens.record(reply.usage.prompt_tokens, {**call.told, "gen_ai.token.type": "input"})
             self._tokens.record(reply.usage.completion_tokens, {**call.told, "gen_ai.token.type": "output"})
         if self._content:
-            said = {**_role("assistant", _with_ids(reply.content, call_ids)), "finish_reason": reply.stop_reason.value}
-            span.set_attribute("gen_ai.output.messages", _text([said]))
+            said = {
+                **_make_role_message("assistant", _set_call_ids(reply.content, call_ids)),
+                "finish_reason": reply.stop_reason.value,
+            }
+            span.set_attribute("gen_ai.output.messages", _to_text([said]))
 
     def _tool_started(self, event: ToolStarted) -> None:
-        run = self._run(event)
+        run = self._find_run(event)
         if run is None:
             return
         about: Attributes = {
@@ -355,8 +359,8 @@ class Tracing:
             "stepengine.source": event.source,
         }
         if self._content:
-            about["gen_ai.tool.call.arguments"] = _text(plain(event.input))
-        call = run.calls[event.tool_call_id] = self._open(
+            about["gen_ai.tool.call.arguments"] = _to_text(plain(event.input))
+        call = run.calls[event.tool_call_id] = self._open_span(
             event, f"execute_tool {event.tool_name}", about, run.innermost.context
         )
         if event.child_path:
@@ -367,8 +371,8 @@ class Tracing:
         if event.child_path:
             body = self._trees.get(event.run_id, {}).pop(event.child_path, None)
             for left in reversed(body.calls.values()) if body is not None else ():
-                self._close(left)
-        run = self._run(event)
+                self._close_span(left)
+        run = self._find_run(event)
         call = None if run is None else run.calls.pop(event.tool_call_id, None)
         if call is None:
             return
@@ -378,12 +382,12 @@ class Tracing:
             call.span.set_attribute("gen_ai.tool.call.result", result.text)
         if result.is_error:
             self._mark_failed(call.span, result.status, result.text)
-        self._close(call)
+        self._close_span(call)
 
     # --- what happens within a span -----------------------------------------------------------------------------------
 
-    def _within_call(self, event: ModelRetry | RateLimited) -> None:
-        run = self._run(event)
+    def _add_call_event(self, event: ModelRetry | RateLimited) -> None:
+        run = self._find_run(event)
         if run is not None:
             wait: Attributes = {} if event.wait is None else {"wait": event.wait}
             about: Attributes = (
@@ -391,8 +395,8 @@ class Tracing:
             )
             run.calls.get(event.seq, run.innermost).span.add_event(f"stepengine.{event.type}", about)
 
-    def _within_run(self, event: Event) -> None:
-        run = self._run(event)
+    def _add_run_event(self, event: Event) -> None:
+        run = self._find_run(event)
         if run is None:
             return
         about: Attributes = {}
@@ -416,10 +420,10 @@ class Tracing:
 
     # --- spans --------------------------------------------------------------------------------------------------------
 
-    def _run(self, event: Event) -> _RunSpans | None:
+    def _find_run(self, event: Event) -> _RunSpans | None:
         return self._trees.get(event.run_id, {}).get(event.path)
 
-    def _open(
+    def _open_span(
         self,
         event: Event,
         name: str,
@@ -438,7 +442,7 @@ class Tracing:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR, message if self._content else None)
 
-    def _close(self, opened: _OpenSpan) -> None:
+    def _close_span(self, opened: _OpenSpan) -> None:
         opened.span.end()
 
     _TRACED: ClassVar[Mapping[type[Event], Callable[[Tracing, Any], None]]] = {
@@ -451,13 +455,14 @@ class Tracing:
         StepFinished: _step_finished,
         ModelStarted: _model_started,
         ModelFinished: _model_finished,
-        ModelRetry: _within_call,
-        RateLimited: _within_call,
+        ModelRetry: _add_call_event,
+        RateLimited: _add_call_event,
         ToolStarted: _tool_started,
         ToolFinished: _tool_finished,
-        **dict.fromkeys((TextDelta, ThinkingDelta, ToolInputDelta), _chunk),
+        **dict.fromkeys((TextDelta, ThinkingDelta, ToolInputDelta), _record_chunk),
         **dict.fromkeys(
-            (QuestionAsked, PermissionRequested, PermissionDecided, Compacted, WaitStarted, WaitFinished), _within_run
+            (QuestionAsked, PermissionRequested, PermissionDecided, Compacted, WaitStarted, WaitFinished),
+            _add_run_event,
         ),
     }
     """The events that change a span."""
@@ -471,43 +476,43 @@ def _version() -> str:
 
 
 def _input_attributes(prompt: str, params: Any) -> Attributes:
-    """Return what a run was given: its prompt as a message, and both as one value, which viewers show beside the run's name."""
+    """Return the input attributes of a run: its prompt as a message, and prompt and params as one value."""
     told: Attributes = {}
     if prompt:
-        told["gen_ai.input.messages"] = _text([_role("user", prompt)])
+        told["gen_ai.input.messages"] = _to_text([_make_role_message("user", prompt)])
     if params:
-        told["stepengine.params"] = _text(params)
+        told["stepengine.params"] = _to_text(params)
         return {
             **told,
-            "input.value": _text({"prompt": prompt, "params": params}),
+            "input.value": _to_text({"prompt": prompt, "params": params}),
             "input.mime_type": "application/json",
         }
     return {**told, "input.value": prompt, "input.mime_type": "text/plain"} if prompt else told
 
 
 def _output_attributes(said: str) -> Attributes:
-    """Return what a run gave, in the same two forms."""
-    message = {**_role("assistant", said), "finish_reason": "stop"}
-    return {"gen_ai.output.messages": _text([message]), "output.value": said, "output.mime_type": "text/plain"}
+    """Return the output attributes of a run, in the same two forms."""
+    message = {**_make_role_message("assistant", said), "finish_reason": "stop"}
+    return {"gen_ai.output.messages": _to_text([message]), "output.value": said, "output.mime_type": "text/plain"}
 
 
 def _output_text(result: RunResult[Any]) -> str:
-    """Return the output of a run as text; what it said last where there is none, or where the output is its messages."""
+    """Return the output of a run as text; its last text if there is none, or if the output is its messages."""
     output = result.output
     if output is None or (isinstance(output, Sequence) and any(isinstance(one, Message) for one in output)):
         return result.text
-    return output if isinstance(output, str) else _text(plain(output))
+    return output if isinstance(output, str) else _to_text(plain(output))
 
 
-def _with_ids(parts: Sequence[AssistantPart], call_ids: Sequence[str]) -> Iterator[AssistantPart]:
-    """Give the parts of a reply, the tool calls among them with the ids that they have everywhere else."""
+def _set_call_ids(parts: Sequence[AssistantPart], call_ids: Sequence[str]) -> Iterator[AssistantPart]:
+    """Yield the parts of a reply, with the ids of this package for tool calls."""
     ids = iter(call_ids)
     for part in parts:
         yield attrs.evolve(part, tool_call_id=next(ids, part.tool_call_id)) if isinstance(part, ToolCallPart) else part
 
 
-def _split(model: str) -> tuple[str, str]:
-    """Return provider and name of a model string, whose first slash or colon stands between them."""
+def _split_model(model: str) -> tuple[str, str]:
+    """Return provider and name of a model string, split at the first slash or colon."""
     at = min([place for place in (model.find("/"), model.find(":")) if place >= 0], default=-1)
     return (OTHER, model) if at < 0 else (model[:at], model[at + 1 :])
 
@@ -535,25 +540,28 @@ def _request_attributes(request: ModelRequest) -> Attributes:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _shown_request(request: ModelRequest) -> Attributes:
-    shown = {"gen_ai.input.messages": _text([_message(message) for message in request.all_messages])}
+def _request_content(request: ModelRequest) -> Attributes:
+    shown = {"gen_ai.input.messages": _to_text([_message_to_dict(message) for message in request.all_messages])}
     if request.system_prompt:
-        shown["gen_ai.system_instructions"] = _text([{"type": "text", "content": request.system_prompt}])
+        shown["gen_ai.system_instructions"] = _to_text([{"type": "text", "content": request.system_prompt}])
     return shown
 
 
-def _message(message: Message) -> dict[str, object]:
+def _message_to_dict(message: Message) -> dict[str, object]:
     if isinstance(message, ToolMessage):
         response = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}
         return {"role": "tool", "parts": [response]}
-    return _role(message.role, message.content)
+    return _make_role_message(message.role, message.content)
 
 
-def _role(role: str, parts: Any) -> dict[str, object]:
-    return {"role": role, "parts": [_part(part) for part in ((TextPart(parts),) if isinstance(parts, str) else parts)]}
+def _make_role_message(role: str, parts: Any) -> dict[str, object]:
+    return {
+        "role": role,
+        "parts": [_part_to_dict(part) for part in ((TextPart(parts),) if isinstance(parts, str) else parts)],
+    }
 
 
-def _part(part: object) -> dict[str, object]:
+def _part_to_dict(part: object) -> dict[str, object]:
     """Return a part in the form of the conventions; pictures and documents without their bytes."""
     match part:
         case TextPart():
@@ -567,5 +575,5 @@ def _part(part: object) -> dict[str, object]:
             return {"type": type(part).__name__}
 
 
-def _text(value: object) -> str:
+def _to_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stepengine.workspace.buffers import Buffers
     from stepengine.workspace.terminals import Terminals
 
-__all__ = ("acp",)
-
 
 def acp(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent.")] = "base2",
@@ -40,47 +38,49 @@ def acp(
     config: Config = None,
     offer: Annotated[
         list[str] | None,
-        typer.Option(help="Another model that can be chosen in the editor, for all agents.", metavar="MODEL"),
+        typer.Option(help="Another model to choose from in the editor, for all agents.", metavar="MODEL"),
     ] = None,
     allow_bypass: Annotated[
-        bool, typer.Option("--allow-bypass", help="Let the mode be chosen in the editor that asks about nothing.")
+        bool, typer.Option("--allow-bypass", help="Offer the mode that asks for no approvals in the editor.")
     ] = False,
     terminals: Annotated[
         bool,
         typer.Option(
             "--terminals",
-            help="Run commands in terminals of the editor, whose variables they see, where it offers any.",
+            help="Run commands in the editor's terminals, with its environment variables, if it offers any.",
         ),
     ] = False,
 ) -> Exit:
     """
     Serve an agent to an editor; the editor starts this command.
 
-    It speaks the Agent Client Protocol over stdin and stdout. The agent works in the folder that the editor names. It reads
-    and searches by itself; what changes a file or runs a program is shown and asked about first, unless another mode is chosen
-    in the editor. The MCP servers that the editor names are started when the agent first needs them, which takes the extra `mcp`.
-    Sessions are kept in the user's state folder. Needs the extra `acp`; `stepengine config doctor` tells how it is added.
+    Speaks the Agent Client Protocol over stdin and stdout. The agent works in the folder that the editor opens.
+    Reading and searching need no approval; file changes and commands are shown and need approval, unless you choose
+    another mode in the editor. MCP servers of the editor are started when the agent first needs them (extra `mcp`).
+    Sessions are stored in the state folder. Needs the extra `acp`; `stepengine config doctor` shows how to install
+    it.
 
     In Zed's settings:
       "agent_servers": {"stepengine": {
         "command": "stepengine", "args": ["acp", "base2", "--model", "MODEL"]}}
     """
     options = Options(agent=agent, model=model, base_url=base_url, api_key_env=api_key_env, price=price, config=config)
-    return _serve(options.in_force(), offer or (), allows_bypass=allow_bypass, in_terminals=terminals)
+    return _serve_editor(options.in_force(), offer or (), allows_bypass=allow_bypass, in_terminals=terminals)
 
 
-def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_terminals: bool) -> Exit:
-    from stepengine.adapters.acp import serve, take_stdout
-    from stepengine.cli.bench import asking_policy, bench_for, policy_of
-    from stepengine.cli.recording import EDITORS, runs_folder
+def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_terminals: bool) -> Exit:
+    from stepengine.adapters.acp import redirect_stdout, serve
+    from stepengine.cli.bench import choose_policy, make_asking_policy, make_engine_setup
+    from stepengine.cli.state_folder import EDITORS
     from stepengine.engine import load_agent
+    from stepengine.journal.recorded_runs import runs_folder
 
     runs = runs_folder()
     if runs is None:
-        msg = "there is no home folder to keep sessions in; set STEPENGINE_STATE_DIR"
+        msg = "no home folder found to keep sessions in; set STEPENGINE_STATE_DIR"
         raise UsageProblem(msg)
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
-    policy = policy_of(options) or asking_policy()
+    policy = choose_policy(options) or make_asking_policy()
 
     def make(
         cwd: Path,
@@ -100,38 +100,38 @@ def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_
         if model:
             here = attrs.evolve(here, model=[*[one for one in here.model or () if "=" in one], model])
         try:
-            return bench_for(here, agent, is_new=True, observers=observers, headless=False).engine
+            return make_engine_setup(here, agent, is_new=True, observers=observers, headless=False).engine
         except UsageProblem as problem:
             raise DefinitionError(str(problem)) from None
 
-    out = take_stdout()
+    out = redirect_stdout()
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
-    modes, models = _modes(policy, allows_bypass=allows_bypass), _models(options, offered)
-    asyncio.run(serve(make, agent.id, runs.parent / EDITORS, out=out, mcp=_mcp(), modes=modes, models=models))
+    modes, models = _list_modes(policy, allows_bypass=allows_bypass), _list_models(options, offered)
+    asyncio.run(
+        serve(make, agent.id, runs.parent / EDITORS, out=out, mcp=_find_mcp_maker(), modes=modes, models=models)
+    )
     return Exit.COMPLETED
 
 
-def _modes(policy: Policy, *, allows_bypass: bool) -> list[str]:
-    """Return the modes that can be chosen, the one in force first; nobody gets out of being asked who did not begin so."""
+def _list_modes(policy: Policy, *, allows_bypass: bool) -> list[str]:
+    """Return the modes that can be chosen, the current one first; ``bypass`` only if the command started with it."""
     from stepengine.permissions.policy import MODES
 
     others = [mode for mode in MODES if mode != policy.mode and (mode != "bypass" or allows_bypass)]
     return [policy.mode, *others]
 
 
-def _models(options: Options, offered: Sequence[str]) -> list[str]:
-    """Return the models that can be chosen, those in force first."""
-    from stepengine.cli.bench import registry_of
-
-    registry = registry_of(options.settings)
+def _list_models(options: Options, offered: Sequence[str]) -> list[str]:
+    """Return the models that can be chosen, the current ones first."""
+    registry = options.settings.make_models()
     for model in offered if not options.base_url else ():
         registry.parse(model)
     named = [options.main_model, *offered, *options.settings.table("aliases")]
     return [] if named == [""] else list(dict.fromkeys(named))
 
 
-def _mcp() -> McpMaker | None:
-    """Return what makes tools of MCP servers, where the package is there that speaks with them."""
+def _find_mcp_maker() -> McpMaker | None:
+    """Return the function that makes tools of MCP servers; ``None`` if the package ``mcp`` is not installed."""
     if importlib.util.find_spec("mcp") is None:
         return None
     from stepengine.adapters.mcp import mcp_tools

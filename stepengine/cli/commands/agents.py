@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
-from attrs import frozen
 
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Config
-from stepengine.cli.screen.render import draws_lines, dumps, message_of, say, visible
+from stepengine.cli.screen.render import can_draw_lines, format_error, print_visible, to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem, in_force
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
-from stepengine.errors import DefinitionError
-from stepengine.tools.spawning import carried_by
+from stepengine.tools.agent_tools import agents_of_tools
 
 if TYPE_CHECKING:
+    from stepengine.engine import ListedAgent
     from stepengine.engine.packages import Package
-
-__all__ = ("ListedAgent", "agents", "list_agents", "tree_lines")
 
 
 def agents(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
-    as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
+    as_tree: Annotated[bool, typer.Option("--tree", help="Show which agent may start which.")] = False,
     config: Config = None,
 ) -> Exit:
     r"""
     List the agents that can be run.
 
-    Those in ./agents, those that are shipped, and those of installed packages: what each does, its tools and its file. The
-    setting `agents` names more folders.
+    Lists agents in ./agents, shipped agents, and those of installed packages, with their description, tools and
+    file. The setting `agents` adds folders.
 
-    Nothing of a package is loaded for this: its version, what its agents want and whether you agreed to that
-    (`stepengine agents agree`) come from what was written down when it was built.
+    Packages are not imported for this: version, requested access and your approval (`stepengine agents agree`) come
+    from their metadata.
 
     Examples:
       stepengine agents list
@@ -44,64 +40,34 @@ def agents(
           --params '{"search_queries": [{"pattern": "def main"}]}'
       stepengine run publisher/reviewer "Look at it"
     """
-    from stepengine.engine.packages import find_installed
+    from stepengine.engine import list_agents
+    from stepengine.engine.packages import find_installed_packages
 
     if as_json and as_tree:
         msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
         raise UsageProblem(msg)
-    entries, found = list(list_agents(in_force(config).agent_folders)), find_installed()
+    entries, found = list_agents(in_force(config).agent_folders), find_installed_packages()
     if as_tree:
         known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
-        print("\n".join([_draw_line(line) for line in tree_lines(known)]))
+        print("\n".join([_draw_tree_line(line) for line in tree_lines(known)]))
     elif as_json:
-        print(dumps([*[_json_of(e) for e in entries if e.agent is not None], *_packaged_json(found.packages)]))
+        print(
+            to_ascii_json(
+                [*[_agent_to_dict(e) for e in entries if e.agent is not None], *_package_to_dicts(found.packages)]
+            )
+        )
     else:
-        shown = [*[_describe(e) for e in entries if e.agent is not None], *map(_shown_package, found.packages)]
-        say("\n\n".join(shown), hang=8)
+        shown = [*[_describe_agent(e) for e in entries if e.agent is not None], *map(_describe_package, found.packages)]
+        print_visible("\n\n".join(shown), hang=8)
     for entry in entries:
-        if entry.agent is None:
-            complain(entry.problem)
-    for problem in [*found.problems.values(), *_claimed_twice(found.packages)]:
-        complain(problem)
+        if entry.problem is not None:
+            print_error(format_error(entry.problem))
+    for problem in [*found.problems.values(), *_find_duplicate_ids(found.packages)]:
+        print_error(problem)
     return Exit.COMPLETED
 
 
-@frozen
-class ListedAgent:
-    """
-    An agent of a file.
-
-    Attributes:
-        source: The file.
-        agent: The agent; ``None`` when the file cannot be loaded.
-        problem: Why it cannot be loaded.
-        hidden_by: The file that is taken instead when the agent is named by its id.
-    """
-
-    source: Path
-    agent: AgentDefinition | None
-    problem: str = ""
-    hidden_by: Path | None = None
-
-
-def list_agents(folders: Iterable[Path] = ()) -> Iterator[ListedAgent]:
-    """Give the agents of every file in the folders in which ids are looked for, and each file that cannot be loaded."""
-    from stepengine.engine.loading import agent_folders, agents_in
-
-    seen: dict[str, Path] = {}
-    for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
-        for file in sorted(folder.glob("[!_]*.py")):
-            try:
-                found = agents_in(file)
-            except DefinitionError as error:
-                yield ListedAgent(file, None, message_of(error))
-                continue
-            for agent in found:
-                first = seen.setdefault(normalised_id(agent.id), file)
-                yield ListedAgent(file, agent, hidden_by=None if first == file else first)
-
-
-def _json_of(entry: ListedAgent) -> dict[str, object]:
+def _agent_to_dict(entry: ListedAgent) -> dict[str, object]:
     agent: Any = entry.agent
     return {
         "id": agent.id,
@@ -114,7 +80,7 @@ def _json_of(entry: ListedAgent) -> dict[str, object]:
     }
 
 
-def _describe(entry: ListedAgent) -> str:
+def _describe_agent(entry: ListedAgent) -> str:
     agent: Any = entry.agent
     lines = [
         agent.id,
@@ -128,11 +94,11 @@ def _describe(entry: ListedAgent) -> str:
     return "\n".join([line for line in lines if line])
 
 
-def _shown_package(package: Package) -> str:
-    """Return the agents of a package, below what it is and wants."""
-    from stepengine.engine.trust import not_agreed
+def _describe_package(package: Package) -> str:
+    """Return the lines for a package: its source, its requests and its agents."""
+    from stepengine.engine.trust import find_unapproved_access
 
-    missing = not_agreed(package.wishes)
+    missing = find_unapproved_access(package.wishes)
     agreed = "agreed" if missing == () else f"not agreed: {package.wishes.how}"
     folders = [
         f"reads {', '.join(package.reads)}" * bool(package.reads),
@@ -154,8 +120,8 @@ def _shown_package(package: Package) -> str:
     return "\n\n".join(blocks)
 
 
-def _packaged_json(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
-    from stepengine.engine.trust import not_agreed
+def _package_to_dicts(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
+    from stepengine.engine.trust import find_unapproved_access
 
     for package in packages:
         for agent_id, agent in package.agents.items():
@@ -174,12 +140,12 @@ def _packaged_json(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
                 "reads": list(package.reads),
                 "writes": list(package.writes),
                 "hosts": list(package.hosts),
-                "agreed": not_agreed(package.wishes) == (),
+                "agreed": find_unapproved_access(package.wishes) == (),
             }
 
 
-def _claimed_twice(packages: Sequence[Package]) -> Iterator[str]:
-    """Say which agent ids several packages have, so that they cannot be used."""
+def _find_duplicate_ids(packages: Sequence[Package]) -> Iterator[str]:
+    """Yield a message for each agent id that several packages have, which makes it unusable."""
     having: dict[str, list[str]] = {}
     for package in packages:
         for agent_id in package.agents:
@@ -194,9 +160,9 @@ LINES = {"|-- ": "\u251c\u2500\u2500 ", "`-- ": "\u2514\u2500\u2500 ", "|   ": "
 """How the lines of a tree are drawn where that can be shown."""
 
 
-def _draw_line(line: str) -> str:
-    """Return a line of a tree as stdout can show it; no id holds what is replaced."""
-    for mark, drawn in LINES.items() if draws_lines() else ():
+def _draw_tree_line(line: str) -> str:
+    """Return a line of a tree with box-drawing characters if stdout can encode them."""
+    for mark, drawn in LINES.items() if can_draw_lines() else ():
         line = line.replace(mark, drawn)
     return line
 
@@ -208,24 +174,24 @@ def tree_lines(agents: Iterable[AgentDefinition]) -> list[str]:
     At the top stand those that no other may spawn, then one of each circle that nothing else leads to. Where a circle
     closes, and where an agent was shown with its children before, its line says so; an agent that does not exist, too.
     """
-    children = _children(agents)
+    children = _map_children(agents)
     spawned = {child for key, below in children.items() for child in below if child != key}
     lines: list[str] = []
     shown: set[str] = set()
     for key in [*[k for k in children if k not in spawned], *children]:
         if key not in shown:
             lines.append(key)
-            lines += _below(key, children, (key,), shown, "")
+            lines += _child_lines(key, children, (key,), shown, "")
     return lines
 
 
-def _key(agent_id: str) -> str:
-    """Return what an agent is found by: its id, or its name if it has a publisher."""
+def _lookup_id(agent_id: str) -> str:
+    """Return the id that agents are looked up by; for a published agent its name."""
     return name_of_published(agent_id) or normalised_id(agent_id)
 
 
-def _children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
-    """Return id to the ids of those that it may spawn, those that are given inside others included."""
+def _map_children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
+    """Return the ids of the agents that each agent may spawn, nested definitions included."""
     found: dict[str, list[str]] = {}
     waiting = list(agents)
     while waiting:
@@ -233,13 +199,13 @@ def _children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
         key = normalised_id(agent.id)
         if key in found:
             continue
-        given = [*agent.spawnable_agents, *carried_by(agent.tools)]
-        found[key] = list(dict.fromkeys([_key(c if isinstance(c, str) else c.id) for c in given]))
+        given = [*agent.spawnable_agents, *agents_of_tools(agent.tools)]
+        found[key] = list(dict.fromkeys([_lookup_id(c if isinstance(c, str) else c.id) for c in given]))
         waiting += [c for c in given if not isinstance(c, str)]
     return found
 
 
-def _below(key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str) -> Iterator[str]:
+def _child_lines(key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str) -> Iterator[str]:
     shown.add(key)
     below = children.get(key, ())
     for index, child in enumerate(below):
@@ -249,4 +215,4 @@ def _below(key: str, children: Children, trail: tuple[str, ...], shown: set[str]
         missing = "" if child in children else " (not found)"
         yield f"{indent}{'`-- ' if last else '|-- '}{child}{note}{missing}"
         if not note and not missing:
-            yield from _below(child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}")
+            yield from _child_lines(child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}")

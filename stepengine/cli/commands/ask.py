@@ -10,22 +10,19 @@ import attrs
 import typer
 
 from stepengine.cli import bench
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
-from stepengine.cli.perform import Run, add_advice, ending_of, perform
-from stepengine.cli.screen.render import dumps, json_of, money, one_line, tokens, visible
+from stepengine.cli.perform import FinishedRun, add_advice, describe_ending, run_agent_to_end
+from stepengine.cli.screen.render import format_cost, format_tokens, one_line, result_to_json, to_ascii_json, visible
 from stepengine.data import events as ev
 from stepengine.data.models import ModelSettings
-
-__all__ = ("Talk", "ask")
-
 
 SHOWN = ("status", "stop_reason", "text", "error", "usage", "cost", "warnings")
 
 
 def ask(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, such as anthropic/claude-sonnet-4-5.")],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from stdin.")],
     *,
     system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
     base_url: Annotated[
@@ -33,16 +30,14 @@ def ask(
     ] = "",
     api_key_env: ApiKeyEnv = "",
     price: Price = "",
-    max_tokens: Annotated[
-        int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
-    ] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the reply; 0 for the provider's default.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
     config: Config = None,
 ) -> Exit:
     """
-    Call a model once, and print its reply while it comes.
+    Call a model once, and stream its reply.
 
-    The shortest way to see whether a key, an address and a model name are right. Usage and cost are shown on stderr.
+    The quickest test of a key, an address and a model name. Usage and cost are printed to stderr.
 
     Examples:
       stepengine ask anthropic/claude-haiku-4-5 "Say hello."
@@ -56,18 +51,18 @@ def ask(
     options = Options(model=[model], base_url=base_url, api_key_env=api_key_env, price=price, config=config).in_force()
     settings = ModelSettings(max_tokens=max_tokens or None)
     agent: AgentDefinition = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
-    talk = Talk(model, quiet=as_json)
+    talk = CallDisplay(model, quiet=as_json)
     limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop", ask=False)
-    models, pricing = bench.models_of(options), bench.pricing_of(options)
+    models, pricing = bench.choose_models(options), bench.make_pricing(options)
     engine = Engine([agent], models=models, observers=[talk], limits=limits, pricing=pricing)
     began = time.monotonic()
-    run = perform(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)
+    run = run_agent_to_end(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)
     return _print_result(run, options, talk, time.monotonic() - began, as_json=as_json)
 
 
-class Talk:
+class CallDisplay:
     """
-    Shows one model call while it goes on: text on stdout, everything else on stderr.
+    Shows one model call while it runs: text on stdout, everything else on stderr.
 
     Attributes:
         model: The model that answered.
@@ -84,28 +79,33 @@ class Talk:
         if isinstance(event, ev.ModelFinished) and event.reply is not None:
             self.model = event.reply.model or self.model
         elif isinstance(event, ev.ModelRetry):
-            complain(f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {event.error}")
+            print_error(f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {event.error}")
         elif isinstance(event, ev.TextDelta) and not self._quiet:
             self.streamed = True
             print(visible(event.text), end="", flush=True)
         elif isinstance(event, ev.ReplyDiscarded) and self.streamed:
             print(flush=True)
             self.streamed = False
-            complain("the reply broke off; what it said does not count")
+            print_error("the reply was interrupted and does not count")
 
 
-def _print_result(run: Run, options: Options, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
+def _print_result(run: FinishedRun, options: Options, talk: CallDisplay, seconds: float, *, as_json: bool) -> Exit:
     result = run.result
     if as_json:
-        told = json_of(result)
-        print(dumps({"model": talk.model, **{name: told[name] for name in SHOWN}}))
+        told = result_to_json(result)
+        print(to_ascii_json({"model": talk.model, **{name: told[name] for name in SHOWN}}))
     elif talk.streamed:
         print(flush=True)
     elif result.text:
         print(visible(result.text))
     if run.code is not Exit.COMPLETED:
-        complain(add_advice(ending_of(run), run, options))
+        print_error(add_advice(describe_ending(run), run, options))
     if result.usage.requests and not as_json:
-        spent = [one_line(talk.model), tokens(result.usage), money(result.cost, of=result.usage), f"{seconds:.1f} s"]
+        spent = [
+            one_line(talk.model),
+            format_tokens(result.usage),
+            format_cost(result.cost, of=result.usage),
+            f"{seconds:.1f} s",
+        ]
         print(" | ".join([part for part in spent if part]), file=sys.stderr)
     return run.code

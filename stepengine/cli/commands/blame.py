@@ -15,30 +15,28 @@ from stepengine.cli.evaluation import (
     Simulate,
     Tools,
     Yes,
-    agree_to_cost,
-    case_of,
-    clean_lines,
-    clean_report,
-    interrupted_or,
-    purse_of,
-    to_the_end,
+    confirm_cost,
+    load_recorded_case,
+    parse_budget,
+    redact_lines,
+    redact_report,
+    run_and_close_engines,
+    run_reporting_errors,
 )
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import find_journal
+from stepengine.cli.journals import add_journal_to_options
 from stepengine.cli.options import File, Last, Options, with_options
-from stepengine.cli.screen.render import dumps, say
-from stepengine.cli.scripts import ScriptFile, models_of_script
+from stepengine.cli.screen.render import print_visible, to_ascii_json
+from stepengine.cli.scripts import ScriptFile, make_scripted_models
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
     from stepengine.evaluation.blame import Blame
 
-__all__ = ("blame",)
-
 
 @frozen
 class BlameOptions:
-    """What is asked about a run, as it was typed."""
+    """The typed options of the command."""
 
     check: str
     k: int
@@ -57,7 +55,7 @@ def blame(
     *,
     last: Last = False,
     check: CheckText,
-    k: Annotated[int, typer.Option("-k", help="Runs from each step.", min=1, metavar="K")] = 8,
+    k: Annotated[int, typer.Option("-n", help="Number of runs from each step.", min=1, metavar="N")] = 8,
     steps: Annotated[str, typer.Option(help="Only these model steps.", metavar="A:B")] = "",
     tools: Tools = "idempotent",
     simulate: Simulate = "",
@@ -66,76 +64,76 @@ def blame(
     yes: Yes = False,
 ) -> Exit:
     """
-    Find the step at which a failed run lost its chance.
+    Find the step that made a run fail.
 
-    From the record up to each model step the run goes on anew, -k times, and --check says whether it passes. While the
-    step that spoiled the run is still ahead, runs mostly pass; once it stands in the record, they mostly fail. Blamed
-    is the last step before that. Runs of more than 12 model steps are searched by halves.
+    Continues the run from each model step, -n times, and checks with --check whether it passes. Runs that continue
+    before the bad step mostly pass; runs that include it mostly fail. The step between is to blame. Runs of more
+    than 12 model steps are searched by bisection.
 
-    Tool calls are answered from the record while they are equal to recorded ones, then by --simulate; tools that are
-    idempotent or read-only are performed, in the world of today, and counted; nothing else is ever repeated. With
-    --tools recorded none is performed. A run that needs another call is unknown, which is not a failure.
+    Tool calls are answered from equal recorded calls, then by --simulate. Idempotent and read-only tools are
+    performed for real and counted; no other tool is repeated. With --tools recorded, none is performed. A run that
+    needs any other call counts as unknown, not as failed.
 
-    --check is an expression over output, text, status, tools, steps, cost, error and result, or MODULE:FN, a function
-    of the result. It is your own code and runs as such.
+    --check is an expression over output, text, status, tools, steps, cost, error and result, or MODULE:FN, a
+    function of the result. It is executed as your own code.
 
-    Leaves with:
+    Exit codes:
       0    a step is to blame
       1    none is, or the run passes
       2    wrong usage; the journal or its agent cannot be used
-      4    the budget is spent, the report is partial
-      5    what is recorded does not fit the present code
+      4    the budget is spent; the report is partial
+      5    the record does not fit the current code
 
     Examples:
       stepengine compare blame run.jsonl --check "output == 42" --budget 0.50
-      stepengine compare blame --last --check checks:is_polite -k 4 --steps 3:9
+      stepengine compare blame --last --check checks:is_polite -n 4 --steps 3:9
     """
     options = attrs.evolve(options, journal=file, last=last)
     asked = BlameOptions(check, k, steps, tools, simulate, script, budget, yes)
-    return interrupted_or(lambda: _blame(find_journal(options).in_force(), asked))
+    return run_reporting_errors(lambda: _run_blame(add_journal_to_options(options).in_force(), asked))
 
 
-def _blame(options: Options, asked: BlameOptions) -> Exit:
+def _run_blame(options: Options, asked: BlameOptions) -> Exit:
     from stepengine.evaluation.blame import blame, expected_calls
-    from stepengine.evaluation.checks import Check, function_at
+    from stepengine.evaluation.checks import Check, load_function
 
     if asked.tools not in ("recorded", "idempotent"):
         msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"
         raise UsageProblem(msg)
-    check, steps, models = Check.of_text(asked.check), _steps(asked.steps), models_of_script(asked.script)
-    purse = purse_of(asked.budget)
-    simulate = function_at(asked.simulate) if asked.simulate else None
-    case = case_of(options.journal, options, performs=asked.tools != "recorded")
+    check, steps, models = Check.of_text(asked.check), _parse_steps(asked.steps), make_scripted_models(asked.script)
+    purse = parse_budget(asked.budget)
+    simulate = load_function(asked.simulate) if asked.simulate else None
+    case = load_recorded_case(options.journal, options, performs=asked.tools != "recorded")
 
-    async def made() -> Blame:
+    async def run_blame() -> Blame:
         calls, cost = expected_calls(case.journal, asked.k, steps)
         engine = case.bench.engine
-        passes = check.of(await engine.replay(case.journal, agent=case.agent)).passed
+        passes = check.apply(await engine.replay(case.journal, agent=case.agent)).passed
         if calls and not passes and models is None:
-            agree_to_cost(calls, cost, None if cost is None else 2 * cost, yes=asked.yes or bool(asked.budget))
+            confirm_cost(calls, cost, None if cost is None else 2 * cost, yes=asked.yes or bool(asked.budget))
         return await blame(
             engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, purse=purse, models=models,
             tools=asked.tools, simulate=simulate,
         )  # fmt: skip
 
-    report = to_the_end(made, [case.bench.engine])
+    report = run_and_close_engines(run_blame, [case.bench.engine])
     if options.as_json:
-        print(dumps(clean_report(report.to_json())))
+        print(to_ascii_json(redact_report(report.to_json())))
     else:
-        say(clean_lines([*report.lines(), *_hint(report, options)]), hang=4)
+        print_visible(redact_lines([*report.lines(), *_suggest_commands(report, options)]), hang=4)
     if report.stopped:
         return Exit.LIMIT
     return Exit.FAILED if report.blamed is None else Exit.COMPLETED
 
 
-def _hint(report: Blame, options: Options) -> list[str]:
+def _suggest_commands(report: Blame, options: Options) -> list[str]:
     if report.blamed is None:
         return []
     name, at = options.stem or options.journal, report.blamed.step.address
     return [f"look at it: stepengine show {name}; try another reply: stepengine fork {name} --at '{at}' --edit TEXT"]
 
 
-def _steps(text: str) -> tuple[int, int] | None:
+def _parse_steps(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     first, colon, last = text.partition(":")

@@ -11,17 +11,15 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import SUFFIX, journal_at
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import SUFFIX, open_journal
 from stepengine.cli.options import Json
-from stepengine.cli.screen.render import dumps, one_line, say
+from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
-    from stepengine.journal import Decided, Journal, Leak, Report, Verified
-
-__all__ = ("check",)
+    from stepengine.journal import Decided, Journal, JournalReport, Leak, Verified
 
 SAID_CHARS = 200
 HEAD = b'{"kind":"head"'
@@ -39,73 +37,73 @@ def check(
     *,
     allow: Annotated[
         list[str] | None,
-        typer.Option(help="Hash of a value that is no secret; may be given several times.", metavar="HASH"),
+        typer.Option(help="Hash of this is not a secret; may be repeated.", metavar="HASH"),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Verify signatures with this public key, such as audit.pub; may be given several times.", metavar="PUB"
-        ),
+        typer.Option(help="Verify signatures with this public key, such as audit.pub; may be repeated.", metavar="PUB"),
     ] = None,
     seen: Annotated[
         str,
         typer.Option(
-            help="With --key and one journal: it has to start with what this digest showed.", metavar="DIGEST"
+            help="With --key and one journal: the journal must start with the content of this digest.", metavar="DIGEST"
         ),
     ] = "",
     allow_unsigned: Annotated[
         bool,
-        typer.Option("--allow-unsigned", help="With --key: report unsigned records, as after a crash, and succeed."),
+        typer.Option(
+            "--allow-unsigned", help="With --key: report unsigned records, as after a crash, without failing."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> Exit:
     """
     Check journals and files: damage, secrets, signatures.
 
-    In a journal every record is checked: checksums, order, fingerprints, blobs. In files of any kind it finds texts with
-    the shape of a key (providers, GitHub, Slack, AWS, JWT, PEM), the values of environment variables named like secrets
-    (API_KEY, TOKEN, PGPASSWORD, ...) and passwords in addresses, plain, escaped or in base64. Values are never printed. A
-    folder stands for all files in it.
+    Checks every record of a journal: checksums, order, fingerprints, blobs. In files of any kind, finds texts
+    shaped like keys (providers, GitHub, Slack, AWS, JWT, PEM), values of environment variables named like secrets
+    (API_KEY, TOKEN, PGPASSWORD, ...) and passwords in URLs, in plain text, escaped or in base64. Values are never
+    printed. A folder means all files in it.
 
-    With --key a journal must be signed, unaltered and complete, and its answers are listed. Sign a run with `stepengine
-    run ... --journal run.jsonl --sign audit`; `ssh-keygen -t ed25519 -f audit` makes the key. Only --seen notices a journal
-    that was cut back to an earlier signed end.
+    --key requires that a journal is signed, unaltered and complete, and lists its answers. Sign a run with
+    `stepengine run ... --journal run.jsonl --sign audit`; `ssh-keygen -t ed25519 -f audit` creates the key. Only
+    --seen detects a journal that was cut back to an earlier signed end.
 
-    Exits with 1 when something was found. A run without an end is no fault. Nothing is run or changed.
+    Exits with 1 if anything is found. A run without an end is not an error. Nothing is run or changed.
 
     Examples:
       stepengine journal check .                        for a commit hook or CI
       stepengine journal check run.jsonl journals/
       stepengine journal check README.md --json         each secret with its hash
-      stepengine journal check . --allow sha256:...     a value that is no secret
+      stepengine journal check . --allow sha256:...     this is not a secret
       stepengine journal check run.jsonl --key audit.pub --seen 9f86d081...
     """
     if not key and (seen or allow_unsigned):
         msg = "--seen and --allow-unsigned are about signatures; give --key PUB, too"
         raise UsageProblem(msg)
     try:
-        found = list(_checked(paths, allow or (), key or (), seen))
+        found = list(_check_files(paths, allow or (), key or (), seen))
     except JournalError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
     if seen and sum(one.verified is not None for one in found) != 1:
         msg = "--seen is the digest of one journal; check that journal alone"
         raise UsageProblem(msg)
     is_good = all(one.is_good(allow_unsigned=allow_unsigned) for one in found)
     if as_json:
-        print(dumps([one.as_json(allow_unsigned=allow_unsigned) for one in found]))
+        print(to_ascii_json([one.as_json(allow_unsigned=allow_unsigned) for one in found]))
     elif lines := [line for one in found for line in one.lines()]:
-        say("\n".join(lines), hang=4)
+        print_visible("\n".join(lines), hang=4)
     if where := sum(bool(one.leaks) for one in found):
         print(f"secrets in {where} files; take them out, and change keys that were shared", file=sys.stderr)
     return Exit.COMPLETED if is_good else Exit.FAILED
 
 
 @frozen(kw_only=True)
-class _Checked:
-    """What was found in one file: a report where it is a journal."""
+class _CheckedFile:
+    """The findings for one file, with a report if it is a journal."""
 
     name: str
-    report: Report | None = None
+    report: JournalReport | None = None
     leaks: Sequence[Leak] = ()
     verified: Verified | None = None
     decisions: Sequence[Decided] = ()
@@ -136,28 +134,28 @@ class _Checked:
 
     def lines(self) -> Iterator[str]:
         if self.verified is not None:
-            yield from _describe_verification(self.verified)
-            yield from [_decision(one, self.verified) for one in self.decisions]
+            yield from _verification_lines(self.verified)
+            yield from [_describe_decision(one, self.verified) for one in self.decisions]
         if self.report is not None:
-            yield from _describe_report(
+            yield from _report_lines(
                 self.report, is_good=not (self.report.problems or self.report.secrets or self.leaks)
             )
         shown = [secret.partition(" /")[0] for secret in self.report.secrets] if self.report is not None else []
         yield from [str(leak) for leak in self.leaks if f"record {leak.line}" not in shown]
 
 
-def _checked(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str) -> Iterator[_Checked]:
-    """Check every file that is meant; files without a journal and without a secret are left out."""
+def _check_files(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str) -> Iterator[_CheckedFile]:
+    """Check every file of *paths*; yield journals and files with secrets."""
     from stepengine.journal import check, decisions, scan, verify
 
     for path in paths:
-        for file, journal in _files(path):
+        for file, journal in _find_files(path):
             leaks = tuple(scan([file], allow_secrets=allow)) if Path(file).is_file() else ()
             if journal is None:
-                yield from [_Checked(name=file, leaks=leaks)] if leaks else []
+                yield from [_CheckedFile(name=file, leaks=leaks)] if leaks else []
                 continue
             verified = verify(journal, keys, seen=seen) if keys else None
-            yield _Checked(
+            yield _CheckedFile(
                 name=file,
                 report=check(journal, allow_secrets=allow),
                 leaks=leaks,
@@ -166,24 +164,24 @@ def _checked(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], se
             )
 
 
-def _files(path: str) -> Iterator[tuple[str, Journal | None]]:
+def _find_files(path: str) -> Iterator[tuple[str, Journal | None]]:
     """
-    Give the files that a path stands for, each with its journal where it is one; the runs of an SQLite file one by one.
+    Yield the files of a path, each with its journal if it is one; the runs of an SQLite file separately.
 
     Raises:
         UsageProblem: when there is neither a file nor a recorded run.
         JournalError: when a database that was named cannot be read.
     """
     from stepengine.journal import SqliteJournal
-    from stepengine.journal.finding import database_of
-    from stepengine.journal.scanning import files_under
+    from stepengine.journal.secret_scan import list_files
+    from stepengine.journal.sources import parse_database_path
 
     if not Path(path).exists():
-        yield path, journal_at(path)
+        yield path, open_journal(path)
         return
-    for file in map(str, files_under(path)):
-        if database_of(file) != (file, ""):
-            yield file, journal_at(file) if _is_journal(Path(file)) else None
+    for file in map(str, list_files(path)):
+        if parse_database_path(file) != (file, ""):
+            yield file, open_journal(file) if _is_journal(Path(file)) else None
             continue
         try:
             runs = SqliteJournal(file).runs()
@@ -191,12 +189,12 @@ def _files(path: str) -> Iterator[tuple[str, Journal | None]]:
             if file == path:
                 raise
             runs = []  # a database of something else
-        yield from [(f"{file}#{run}", journal_at(f"{file}#{run}")) for run in runs]
+        yield from [(f"{file}#{run}", open_journal(f"{file}#{run}")) for run in runs]
         yield file, None
 
 
 def _is_journal(file: Path) -> bool:
-    """Return whether a file is a journal, also one whose first line is damaged: only other JSON is no journal in ``*.jsonl``."""
+    """Return whether a file is a journal, even with a damaged first line; ``*.jsonl`` with other JSON is none."""
     try:
         with file.open("rb") as opened:
             first = opened.readline(HEAD_BYTES)
@@ -207,7 +205,7 @@ def _is_journal(file: Path) -> bool:
     return file.suffix == SUFFIX and (CHECKSUM in first or not first.lstrip().startswith((b"{", b"[", b'"')))
 
 
-def _describe_report(report: Report, *, is_good: bool) -> Iterator[str]:
+def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
     state = "complete" if report.is_complete else "without an end: it can be resumed"
     state = "and no run has started: start it again" if report.records == 1 else state
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
@@ -218,7 +216,7 @@ def _describe_report(report: Report, *, is_good: bool) -> Iterator[str]:
         yield f"      {report.torn} bytes at the end belong to no whole record; resuming cuts them off"
 
 
-def _describe_verification(verified: Verified) -> Iterator[str]:
+def _verification_lines(verified: Verified) -> Iterator[str]:
     state = "ok" if verified else "ALTERED" if verified.problems else "UNSIGNED"
     yield f"{state:<9}{verified.name}  run {verified.run} of {verified.agent}, {verified.records} records"
     yield from [f"  {problem}" for problem in verified.problems]
@@ -228,12 +226,12 @@ def _describe_verification(verified: Verified) -> Iterator[str]:
         yield f"  digest {verified.digest}"
 
 
-def _decision(one: Decided, verified: Verified) -> str:
+def _describe_decision(one: Decided, verified: Verified) -> str:
     who = one.by or "somebody"
     said = (
         "declined"
         if one.declined
-        else one_line(one.said, SAID_CHARS) or ("gave what came of it" if one.kind == "result" else "yes")
+        else one_line(one.said, SAID_CHARS) or ("gave the result" if one.kind == "result" else "yes")
     )
     more = [
         one.tool,

@@ -8,10 +8,9 @@ import typer
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
-from stepengine.cli.screen.render import dumps, say
-from stepengine.cli.settings import KEYS, Settings, in_force, key_of
-
-__all__ = ("config",)
+from stepengine.cli.screen.render import print_visible, to_ascii_json
+from stepengine.cli.settings import in_force
+from stepengine.engine.settings import get_setting_key
 
 
 def config(
@@ -25,9 +24,9 @@ def config(
     """
     Show every setting, its value and where it came from.
 
-    An option wins over a variable, a variable over the project's file (stepengine.toml, or [tool.stepengine] in
-    pyproject.toml), the project's over your own (~/.config/stepengine/config.toml). A variable is STEPENGINE_ and the
-    setting in capitals, `__` for the dot: STEPENGINE_LIMITS__MAX_STEPS=20.
+    Precedence, highest first: options, environment variables, the project's file (stepengine.toml, or
+    [tool.stepengine] in pyproject.toml), your own file (~/.config/stepengine/config.toml). The variable of a
+    setting is STEPENGINE_ and its name in capitals, with `__` for the dot: STEPENGINE_LIMITS__MAX_STEPS=20.
 
     Examples:
       stepengine config show
@@ -38,21 +37,13 @@ def config(
       aliases = {cheap = "openai/gpt-5-mini"}
     """
     settings = in_force(file)
-    names = [key] if key else _names(settings)
-    rows = [(one, key_of(one), settings.get(one), settings.origin(one)) for one in names]
+    names = [key] if key else settings.names
+    rows = [(one, get_setting_key(one), settings.get(one), settings.origin(one)) for one in names]
     if as_json:
-        print(dumps({one: {"value": value, "source": o.source, "place": o.place} for one, _, value, o in rows}))
+        print(to_ascii_json({one: {"value": value, "source": o.source, "place": o.place} for one, _, value, o in rows}))
         return Exit.COMPLETED
     width = max(len(one) for one in names)
     for one, about, value, origin in rows:
-        text = "-" if value is None else dumps(value)
-        say(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {about.help}".rstrip(), hang=width + 2)
+        text = "-" if value is None else to_ascii_json(value)
+        print_visible(f"{one.ljust(width)}  {text.ljust(24)}  {origin}   {about.help}".rstrip(), hang=width + 2)
     return Exit.COMPLETED
-
-
-def _names(settings: Settings) -> list[str]:
-    """Return the names of all settings in the order of ``KEYS``; those whose names the user chose as they are set."""
-    names: list[str] = []
-    for key in KEYS:
-        names += sorted(n for n in settings.values if key.matches(n)) if "<" in key.name else [key.name]
-    return names

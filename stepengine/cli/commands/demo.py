@@ -21,19 +21,16 @@ import attrs
 import typer
 
 from stepengine.cli.bench import make_progress
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Config, Options, Quiet
-from stepengine.cli.perform import Run, perform
-from stepengine.cli.screen.render import money, say, wrapped
+from stepengine.cli.perform import FinishedRun, run_agent_to_end
+from stepengine.cli.screen.render import format_cost, print_visible, wrap_lines
 from stepengine.data.events import Event
 from stepengine.data.usage import Usage
 
 if TYPE_CHECKING:
-    from stepengine.cli.screen.progress import Progress
+    from stepengine.cli.screen.progress import ProgressDisplay
     from stepengine.data.definition import AgentDefinition
-
-__all__ = ("CASSETTE", "copy_project", "demo", "nobody", "run_demo")
-
 
 HERE = Path(__file__).parents[1] / "_demo"
 CASSETTE = HERE / "cassette.yaml"
@@ -69,7 +66,7 @@ What to type next:
 
 def demo(
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
+        bool, typer.Option("--keep", help="Keep the edited copy of the project and print its path.")
     ] = False,
     quiet: Quiet = False,
     config: Config = None,
@@ -77,8 +74,8 @@ def demo(
     """
     Watch an agent edit a small project, without a key.
 
-    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
-    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
+    The model's replies come from a recording, through the real SDK. The tools read and edit real files in a
+    temporary copy. One recorded reply contains a mistake: the handler finds it and has the model fix it.
 
     Examples:
       stepengine demo
@@ -89,16 +86,16 @@ def demo(
     progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
     folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
     cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python -m cassettes.record_demo")
-    _introduce()
+    _print_introduction()
     try:
         run = run_demo(ReplayTransport(cassette), progress, folder)
     except CassetteMiss as miss:
-        return complain(str(miss), Exit.DIVERGED)
+        return print_error(str(miss), Exit.DIVERGED)
     if progress is not None:
         progress.finish(run.result)
     if run.code is not Exit.COMPLETED:
-        return complain(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
-    _explain(run.result.output["diff"], _cost(run.result.usage))
+        return print_error(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
+    _print_explanation(run.result.output["diff"], _describe_cost(run.result.usage))
     if folder is not None:
         print(f"\nThe edited project is in {folder}")
     return Exit.COMPLETED
@@ -111,7 +108,7 @@ def copy_project(target: Path) -> None:
             (target / file.stem).write_bytes(file.read_bytes())
 
 
-def run_demo(transport: object, progress: Progress | None = None, folder: Path | None = None) -> Run:
+def run_demo(transport: object, progress: ProgressDisplay | None = None, folder: Path | None = None) -> FinishedRun:
     """
     Run ``editor`` on a copy of the sample project.
 
@@ -127,44 +124,46 @@ def run_demo(transport: object, progress: Progress | None = None, folder: Path |
     with ExitStack() as stack:
         root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepengine-demo-")))
         copy_project(root)
-        editor = attrs.evolve(_editor(), model=MODEL)
+        editor = attrs.evolve(_load_editor(), model=MODEL)
         provider = AnthropicProvider(api_key="demo", base_url=HOST, transport=transport)
         engine = Engine(
             [editor],
             [*file_tools(root, write=True), *search_tools(root)],
             {"anthropic": provider},
             # Replies are streamed when somebody watches, and the recording holds streams.
-            observers=[progress or nobody],
-            pricing=nothing,
+            observers=[progress or ignore_event],
+            pricing=zero_cost,
         )
-        return perform(engine, editor, PROMPT, progress, params=PARAMS)
+        return run_agent_to_end(engine, editor, PROMPT, progress, params=PARAMS)
 
 
-def nobody(_: Event) -> None:
-    """Watch, and say nothing."""
+def ignore_event(_: Event) -> None:
+    """Ignore the event."""
 
 
-def nothing(model: str, usage: Usage | None, at: datetime) -> Decimal:  # noqa: ARG001 - what a price depends on
-    """Return what a recorded reply costs."""
+def zero_cost(model: str, usage: Usage | None, at: datetime) -> Decimal:  # noqa: ARG001 - what a price depends on
+    """Return zero, the cost of a recorded reply."""
     return Decimal(0)
 
 
-def _cost(usage: Usage) -> str:
-    """Return a sentence about what the demo cost, and what it would have cost without its recording."""
+def _describe_cost(usage: Usage) -> str:
+    """Describe the cost of the demo, and the estimated cost with a live model."""
     from stepengine.models.pricing import cost_of
 
     live = cost_of(LIVE, usage, datetime.now(UTC))
-    about = "" if live is None else f" Live, with {LIVE}, it would have been about {money(live)}."
+    about = "" if live is None else f" Live, with {LIVE}, it would have been about {format_cost(live)}."
     return f"This cost nothing: the replies are a recording.{about}"
 
 
-def _introduce() -> None:
-    say("A generator agent edits a small project. The model's replies are a recording; the rest happens now.\n")
-    say(f"  request   {PROMPT}", hang=10)
-    say(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hang=10)
+def _print_introduction() -> None:
+    print_visible(
+        "A generator agent edits a small project. The model's replies are a recording; the rest happens now.\n"
+    )
+    print_visible(f"  request   {PROMPT}", hang=10)
+    print_visible(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hang=10)
 
 
-def _explain(diff: str, cost: str) -> None:
+def _print_explanation(diff: str, cost: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -173,7 +172,7 @@ def _explain(diff: str, cost: str) -> None:
     console = Console(highlight=False)
 
     def show(text: str, style: str = "", *, hang: int = 0) -> None:
-        line = wrapped(text, console.width, hang) if console.is_terminal else text
+        line = wrap_lines(text, console.width, hang) if console.is_terminal else text
         # Wrapped above, with the indent of its kind; rich would break it once more, without one.
         console.print(Text(line, style=style), soft_wrap=True)
 
@@ -184,23 +183,23 @@ def _explain(diff: str, cost: str) -> None:
     show(_handler_source(), hang=HANG)
     show(CAUSE)
     show(f"{cost}\n")
-    show(NEXT.replace("stepengine ", f"{_program()} "))
+    show(NEXT.replace("stepengine ", f"{_find_command_name()} "))
 
 
-def _program() -> str:
-    """Return how the user can call this command again: by its name, or as it was called when it is not on the path."""
+def _find_command_name() -> str:
+    """Return the name of this command for the user's shell: its name, or its path if it is not on ``PATH``."""
     called = sys.argv[0]
     return "stepengine" if Path(called).name != "stepengine" or shutil.which("stepengine") else called
 
 
 def _handler_source() -> str:
-    return inspect.getsource(_editor().handle_steps or run_demo)
+    return inspect.getsource(_load_editor().handle_steps or run_demo)
 
 
-def _editor() -> AgentDefinition:
-    """Return the editor that comes with stepengine, whatever the working folder calls so."""
-    from stepengine.engine.loading import bundled_agent
+def _load_editor() -> AgentDefinition:
+    """Return the bundled agent ``editor``, even if the working folder has one of that name."""
+    from stepengine.engine.loader import find_bundled_agent
 
-    found = bundled_agent("editor")
+    found = find_bundled_agent("editor")
     assert found is not None  # noqa: S101 - the package has it
     return found

@@ -6,20 +6,18 @@ from typing import Annotated
 
 import typer
 
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import readable_journal
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import open_readable_journal
 from stepengine.cli.options import Json
-from stepengine.cli.recording import latest
-from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import get_newest_run
 from stepengine.errors import JournalError
-
-__all__ = ("diff",)
 
 
 def diff(
     a: Annotated[str, typer.Argument(metavar="A", help="A run, as `stepengine show` takes it.")] = "",
-    b: Annotated[str, typer.Argument(metavar="B", help="The run that is compared with it.")] = "",
+    b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")] = "",
     *,
     last: Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of B.")] = False,
     as_json: Json = False,
@@ -27,11 +25,11 @@ def diff(
     """
     Show what two runs did differently.
 
-    A and B are files or names of runs, or cassettes. Told are effects that were added, removed or changed, other outcomes,
-    tokens and cost.
+    A and B are files or names of runs, or cassettes. Reports added, removed and changed effects, different
+    outcomes, tokens and cost.
 
-    Ids and times that differ in every run do not count. Leaves with 0 when there is no difference, with 1 when there
-    is.
+    Ids and times that differ in every run do not count. Exits with 0 if there is no difference, with 1 if there is
+    one.
 
     Examples:
       stepengine compare diff before.jsonl after.jsonl
@@ -42,24 +40,24 @@ def diff(
     from stepengine.journal import diff
 
     try:
-        before, after = _two(a, b, last=last)
-        found = diff(readable_journal(before), readable_journal(after))
+        before, after = _select_runs(a, b, last=last)
+        found = diff(open_readable_journal(before), open_readable_journal(after))
     except JournalError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
     if as_json:
-        print(dumps(found.to_json()))
+        print(to_ascii_json(found.to_json()))
     else:
-        say(str(found))
+        print_visible(str(found))
     return Exit.FAILED if found else Exit.COMPLETED
 
 
-def _two(a: str, b: str, *, last: bool) -> tuple[str, str]:
+def _select_runs(a: str, b: str, *, last: bool) -> tuple[str, str]:
     if last and b:
-        msg = f"--last, {a!r} and {b!r} name three runs; give two of them"
+        msg = f"--last, {a!r} and {b!r} name three runs; pass two"
         raise UsageProblem(msg)
     if last:
-        return a or latest(before=1).journal, latest().journal
+        return a or get_newest_run(before=1).journal, get_newest_run().journal
     if not a or not b:
-        msg = "name two runs, A and B, as files or as `stepengine runs` lists them; --last stands for the newest one"
+        msg = "name two runs, A and B, as files or by their names in `stepengine runs`; --last is the newest one"
         raise UsageProblem(msg)
     return a, b

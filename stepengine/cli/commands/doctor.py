@@ -2,417 +2,61 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import sys
-from collections.abc import Iterable, Iterator
-from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
-from attrs import frozen
 
-from stepengine.cli.bench import registry_of
-from stepengine.cli.commands.agents import ListedAgent as AgentFile
-from stepengine.cli.commands.agents import list_agents as agent_files
-from stepengine.cli.commands.models import ListedProvider
-from stepengine.cli.commands.models import list_providers as providers_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.installing import own_source
 from stepengine.cli.options import Config
-from stepengine.cli.recording import entries, runs_folder
-from stepengine.cli.screen.render import dumps, say, visible
-from stepengine.cli.settings import KEYS, OLD, PREFIX, Settings, UsageProblem
+from stepengine.cli.screen.render import print_visible, to_ascii_json, visible
 
 if TYPE_CHECKING:
-    import httpx2
-
-__all__ = ("Finding", "doctor", "findings")
-
-State: TypeAlias = Literal["ok", "note", "wrong"]
-SECONDS = 5
-LOW_BYTES = 100 * 1024**2
-REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
-EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
-PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
-PLACEHOLDER = re.compile(r"(?i)(?:<.*>|\.{3}|x{3,}|your[-_ ].*|changeme|todo|none|null|sk-\.{3})")
-FAMILIES = {
-    "sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "gsk_": "groq", "xai-": "xai", "csk-": "cerebras",
-    "fw_": "fireworks", "hf_": "huggingface", "pplx-": "perplexity",
-}  # fmt: skip
-"""What keys of a provider begin with, where that tells it from all others."""
-TAKEN = ("anthropic", "attr", "attrs", "httpx2", "openai", "pydantic", "pytest", "rich", "stepengine", "typer", "yaml")
-"""Modules that a file of the working folder must not be called like."""
-KEY_LONGEST = 4096
-DEVELOPMENT = ("dev", "docs", "faults", "http-clients", "logfire", "recorders")
-"""Extras that only work on the package itself needs."""
-OTHER_VARIABLES = frozenset(
-    [
-        "STEPENGINE_STATE_DIR",
-        "STEPENGINE_KEY_HOSTS",
-        "STEPENGINE_RECORD",
-        "STEPENGINE_CALL",
-        "STEPENGINE_OPENAI_CHAT_BASE_URL",
-    ]
-)
-"""What is read beside the settings and the providers' keys."""
-
-
-@frozen
-class Finding:
-    """
-    One thing that was looked at.
-
-    Attributes:
-        area: The heading that it stands under.
-        state: ``ok``; ``note`` for what works and may surprise; ``wrong`` for what will fail.
-        text: What was found. Never a key.
-        repair: What to do about it; ``""`` for nothing.
-    """
-
-    area: str
-    state: State
-    text: str
-    repair: str = ""
+    from stepengine.testing import Finding
 
 
 def doctor(
     *,
     reach: Annotated[
         bool,
-        typer.Option("--reach", help="Ask the address of each usable provider whether it answers; no key is sent."),
+        typer.Option("--reach", help="Test whether each usable provider's address answers; no key is sent."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     config: Config = None,
 ) -> Exit:
     """
-    Say what is here, what is missing, and how to repair it.
+    Check the installation: what works, what to fix, and how.
 
-    Versions, keys (whether they are set, never what they are), where runs are recorded, which settings are in force and
-    where they came from, agent files that cannot be loaded, and the usual mistakes. Nothing is changed, and nothing is
-    asked over the network unless --reach is given.
+    Shows versions, which keys are set (never their values), where runs are recorded, settings and their sources,
+    agent files that cannot be loaded, and common mistakes. Changes nothing, and uses the network only with --reach.
 
-    Leaves with 1 when something is wrong that will make runs fail.
+    Exits with 1 if a problem will make runs fail.
 
     Examples:
       stepengine config doctor
       stepengine config doctor --reach
       stepengine config doctor --json
     """
-    found = list(findings(config, reach=reach))
+    from stepengine.testing import check_installation
+
+    found = list(check_installation(config, reach=reach))
     wrong = sum(one.state == "wrong" for one in found)
     if as_json:
-        print(dumps({"ok": not wrong, "findings": [attrs.asdict(one) for one in found]}))
+        print(to_ascii_json({"ok": not wrong, "findings": [attrs.asdict(one) for one in found]}))
     else:
-        _print(found)
+        _print_findings(found)
         print(f"\n{wrong} wrong" if wrong else "\nnothing is wrong")
     return Exit.FAILED if wrong else Exit.COMPLETED
 
 
-def findings(config: Path | None = None, *, reach: bool = False) -> Iterator[Finding]:
-    """
-    Give everything that was found, area by area.
-
-    Args:
-        config: A file of settings that the user named.
-        reach: Whether providers are asked over the network whether they answer.
-    """
-    yield from _versions()
-    try:
-        settings = Settings.load(Path.cwd(), config=config)
-    except UsageProblem as problem:
-        yield Finding("settings", "wrong", str(problem), "repair the file or variable that it names")
-        settings = Settings()
-    else:
-        yield from _settings(settings)
-    providers = list(providers_of(registry_of(settings)))
-    yield from _keys(providers)
-    yield from _recording(settings)
-    yield from _agents(settings)
-    yield from _surroundings(providers)
-    if reach:
-        yield from _reach_providers(providers)
-
-
-def _print(found: list[Finding]) -> None:
+def _print_findings(found: Sequence[Finding]) -> None:
     area = ""
     for one in found:
         if one.area != area:
             area = one.area
             print(f"\n{area}" if one is not found[0] else area)
         mark = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}[one.state]
-        say(f"  {mark}  {visible(one.text)}", hang=9)
+        print_visible(f"  {mark}  {visible(one.text)}", hang=9)
         if one.repair:
-            say(f"         -> {visible(one.repair)}", hang=12)
-
-
-# --- versions ---------------------------------------------------------------------------------------------------------
-
-
-def _versions() -> Iterator[Finding]:
-    area = "versions"
-    python = ".".join(map(str, sys.version_info[:3]))
-    yield Finding(area, "ok", f"Python {python}, {sys.executable}")
-    if sys.platform != "linux":
-        yield Finding(area, "note", f"the tests of stepengine run on Linux, and this is {sys.platform}")
-    try:
-        own = metadata.distribution("stepengine")
-    except metadata.PackageNotFoundError:
-        yield Finding(area, "wrong", "stepengine is not installed here", own_source().install_line())
-        return
-    yield Finding(area, "ok", f"stepengine {own.version}, {Path(__file__).parents[2]}")
-    for name in ("anthropic", "openai", "google-genai"):
-        if (version := _version_of(name)) is not None:
-            yield Finding(area, "ok", f"{name} {version}")
-    yield from _parts(own.requires or ())
-
-
-def _parts(requirements: Iterable[str]) -> Iterator[Finding]:
-    """Give what is missing of the lines in which the package says what it needs, and which extras are whole."""
-    area = "versions"
-    needed: dict[str, list[str]] = {"": []}
-    for line in requirements:
-        named, extra = REQUIREMENT.match(line), EXTRA.search(line)
-        if named is not None and named[0] != "stepengine":
-            needed.setdefault(extra[1] if extra else "", []).append(named[0])
-    for name in [name for name in needed.pop("") if _version_of(name) is None]:
-        repair = own_source().install_line()
-        yield Finding(area, "wrong", f"{name} is not installed, and stepengine needs it", repair)
-    for name in DEVELOPMENT:
-        needed.pop(name, None)
-    here = [extra for extra, names in needed.items() if all(map(_version_of, names))]
-    other = [extra for extra in needed if extra not in here]
-    text = f"extras installed: {', '.join(here) or 'none'}; not installed: {', '.join(other) or 'none'}"
-    yield Finding(area, "ok", text, f"{own_source().install_line('NAME')} adds one" if other else "")
-    if "test" in other:
-        yield Finding(area, "note", "the test kit lacks what it needs", own_source().install_line("test"))
-
-
-def _version_of(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-# --- settings, keys, runs, agents -------------------------------------------------------------------------------------
-
-
-def _settings(settings: Settings) -> Iterator[Finding]:
-    for note in settings.notes:
-        yield Finding("settings", "note", note)
-    for name, value in sorted(settings.values.items()):
-        yield Finding("settings", "ok", f"{name} = {dumps(value)}, from {settings.origin(name)}")
-    if not settings.values:
-        yield Finding("settings", "ok", "all at their defaults; `stepengine config show` lists them")
-
-
-def _keys(providers: list[ListedProvider]) -> Iterator[Finding]:
-    area = "keys"
-    usable = [p for p in providers if p.key == "set"]
-    for one in usable:
-        yield Finding(area, "ok", f"{one.prefix}: {one.key_from} is set")
-    for one in providers:
-        if one.key.startswith("cannot"):
-            yield Finding(area, "wrong", f"{one.prefix}: {one.key}")
-    if not usable:
-        free = ", ".join([p.prefix for p in providers if p.key == "not needed"])
-        repair = "set ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY; `stepengine agents models` names the others"
-        yield Finding(area, "note", f"no key is set; usable without one, where their server runs: {free}", repair)
-    yield from _odd_keys(providers)
-
-
-def _odd_keys(providers: list[ListedProvider]) -> Iterator[Finding]:
-    area = "keys"
-    variables: dict[str, str] = {}
-    for one in providers:
-        for name in one.key_variables:
-            variables.setdefault(name, one.prefix)
-    found = {name: prefix for name, prefix in variables.items() if name in os.environ}
-    for name, prefix in found.items():
-        if why := _is_odd(os.environ[name], prefix):
-            yield Finding(area, "wrong", f"{name} {why}", f"set {name} to the key alone, as {prefix} shows it")
-    if {"GEMINI_API_KEY", "GOOGLE_API_KEY"} <= set(found):
-        yield Finding(
-            area,
-            "note",
-            "GEMINI_API_KEY and GOOGLE_API_KEY are both set; `stepengine agents models` says which is used",
-        )
-
-
-def _is_odd(key: str, prefix: str) -> str:
-    """Return what is wrong with a key, without it; ``""`` for nothing."""
-    bare = key.strip()
-    if not bare:
-        return "is set and empty"
-    if len(bare) > KEY_LONGEST:
-        return f"has more than {KEY_LONGEST:,} characters"
-    if bare[0] in "\"'" or bare[-1] in "\"'":
-        return "has quotation marks around it"
-    if any(character.isspace() for character in bare):
-        return "has white space in it"
-    if PLACEHOLDER.fullmatch(bare[:100]):
-        return "is a placeholder"
-    other = next((family for start, family in FAMILIES.items() if bare.startswith(start)), prefix)
-    # A gateway of one's own may want any key; only the providers that keys tell apart are compared.
-    known = {*FAMILIES.values(), "openai"}
-    return f"begins like a key of {other}" if other != prefix and prefix in known else ""
-
-
-def _recording(settings: Settings) -> Iterator[Finding]:
-    area = "runs"
-    folder = runs_folder()
-    if settings.get("journal.record") is False:
-        yield Finding(
-            area, "note", f"runs are not recorded: journal.record is false, from {settings.origin('journal.record')}"
-        )
-        return
-    if folder is None:
-        yield Finding(area, "wrong", "there is no home folder to record runs in", "set STEPENGINE_STATE_DIR")
-        return
-    try:
-        runs = entries()
-    except UsageProblem as problem:
-        yield Finding(area, "wrong", str(problem))
-        return
-    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
-    if not os.access(there, os.W_OK):
-        yield Finding(area, "wrong", f"{there} cannot be written", "set STEPENGINE_STATE_DIR to a folder of your own")
-        return
-    waiting = sum(run.status == "suspended" for run in runs)
-    count = f"{len(runs)} runs, {waiting} of them waiting" if runs else "none yet"
-    yield Finding(area, "ok", f"recorded in {folder}: {count}")
-    if (free := shutil.disk_usage(there).free) < LOW_BYTES:
-        yield Finding(
-            area, "wrong", f"its disk has {free // 1024**2} MiB left", "make room, or set STEPENGINE_STATE_DIR"
-        )
-
-
-def _agents(settings: Settings) -> Iterator[Finding]:
-    area = "agents"
-    found = list(agent_files(settings.agent_folders))
-    for one in found:
-        if one.agent is None:
-            yield Finding(area, "wrong", one.problem)
-        elif one.hidden_by is not None:
-            yield Finding(
-                area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
-            )
-    local = Path(os.path.realpath("agents"))  # a link may lead in a circle
-    own = [one for one in found if local in one.source.parents]
-    yield from _own_agents(len(found), len(own))
-    yield from _unbound_tools(found)
-    for folder in settings.agent_folders:
-        if not folder.is_dir():
-            yield Finding(area, "wrong", f"there is no folder {folder}, which the setting `agents` names")
-    if Path("agents").is_dir() and not Path("agents/__init__.py").exists():
-        spec = find_spec("agents")
-        if spec is not None and spec.origin is not None:
-            repair = "where tests import from your agents, put an empty agents/__init__.py beside them"
-            yield Finding(area, "note", f"`import agents` means the installed package in {spec.origin}", repair)
-
-
-def _own_agents(count: int, own: int) -> Iterator[Finding]:
-    from stepengine.engine.trust import LOCAL, foreign_at
-
-    foreign = foreign_at(LOCAL)
-    if foreign is not None:
-        how = f"look at it, then: {foreign.how}"
-        yield Finding("agents", "note", f"not run, because nobody trusts it: {foreign}", how)
-    repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
-    yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)
-
-
-def _unbound_tools(found: Iterable[AgentFile]) -> Iterator[Finding]:
-    """Give the authors' tools that rules about files cannot judge, since nothing says what a call is about."""
-    from stepengine.data.tools import Ordinary, ToolLike
-    from stepengine.permissions.rules import names_files
-
-    tools: dict[Path, dict[str, None]] = {}
-    for one in found:
-        for tool in one.agent.tools if one.agent is not None else ():
-            if not isinstance(tool, ToolLike) or not isinstance(tool.binding().runs, Ordinary):
-                continue
-            if _is_of_author(tool) and not names_files(tool.spec):
-                tools.setdefault(one.source, {})[tool.spec.name] = None
-    for source, names in tools.items():
-        yield Finding(
-            "agents",
-            "note",
-            f"rules about files follow no links for {', '.join(names)} of {source}: nothing says which files a call is about",
-            'say it with @tool(about="{name_of_a_parameter}"), or about=() for a tool that touches no files',
-        )
-
-
-def _is_of_author(tool: object) -> bool:
-    """Return whether the body of a tool is not ours; the bundled tools ask the rules about each file."""
-    module = getattr(getattr(tool, "fn", None), "__module__", None)
-    return not (
-        isinstance(module, str) and module.split(".")[0] == "stepengine" and not module.startswith("stepengine._agents")
-    )
-
-
-def _surroundings(providers: list[ListedProvider]) -> Iterator[Finding]:
-    area = "surroundings"
-    for name in _unread(providers):
-        yield Finding(
-            area,
-            "note",
-            f"{name} is set, and nothing reads it",
-            "`stepengine config show --help` says how one is spelt",
-        )
-    for name in TAKEN:
-        for path in (Path(f"{name}.py"), Path(name, "__init__.py")):
-            if path.exists() and not Path(name, "cli").is_dir():
-                repair = "rename it: Python takes it for the package of that name"
-                yield Finding(area, "wrong", f"{path} is called like a package that is needed", repair)
-    proxies = [name for name in PROXIES if os.environ.get(name)]
-    if proxies:
-        yield Finding(area, "note", f"{', '.join(proxies)}: requests to providers go through a proxy")
-    if os.environ.get("CI"):
-        yield Finding(area, "note", "CI is set: tests replay and refuse to record")
-    if not shutil.which("git"):
-        yield Finding(area, "note", "there is no git: what agents know of a repository is less")
-    yield Finding(area, "ok", f"working folder {Path.cwd()}")
-
-
-def _unread(providers: list[ListedProvider]) -> list[str]:
-    """Return the variables that look like settings of ours and are none."""
-    read = {*OTHER_VARIABLES, *OLD, *[name for one in providers for name in one.key_variables]}
-    ours = [name for name in sorted(os.environ) if name.startswith(PREFIX) and name not in read]
-    # One with a dot that is no setting is refused with all others; here are those that nobody complains about.
-    settings = {key.name for key in KEYS}
-    return [name for name in ours if "__" not in name and name.removeprefix(PREFIX).lower() not in settings]
-
-
-# --- the network ------------------------------------------------------------------------------------------------------
-
-
-def _reach_providers(providers: list[ListedProvider]) -> Iterator[Finding]:
-    import httpx2
-
-    with httpx2.Client(timeout=SECONDS, follow_redirects=False) as client:
-        for one in providers:
-            if one.base_url is not None and one.key in ("set", "not needed"):
-                yield _answer(client, one, one.base_url)
-
-
-def _answer(client: httpx2.Client, one: ListedProvider, url: str) -> Finding:
-    import httpx2
-
-    try:
-        status = client.get(url).status_code
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
-        why = str(error) or type(error).__name__
-        if one.key == "not needed":
-            return Finding(
-                "network", "note", f"{one.prefix}: nothing answers at {url}: {why}", "start it, if you want it"
-            )
-        return Finding(
-            "network", "wrong", f"{one.prefix}: {url} cannot be reached: {why}", "look at network, proxy and firewall"
-        )
-    return Finding("network", "ok", f"{one.prefix}: {url} answers (HTTP {status})")
+            print_visible(f"         -> {visible(one.repair)}", hang=12)

@@ -19,22 +19,23 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import bench_for
+from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.evaluation import (
     Budget,
     Yes,
-    clean_lines,
-    clean_report,
-    cleaner,
-    confirm,
-    interrupted_or,
-    purse_of,
-    to_the_end,
+    ask_for_confirmation,
+    make_report_redactor,
+    make_result_folder_path,
+    parse_budget,
+    redact_lines,
+    redact_report,
+    run_and_close_engines,
+    run_reporting_errors,
 )
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.screen.render import dumps, say, visible
-from stepengine.cli.scripts import ScriptFile, models_of_script
+from stepengine.cli.screen.render import print_visible, to_ascii_json, visible
+from stepengine.cli.scripts import ScriptFile, make_scripted_models
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
@@ -42,18 +43,16 @@ from stepengine.errors import DataError, JournalError
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
+    from stepengine.evaluation.case_runs import Evaluation, Outcome, Sample
     from stepengine.evaluation.criteria import Case
-    from stepengine.evaluation.evaluating import Evaluation, Outcome, Sample
     from stepengine.evaluation.scoring import GateOfScores, Scores
-
-__all__ = ("evaluate",)
 
 MAX_RESULTS = 64 * 1024 * 1024
 
 
 @frozen
 class EvaluateOptions:
-    """What is asked for, as it was typed."""
+    """The typed options of the command."""
 
     file: str
     n: int | None
@@ -79,54 +78,52 @@ def evaluate(
     options: Options,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A .py file with `evaluation = ...`, or a .yaml file.")],
     *,
-    n: Annotated[
-        int | None, typer.Option("-n", help="Samples of each case and side; default: what FILE says.", min=1)
-    ] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Samples per case and side; default: as in FILE.", min=1)] = None,
     model: Model = None,
     agent: Annotated[
         list[str] | None,
-        typer.Option(help="A side in place of those in FILE; the first is the base.", metavar="NAME=PATH|ID"),
+        typer.Option(
+            help="A side to compare, in place of those in FILE; the first is the base.", metavar="NAME=PATH|ID"
+        ),
     ] = None,
-    case: Annotated[list[str] | None, typer.Option(help="Only cases with such an id.", metavar="GLOB")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="Only cases with a matching id.", metavar="GLOB")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only cases with this tag.", metavar="WORD")] = None,
-    concurrency: Annotated[int, typer.Option(help="Runs at a time.", min=1, max=64)] = 4,
+    concurrency: Annotated[int, typer.Option(help="Number of concurrent runs.", min=1, max=64)] = 4,
     budget: Budget = "",
-    seed: Annotated[int | None, typer.Option(help="Order of the runs; drawn and told by default.", min=0)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the order of runs; default: random, and printed.", min=0)
+    ] = None,
     out: Annotated[str, typer.Option(help="Folder of the results; default: evals/NAME/TIME.", metavar="DIR")] = "",
-    against: Annotated[str, typer.Option(help="Earlier results: only what changed is run again.", metavar="DIR")] = "",
-    recheck: Annotated[
-        str, typer.Option(help="Ask the checks again of these results; run nothing.", metavar="DIR")
-    ] = "",
+    against: Annotated[str, typer.Option(help="Earlier results: run only what has changed.", metavar="DIR")] = "",
+    recheck: Annotated[str, typer.Option(help="Repeat the checks on these results; run nothing.", metavar="DIR")] = "",
     goes_on: Annotated[str, typer.Option("--continue", help="Finish these results.", metavar="DIR")] = "",
     script: ScriptFile = "",
     gate: Annotated[
-        list[str] | None, typer.Option(help="What has to hold; may be given several times.", metavar="EXPR")
+        list[str] | None, typer.Option(help="Condition that must hold; may be repeated.", metavar="EXPR")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave working copies where they are.")] = False,
-    html: Annotated[
-        bool, typer.Option("--html", help="Write report.html, and a page of each run that it leads to.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the working copies.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Write report.html and a page for each run.")] = False,
     yes: Yes = False,
 ) -> Exit:
     """
-    Say how good agents are at a set of tasks, with intervals.
+    Evaluate agents on a set of cases, with confidence intervals.
 
-    Each case is run with each side, -n times, in a private working copy of its files, and recorded. Checks say what is
-    a success. The table holds the mean of each check over the cases with its 95 % interval, and how far each side is
-    above the first one, case by case. Results, notes and journals stay in a folder: a failed run is opened with
+    Each case runs with each side, -n times, in a private working copy, and is recorded. Checks decide what counts
+    as a success. The table shows the mean of each check with its 95 % interval, and the difference of each side
+    from the first one, case by case. Results, notes and journals are kept in a folder: open a failed run with
     `stepengine debug`.
 
-    --against and --continue run only what is not recorded as it would be now; --recheck asks the checks again and no
-    model. A gate compares a check or cost, steps, tokens: 'pass >= 0.8', 'new.pass - base.pass > -0.05',
-    'new.cost <= 1.2 * base.cost'. A comparison of sides holds when the end of its interval does, with ~ before the
-    sign when the mean does. FILE is code of yours and runs as such.
+    --against and --continue run only cases without an equal record; --recheck repeats the checks without a model. A
+    gate compares a check, cost, steps or tokens: 'pass >= 0.8', 'new.pass - base.pass > -0.05', 'new.cost <= 1.2 *
+    base.cost'. A comparison of sides holds if it holds for the bound of the interval; with ~ before the sign, for
+    the mean. FILE is executed as your own code.
 
-    Leaves with:
+    Exit codes:
       0    every gate holds
-      1    a gate does not hold or is not decided, or a check is broken
-      2    wrong usage, or the evaluation cannot be run; nothing was spent
-      4    the budget is spent, the report is partial
-      5    a journal of --recheck does not fit the present code
+      1    a gate does not hold or is undecided, or a check is broken
+      2    wrong usage, or the evaluation cannot run; nothing was spent
+      4    the budget is spent; the report is partial
+      5    a journal of --recheck does not fit the current code
 
     Examples:
       stepengine eval evals.py --budget 2
@@ -137,25 +134,25 @@ def evaluate(
         file, n, tuple(agent or ()), tuple(case or ()), tuple(tag or ()), concurrency, budget, seed, out, against,
         recheck, goes_on, script, tuple(gate or ()), keep, html, yes,
     )  # fmt: skip
-    return interrupted_or(lambda: _evaluate(attrs.evolve(options, agent="", model=model).in_force(), asked))
+    return run_reporting_errors(lambda: _run_evaluation(attrs.evolve(options, agent="", model=model).in_force(), asked))
 
 
-def _evaluate(options: Options, asked: EvaluateOptions) -> Exit:
+def _run_evaluation(options: Options, asked: EvaluateOptions) -> Exit:
     from stepengine.evaluation.evaluation_files import load_evaluation
-    from stepengine.evaluation.scoring import checked, parse_gates, scores_of
+    from stepengine.evaluation.scoring import check_gates, parse_gates, score_outcome
 
-    evaluation = _select(load_evaluation(Path(asked.file)), asked)
-    _refuse_problems(evaluation, asked)
+    evaluation = _select_cases(load_evaluation(Path(asked.file)), asked)
+    _check_evaluation(evaluation, asked)
     gates = parse_gates(evaluation, asked.gates)
-    folder, outcome = _outcome(evaluation, options, asked)
-    scores = scores_of(outcome)
-    found = [*checked(gates, scores)] if outcome.samples else []
-    _write(scores, folder, found, asked)
-    _tell(scores, folder, found, options, asked)
-    return _code(scores, found)
+    folder, outcome = _run_samples(evaluation, options, asked)
+    scores = score_outcome(outcome)
+    found = [*check_gates(gates, scores)] if outcome.samples else []
+    _write_results(scores, folder, found, asked)
+    _print_report(scores, folder, found, options, asked)
+    return _choose_exit_code(scores, found)
 
 
-def _code(scores: Scores, found: Sequence[tuple[GateOfScores, str]]) -> Exit:
+def _choose_exit_code(scores: Scores, found: Sequence[tuple[GateOfScores, str]]) -> Exit:
     if scores.outcome.stopped == "interrupted":
         return Exit.INTERRUPTED
     if scores.outcome.stopped:
@@ -166,8 +163,8 @@ def _code(scores: Scores, found: Sequence[tuple[GateOfScores, str]]) -> Exit:
 # --- what was typed ---------------------------------------------------------------------------------------------------
 
 
-def _select(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
-    """Return the evaluation with the cases and sides that were asked for."""
+def _select_cases(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
+    """Return the evaluation with only the requested cases and sides."""
     cases = [
         case
         for case in evaluation.cases
@@ -181,7 +178,7 @@ def _select(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
     if asked.sides:
         pairs = [text.partition("=") for text in asked.sides]
         if wrong := [text for text, (_, sign, path) in zip(asked.sides, pairs, strict=True) if not (sign and path)]:
-            msg = f"--agent {wrong[0]!r} is no side; write NAME=PATH, such as --agent new=./agents/mine.py"
+            msg = f"--agent {wrong[0]!r} is not a side; write NAME=PATH, such as --agent new=./agents/mine.py"
             raise UsageProblem(msg)
         sides = {name: path for name, _, path in pairs}
     if sum(map(bool, (asked.against, asked.recheck, asked.goes_on))) > 1:
@@ -190,22 +187,22 @@ def _select(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
     return attrs.evolve(evaluation, cases=cases, agents=sides)
 
 
-def _refuse_problems(evaluation: Evaluation, asked: EvaluateOptions) -> None:
+def _check_evaluation(evaluation: Evaluation, asked: EvaluateOptions) -> None:
     if problems := evaluation.problems(Path(asked.file).resolve().parent):
         msg = "\n  ".join([f"{asked.file} cannot be run:", *problems])
         raise DataError(msg)
 
 
-def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
-    from stepengine.evaluation.evaluating import EvaluationMode, run_samples
+def _run_samples(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
+    from stepengine.evaluation.case_runs import EvaluationMode, run_samples
     from stepengine.evaluation.evaluation_report import MAX_SEED
     from stepengine.testing import ScriptedModel
 
     root = Path(asked.file).resolve().parent
     agents_of = _EvaluationAgents(options, root)
     agents = {name: agents_of.load(agent) for name, agent in evaluation.agents.items()}
-    scripted, purse = models_of_script(asked.script), purse_of(asked.budget)
-    same = _told_before(asked.recheck or asked.goes_on)
+    scripted, purse = make_scripted_models(asked.script), parse_budget(asked.budget)
+    same = _read_results(asked.recheck or asked.goes_on)
     n = asked.n or same.get("n", evaluation.n)
 
     def models(case: Case) -> Any:
@@ -216,23 +213,23 @@ def _outcome(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -
     is_live = scripted is None and any(case.replies is None for case in evaluation.cases)
     if not asked.recheck:
         _check_tools(agents, agents_of)
-        _agree_to_live_runs(len(evaluation.cases) * len(agents) * n, asked, is_live=is_live)
+        _confirm_live_runs(len(evaluation.cases) * len(agents) * n, asked, is_live=is_live)
     earlier = asked.against or asked.recheck or asked.goes_on
     if earlier and not Path(earlier).is_dir():
         msg = f"{earlier!r} is not a folder of results"
         raise UsageProblem(msg)
-    folder = Path(asked.recheck or asked.goes_on or asked.out or _new_folder(evaluation.name))
+    folder = Path(asked.recheck or asked.goes_on or asked.out or make_result_folder_path("evals", evaluation.name))
     seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
     mode = EvaluationMode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
     made = partial(
         run_samples, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
-        concurrency=asked.concurrency, budget=purse.dollars, mode=mode, done=_progress(options),
+        concurrency=asked.concurrency, budget=purse.dollars, mode=mode, done=_make_sample_printer(options),
     )  # fmt: skip
-    return folder, to_the_end(made, [])
+    return folder, run_and_close_engines(made, [])
 
 
-def _told_before(folder: str) -> dict[str, int]:
-    """Return the samples and the seed of results that are continued or judged again, as far as they are known."""
+def _read_results(folder: str) -> dict[str, int]:
+    """Return the number of samples and the seed in the results of an earlier evaluation, if they can be read."""
     try:
         if not folder:
             return {}
@@ -244,7 +241,7 @@ def _told_before(folder: str) -> dict[str, int]:
 
 
 class _EvaluationAgents:
-    """The agents of an evaluation, as they are named beside its file, and engines for them."""
+    """Loads the agents of an evaluation and makes engines for them."""
 
     def __init__(self, options: Options, root: Path) -> None:
         self._options = options
@@ -252,82 +249,74 @@ class _EvaluationAgents:
         self._files: list[tuple[AgentDefinition, str]] = []
 
     def load(self, agent: Any) -> AgentDefinition:
-        """Return the agent that an evaluation names, and remember its file: those that it may spawn are found there."""
-        from stepengine.engine.loading import load_agent
-        from stepengine.evaluation.evaluation_files import path_of_agent
+        """Load the agent that an evaluation names, and store its file for agents that it may spawn."""
+        from stepengine.engine.loader import load_agent
+        from stepengine.evaluation.evaluation_files import resolve_agent_path
 
         if isinstance(agent, AgentDefinition):
             return agent
-        named = path_of_agent(agent, self._root)
+        named = resolve_agent_path(agent, self._root)
         made = load_agent(named, folders=self._options.settings.agent_folders)
         self._files.append((made, named))
         return made
 
     def bench(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
-        """Return an engine: tools may write in a working copy, and run programs there where ``--shell`` was typed."""
+        """Return an engine whose tools may write in a working copy, and run programs there with ``--shell``."""
         file = next((file for known, file in self._files if known is agent), "")
         own = attrs.evolve(self._options, agent=file, cwd=root, write=True, quiet=True)
-        return bench_for(
+        return make_engine_setup(
             own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False
         ).engine
 
 
 def _check_tools(agents: dict[str, AgentDefinition], of: _EvaluationAgents) -> None:
-    """Refuse before anything is spent what an agent names and the options do not allow."""
+    """Raise if an agent needs a tool that the options do not allow."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents.values():
             with of.bench(agent, Path(folder).resolve(), performs=True):
                 pass
 
 
-def _agree_to_live_runs(runs: int, asked: EvaluateOptions, *, is_live: bool) -> None:
-    """Ask before models are, unless that was agreed to, or is bounded."""
-    said = f"models will be asked in up to {runs} runs, at a cost that nobody knows yet"
+def _confirm_live_runs(runs: int, asked: EvaluateOptions, *, is_live: bool) -> None:
+    """Ask for confirmation of live model calls, unless there is a budget or ``--yes``."""
+    said = f"models will be asked in up to {runs} runs, at an unknown cost"
     if not is_live or asked.budget or asked.yes:
         return
-    confirm(said)
+    ask_for_confirmation(said)
 
 
-def _new_folder(name: str) -> Path:
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    found = Path("evals") / name / stamp
-    number = 1
-    while found.exists():
-        number += 1
-        found = found.with_name(f"{stamp}-{number}")
-    return found
-
-
-def _progress(options: Options) -> Callable[[Sample], object]:
-    def told(sample: Sample) -> None:
+def _make_sample_printer(options: Options) -> Callable[[Sample], object]:
+    def print_sample(sample: Sample) -> None:
         passed = "unknown" if sample.passed is None else "passed" if sample.passed else "failed"
-        complain(f"{sample.case} {sample.side} {sample.n}: {sample.status}, {passed} ({sample.reused})")
+        print_error(f"{sample.case} {sample.side} {sample.n}: {sample.status}, {passed} ({sample.reused})")
 
-    return (lambda _: None) if options.quiet else told
+    return (lambda _: None) if options.quiet else print_sample
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def _write(scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], asked: EvaluateOptions) -> None:
-    from stepengine.evaluation.reporting import page_of
+def _write_results(
+    scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], asked: EvaluateOptions
+) -> None:
+    from stepengine.evaluation.report_pages import render_report
 
     folder.mkdir(parents=True, exist_ok=True)
     results = {**scores.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
-    _replace(folder / "results.json", dumps(clean_report(results)) + "\n")
+    _replace_file(folder / "results.json", to_ascii_json(redact_report(results)) + "\n")
     if asked.html:
-        redactor = cleaner()
-        page = page_of(
+        redactor = make_report_redactor()
+        page = render_report(
             scores,
             [_describe_gate(gate, problem) for gate, problem in found],
             lambda text: visible(redactor.text(text)),
             _write_pages(scores, folder),
         )
-        _replace(folder / "report.html", page)
+        _replace_file(folder / "report.html", page)
 
 
 def _write_pages(scores: Scores, folder: Path) -> dict[str, str]:
-    """Write the page of each run beside its journal, and return their files by the journals."""
+    """Write the page of each run next to its journal; return the pages by journal."""
     from stepengine.debugging import render_run
 
     written: dict[str, str] = {}
@@ -335,12 +324,12 @@ def _write_pages(scores: Scores, folder: Path) -> dict[str, str]:
         journal = folder / sample.journal
         # A run that ended before its first record has none; one that is damaged is named by the report as it is.
         with contextlib.suppress(JournalError):
-            _replace(journal.with_suffix(".html"), render_run(journal))
+            _replace_file(journal.with_suffix(".html"), render_run(journal))
             written[sample.journal] = Path(sample.journal).with_suffix(".html").as_posix()
     return written
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     made = path.with_name(f".{path.name}.{os.getpid()}")
     made.write_text(text, encoding="utf-8")
     made.replace(path)
@@ -350,29 +339,29 @@ def _describe_gate(gate: GateOfScores, problem: str) -> str:
     return f"gate {gate.text}: {problem or 'holds'}"
 
 
-def _tell(
+def _print_report(
     scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], options: Options, asked: EvaluateOptions
 ) -> None:
-    from stepengine.evaluation.reporting import failed_lines, summary_lines
+    from stepengine.evaluation.report_pages import failed_lines, summary_lines
 
     if options.as_json:
-        print(dumps(clean_report({**scores.to_json(), "folder": str(folder)})))
+        print(to_ascii_json(redact_report({**scores.to_json(), "folder": str(folder)})))
     else:
         lines = [
             *summary_lines(scores),
-            *failed_lines(scores, folder, _agent_of(scores, Path(asked.file).parent)),
+            *failed_lines(scores, folder, _make_agent_option_formatter(scores, Path(asked.file).parent)),
             *[_describe_gate(*one) for one in found],
         ]
-        say(clean_lines([*lines, f"results: {folder}"]), hang=4)
+        print_visible(redact_lines([*lines, f"results: {folder}"]), hang=4)
     for gate, problem in found:
         if problem:
-            complain(_describe_gate(gate, problem))
+            print_error(_describe_gate(gate, problem))
 
 
-def _agent_of(scores: Scores, root: Path) -> Callable[[Sample], str]:
-    """Return how a command on a sample's journal finds its agent: that of a file is named."""
-    from stepengine.evaluation.evaluation_files import path_of_agent
+def _make_agent_option_formatter(scores: Scores, root: Path) -> Callable[[Sample], str]:
+    """Return a function that gives the ``--agent`` option for a command on a sample's journal."""
+    from stepengine.evaluation.evaluation_files import resolve_agent_path
 
     agents = scores.outcome.evaluation.agents
-    files = {n: path_of_agent(each, root) for n, each in agents.items() if not isinstance(each, AgentDefinition)}
+    files = {n: resolve_agent_path(each, root) for n, each in agents.items() if not isinstance(each, AgentDefinition)}
     return lambda sample: f" --agent {shlex.quote(files[sample.side])}" if sample.side in files else ""

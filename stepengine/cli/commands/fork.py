@@ -13,30 +13,30 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import Bench, bench_for
-from stepengine.cli.commands.moving import Agents, fork_durable
+from stepengine.cli.bench import EngineSetup, make_engine_setup
+from stepengine.cli.code_trust import refuse_inside_tool
+from stepengine.cli.commands.durable_runs import Agents, fork_durable
 from stepengine.cli.deployment import App, Db, Pool
-from stepengine.cli.evaluation import Budget, Fresh, Simulate, purse_of
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.evaluation import Budget, Fresh, Simulate, parse_budget
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    answers_of,
-    as_usage,
-    choice_of,
-    follow_run,
-    journal_at,
-    limits_again,
-    name_of,
-    new_journal,
-    on_journal,
+    check_choice,
+    check_foreign_approvals,
+    create_journal,
+    journal_errors_as_usage,
+    journal_name,
+    load_recorded_agent,
+    open_journal,
+    parse_answers,
     perform_run,
-    recorded_agent,
-    refuse_foreign_yes,
+    resume_limits,
+    run_on_journal,
+    start_and_wait,
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
-from stepengine.cli.perform import Run, print_result
-from stepengine.cli.recording import RunRecording
+from stepengine.cli.perform import FinishedRun, print_result
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.trusting import refuse_inside
+from stepengine.cli.state_folder import RunRecording
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -44,17 +44,14 @@ if TYPE_CHECKING:
     from stepengine.journal import ForkReport, Journal
     from stepengine.journal.history import History
 
-__all__ = ("Branch", "fork")
-
-
-Perform: TypeAlias = "Callable[[Bench, dict[str, Any]], Run]"
+Perform: TypeAlias = "Callable[[EngineSetup, dict[str, Any]], FinishedRun]"
 """Runs a fork on a bench, given the agent, the limits and the new journal."""
 STORED = ("model_reply", "tool_result")
 
 
 @frozen
 class Branch:
-    """Where a run is forked, what is changed there, and what answers calls besides the record, as it was typed."""
+    """The typed options of a fork: its place, the edit, and the source of results."""
 
     at: str
     edit: str | None = None
@@ -75,17 +72,15 @@ def fork(
     last: Last = False,
     at: Annotated[
         str,
-        typer.Option(
-            help="The last effect to keep; with --tools the first difference is the default.", metavar="N|PATH#N"
-        ),
+        typer.Option(help="The last effect to keep; default with --tools: the first difference.", metavar="N|PATH#N"),
     ] = "",
     edit: Annotated[
-        str | None, typer.Option(help="Another outcome for it: text, JSON, or @FILE.", metavar="TEXT|JSON|@FILE")
+        str | None, typer.Option(help="New outcome of that effect: text, JSON, or @FILE.", metavar="TEXT|JSON|@FILE")
     ] = None,
-    into: Annotated[str, typer.Option(help="The new journal; default: beside FILE.", metavar="FILE")] = "",
+    into: Annotated[str, typer.Option(help="The new journal; default: next to FILE.", metavar="FILE")] = "",
     allow_repeat: Repeat = False,
     restore_files: Annotated[
-        bool, typer.Option("--restore-files", help="First bring back the files that were written after N.")
+        bool, typer.Option("--restore-files", help="First restore the files that were written after N.")
     ] = False,
     answer: Answers = None,
     tools: Annotated[
@@ -105,22 +100,22 @@ def fork(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Go on from the middle of a run, in a new journal.
+    Branch a run at any step, into a new journal.
 
-    FILE itself is only read.
+    FILE itself does not change.
 
-    AT is the last effect to keep, as `stepengine show` numbers them: 5, or 3.2#1 for effect 1 of the child 3.2. With
-    --edit it gets another outcome: text for a model's reply, JSON or text for a tool's result, an answer for a
-    question; or a whole reply or result as `stepengine show --json` prints it. With --restore-files the files that the
-    run wrote after AT are brought back first to what they were then, all of them or the fork is refused; see
-    `stepengine undo --help`.
+    AT is the last effect to keep, numbered as in `stepengine show`: 5, or 3.2#1 for effect 1 of the child 3.2.
+    --edit replaces its outcome: text for a model's reply, JSON or text for a tool's result, an answer for a
+    question, or a complete reply or result as `stepengine show --json` prints it. --restore-files first restores
+    the files that the run wrote after AT, all of them or the fork is refused; see `stepengine undo --help`.
 
-    With --tools models are asked after AT, or after the first difference, and the record answers tools: an equal recorded
-    call, then --simulate, then the tool itself where --tools says so. A call that none of these answers ends the run, and
-    the exit code is 5. Model calls that equal recorded ones are not made again, unless --fresh is given. --budget bounds
-    what the others cost.
+    --tools calls models after AT, or after the first difference, and answers tool calls from the record: first an
+    equal recorded call, then --simulate, then the tool itself if --tools allows it. A call without an answer ends
+    the run with exit code 5. Model calls equal to recorded ones are not repeated, unless --fresh is given. --budget
+    limits the cost of the others.
 
-    With --db FILE is a durable run, whose fork is submitted there and its id printed; --agents are those of its release.
+    With --db, FILE is a durable run: its fork is submitted to the database and its id is printed. --agents are
+    those of its release.
 
     Examples:
       stepengine fork --last --at 5
@@ -132,7 +127,7 @@ def fork(
       stepengine fork review-17 --at 4 --db @url --agents my_agents.py
     """
     if answer:
-        refuse_inside("fork --answer")
+        refuse_inside_tool("fork --answer")
     recorded, live = (
         (("--simulate", simulate), ("--fresh", fresh), ("--budget", budget)),
         (("--edit", edit), ("--allow-repeat", allow_repeat), ("--restore-files", restore_files), ("--answer", answer), ("--db", db)),
@@ -148,7 +143,7 @@ def fork(
         return fork_durable(
             file,
             at,
-            None if edit is None else _edit(edit),
+            None if edit is None else _parse_edit(edit),
             agents=agents,
             db=db,
             allow_repeat=allow_repeat,
@@ -157,71 +152,74 @@ def fork(
         )
     branch = Branch(at, edit, into, allow_repeat, restore_files, tools, simulate, fresh, budget)
     options = attrs.evolve(options, journal=file, last=last)
-    prepare = partial(_from_record, branch) if tools else partial(_live, branch, answer or ())
-    return on_journal(options, lambda options: _fork(options, branch, prepare))
+    prepare = partial(_prepare_recorded_fork, branch) if tools else partial(_prepare_live_fork, branch, answer or ())
+    return run_on_journal(options, lambda options: _run_fork(options, branch, prepare))
 
 
-def _fork(options: Options, branch: Branch, prepare: Callable[[Options, Journal, History], Perform]) -> Exit:
-    """Fork a run: *prepare* checks what was typed, and returns the function that runs the fork into its journal."""
-    journal = journal_at(options.journal)
+def _run_fork(options: Options, branch: Branch, prepare: Callable[[Options, Journal, History], Perform]) -> Exit:
+    """Fork a run: *prepare* checks the options, and returns the function that runs the fork."""
+    journal = open_journal(options.journal)
     history = journal.history()
     perform = prepare(options, journal, history)
-    into = _target(options, branch)
-    agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, into="" if into is None else name_of(into), recorded=history)
+    into = _choose_fork_journal(options, branch)
+    agent = load_recorded_agent(journal, options, history)
+    bench = make_engine_setup(options, agent, into="" if into is None else journal_name(into), recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": branch.at}
-    with RunRecording.begun(options, into, command="fork", forked_from=origin, **about) as recording:
+    with RunRecording.start(options, into, command="fork", forked_from=origin, **about) as recording:
         if recording.journal is None:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
         made = recording.journal
-        run = perform(bench, {"agent": agent, "limits": limits_again(journal, options), "into": made})
+        run = perform(bench, {"agent": agent, "limits": resume_limits(journal, options), "into": made})
         recording.ended(run.result)
     stem = recording.stem if into is None else ""
     if not options.quiet:
-        complain(f"the new run is recorded {f'as {stem}' if stem else f'in {name_of(made)}'}")
-    return print_result(run, attrs.evolve(options, journal=name_of(made), stem=stem), bench)
+        print_error(f"the new run is recorded {f'as {stem}' if stem else f'in {journal_name(made)}'}")
+    return print_result(run, attrs.evolve(options, journal=journal_name(made), stem=stem), bench)
 
 
-def _live(branch: Branch, answers: Iterable[str], options: Options, journal: Journal, history: History) -> Perform:
-    from stepengine.journal.replayer import place_of
+def _prepare_live_fork(
+    branch: Branch, answers: Iterable[str], options: Options, journal: Journal, history: History
+) -> Perform:
+    """Return the function that runs a fork with live models and tools."""
+    from stepengine.journal.recorded_part import parse_result_address
 
-    given, edit = answers_of(answers), None if branch.edit is None else _edit(branch.edit)
-    with as_usage():
-        at = place_of(history, branch.at)
-    refuse_foreign_yes(journal, history, at, edited=edit is not None)
+    given, edit = parse_answers(answers), None if branch.edit is None else _parse_edit(branch.edit)
+    with journal_errors_as_usage():
+        at = parse_result_address(history, branch.at)
+    check_foreign_approvals(journal, history, at, edited=edit is not None)
     live: dict[str, Any] = {"at": branch.at, "edit": edit, "answers": given, "allow_repeat": branch.allow_repeat}
     live["restore_files"] = options.cwd if branch.restore_files else None
-    return lambda bench, asked: follow_run(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
+    return lambda bench, asked: start_and_wait(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
 
 
-def _from_record(branch: Branch, options: Options, journal: Journal, history: History) -> Perform:
-    """Return the function that runs a fork whose tools the record answers."""
-    from stepengine.evaluation.checks import function_at
-    from stepengine.journal.provenance import has_known_permissions
-    from stepengine.journal.recorded_forks import ForkTools, place_after
+def _prepare_recorded_fork(branch: Branch, options: Options, journal: Journal, history: History) -> Perform:
+    """Return the function that runs a fork with tool results from the record."""
+    from stepengine.evaluation.checks import load_function
+    from stepengine.journal.provenance import has_trusted_permissions
+    from stepengine.journal.recorded_forks import ForkTools, find_address_after
 
-    choice_of("--tools", branch.tools, get_args(ForkTools))
-    with as_usage():
-        place_after(journal, branch.at or None)
+    check_choice("--tools", branch.tools, get_args(ForkTools))
+    with journal_errors_as_usage():
+        find_address_after(journal, branch.at or None)
     asks = any(
         each.type == "ask" and history.form(each)["purpose"] == "permission" for each in history.intents.values()
     )
-    if branch.tools != "recorded" and asks and not has_known_permissions(journal):
+    if branch.tools != "recorded" and asks and not has_trusted_permissions(journal):
         msg = (
-            f"{name_of(journal)} is not as your own commands left it, and its permissions would let calls run that nobody here "
-            "allowed; --tools recorded performs none"
+            f"{journal_name(journal)} was written or changed by others, and its approvals would allow calls that you did not "
+            "approve; --tools recorded performs none"
         )
         raise UsageProblem(msg)
     given: dict[str, Any] = {"tools": branch.tools, "at": branch.at or None, "reuse": not branch.fresh}
-    given["budget"] = purse_of(branch.budget)
-    given["simulate"] = function_at(branch.simulate) if branch.simulate else None
+    given["budget"] = parse_budget(branch.budget)
+    given["simulate"] = load_function(branch.simulate) if branch.simulate else None
 
     async def forked(engine: Engine, asked: dict[str, Any]) -> RunResult:
         report: ForkReport = await engine.fork(journal, **given, **asked)
         if not options.quiet:
-            complain(
+            print_error(
                 f"from {report.broke_at} on: {report.model_calls} model calls, {report.reused} reused; of tools {report.served} "
                 f"answered from the record, {report.simulated} simulated, {report.performed} performed"
                 if report.broke_at
@@ -232,17 +230,17 @@ def _from_record(branch: Branch, options: Options, journal: Journal, history: Hi
     return lambda bench, asked: perform_run(bench, lambda: forked(bench.engine, asked))
 
 
-def _target(options: Options, branch: Branch) -> Journal | None:
-    """Return where a fork goes: what was typed, else beside its source; ``None`` for the state folder, beside a run of it."""
+def _choose_fork_journal(options: Options, branch: Branch) -> Journal | None:
+    """Return the journal of a fork: the typed one, else a file next to its source; ``None`` for the state folder."""
     if not branch.into and options.stem:
         return None
     place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#")) or "difference"
     source = Path(options.journal.partition("#")[0])
-    return new_journal(branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
+    return create_journal(branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
 
-def _edit(text: str) -> Callable[[Any], object]:
-    """Return what makes another outcome of a recorded one: what was typed as JSON where that fits, else as text."""
+def _parse_edit(text: str) -> Callable[[Any], object]:
+    """Return a function that replaces a recorded outcome by the typed value, parsed as JSON if possible."""
     from stepengine.data.models import ModelReply
     from stepengine.journal.encoding import restored
 

@@ -6,28 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.deployment import App, Db, operate
+from stepengine.cli.deployment import App, Db, run_with_operator
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import parse_age_option
-from stepengine.cli.screen.render import say
+from stepengine.cli.screen.render import print_visible
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
 
-__all__ = ("collect",)
-
 
 def collect(
     *,
-    older_than: Annotated[str, typer.Option(help="Age since they ended, such as 30d, 12h or 90m.", metavar="AGE")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
+    older_than: Annotated[
+        str, typer.Option(help="Minimum time since their end, such as 30d, 12h or 90m.", metavar="AGE")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
     db: Db = "",
     app: App = "stepengine",
 ) -> Exit:
     """
     Delete durable runs that ended long ago.
 
-    Whole trees, and only those of which everything has ended. Nothing is ever deleted by itself.
+    Deletes complete trees, and only those that have ended entirely. Nothing is ever deleted automatically.
 
     Examples:
       stepengine deploy gc --older-than 30d --dry-run
@@ -40,7 +40,7 @@ def collect(
         roots = await Upkeep(operator).collect(age.total_seconds(), dry_run=dry_run)
         if dry_run:
             print("\n".join(roots))
-        say(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with what was below them")
+        print_visible(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with their children")
         return Exit.COMPLETED
 
-    return operate(db, deleted, app=app)
+    return run_with_operator(db, deleted, app=app)

@@ -17,27 +17,25 @@ from stepengine.cli.evaluation import (
     Simulate,
     Tools,
     Yes,
-    agree_to_cost,
-    case_of,
-    clean_lines,
-    clean_report,
-    interrupted_or,
-    purse_of,
-    to_the_end,
+    confirm_cost,
+    load_recorded_case,
+    parse_budget,
+    redact_lines,
+    redact_report,
+    run_and_close_engines,
+    run_reporting_errors,
 )
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import spread
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import expand_to_journals
 from stepengine.cli.options import Files, Options, with_options
-from stepengine.cli.screen.render import cut, dumps, say, visible
-from stepengine.cli.scripts import ScriptFile, models_of_script
+from stepengine.cli.screen.render import print_visible, to_ascii_json, truncate_text, visible
+from stepengine.cli.scripts import ScriptFile, make_scripted_models
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.evaluation.impact import Impact, ImpactGate, RepeatedJournal
     from stepengine.journal import Purse
-
-__all__ = ("impact",)
 
 MARK = "<!-- stepengine-impact -->"
 MAX_COMMENT = 65_000
@@ -47,7 +45,7 @@ FIELDS = 3
 
 @frozen
 class ImpactOptions:
-    """What is asked about a change, as it was typed."""
+    """The typed options of the command."""
 
     n: int
     budget: str
@@ -71,39 +69,38 @@ def impact(
     budget: Budget = "",
     fresh: Fresh = False,
     baseline: Annotated[
-        str, typer.Option(help="The agent as it was; asked again, too, to take out its noise.", metavar="PATH|ID")
+        str, typer.Option(help="The old agent; run again, too, to remove its noise.", metavar="PATH|ID")
     ] = "",
     script: ScriptFile = "",
     tools: Tools = "recorded",
     simulate: Simulate = "",
     fail_on: Annotated[
-        list[str] | None, typer.Option(help="Leave with 1 when it holds; may be given several times.", metavar="EXPR")
+        list[str] | None, typer.Option(help="Exit with 1 if this holds; may be repeated.", metavar="EXPR")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Leave with 5 when a handler differs first.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 5 if a handler diverges first.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a comment for a pull request.")] = False,
     yes: Yes = False,
 ) -> Exit:
     """
-    Say what a change of an agent does to recorded runs.
+    Report how a change to an agent affects recorded runs.
 
-    Each run is repeated for nothing as far as the present code asks what it asked. From the first request that differs
-    on models are asked anew, -n times; tool calls are answered from the record while they are equal to recorded ones,
-    by --simulate, or with --tools idempotent by tools that may be repeated. A call that none of these answers has left
-    the record: how that run would have gone on is unknown. A folder stands for the *.jsonl files in it.
+    Each run is replayed for free as long as the current code makes the recorded requests. From the first different
+    request on, models are called anew, -n times. Tool calls are answered from equal recorded calls, by --simulate,
+    or with --tools idempotent by tools that may be repeated. A call without an answer leaves the record: how that
+    run would continue is unknown. A folder means the *.jsonl files in it.
 
-    Compared are the first decision (which tools, with which inputs), the tools, the end, and steps, tokens and cost
-    from the difference on. With --baseline the agent as it was is asked again from the same place, and what is told is
-    the difference to that.
+    Compares the first decision (tools and inputs), the tools, the end, and steps, tokens and cost from the
+    difference on. --baseline runs the old agent from the same place, too, and reports the difference between both.
 
-    --fail-on is a name, a sign and a number: changed, left and failed are shares of samples, cost, steps and tokens
-    ratios, such as 'changed > 0.1' or 'cost > 1.1'.
+    --fail-on is a name, an operator and a number: changed, left and failed are shares of samples; cost, steps and
+    tokens are ratios. Examples: 'changed > 0.1', 'cost > 1.1'.
 
-    Leaves with:
+    Exit codes:
       0    the report is complete
       1    a --fail-on holds
       2    wrong usage; a journal cannot be read, or its agent is not found
-      4    the budget is spent, the report is partial
-      5    with --strict: a handler does something else than it did
+      4    the budget is spent; the report is partial
+      5    with --strict: a handler diverges from its record
 
     Examples:
       stepengine compare impact journals/ --agent ./agents/mine.py --budget 0.50
@@ -114,10 +111,10 @@ def impact(
     asked = ImpactOptions(
         n, budget, fresh, baseline, script, tools, simulate, tuple(fail_on or ()), strict, markdown, yes
     )
-    return interrupted_or(lambda: _impact(files, options.in_force(), asked))
+    return run_reporting_errors(lambda: _report_impact(files, options.in_force(), asked))
 
 
-def _impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Exit:
+def _report_impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Exit:
     from stepengine.evaluation.impact import ImpactGate
 
     try:
@@ -128,20 +125,20 @@ def _impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Exi
     if asked.tools not in ("recorded", "idempotent"):
         msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"
         raise UsageProblem(msg)
-    report = _make_report(files, options, asked)
+    report = _measure_impact(files, options, asked)
     holding = [gate for gate in gates if gate.holds(report.values())]
     if options.as_json:
-        print(dumps(clean_report(report.to_json())))
+        print(to_ascii_json(redact_report(report.to_json())))
     elif asked.markdown:
-        print(_comment(report, holding))
+        print(_format_comment(report, holding))
     else:
-        say(clean_lines([*report.lines(), *_rows(report)]), hang=4)
+        print_visible(redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
     for gate in holding:
-        complain(f"--fail-on {gate} holds")
-    return _code(report, holding, strict=asked.strict)
+        print_error(f"--fail-on {gate} holds")
+    return _choose_exit_code(report, holding, strict=asked.strict)
 
 
-def _code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:
+def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:
     kinds = [one.found.kind for one in report.journals]
     if "unreadable" in kinds:
         return Exit.USAGE
@@ -152,31 +149,31 @@ def _code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exi
     return Exit.DIVERGED if strict and "handler changed" in kinds else Exit.COMPLETED
 
 
-def _make_report(files: Sequence[str], options: Options, asked: ImpactOptions) -> Impact:
-    """Return the report of all runs; each is performed with an engine for its own agent."""
+def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Impact:
+    """Return the report of all runs; the runs of each agent share an engine."""
     from stepengine.engine import load_agent
-    from stepengine.evaluation.checks import function_at
-    from stepengine.evaluation.impact import RepeatedJournal, expected_of, first_difference, impact
-    from stepengine.evaluation.samples import at_once
+    from stepengine.evaluation.checks import load_function
+    from stepengine.evaluation.impact import RepeatedJournal, estimate_calls, first_difference, impact
+    from stepengine.evaluation.samples import run_concurrently
 
-    models, purse = models_of_script(asked.script), purse_of(asked.budget)
-    simulate = function_at(asked.simulate) if asked.simulate else None
+    models, purse = make_scripted_models(asked.script), parse_budget(asked.budget)
+    simulate = load_function(asked.simulate) if asked.simulate else None
     old = load_agent(asked.baseline, folders=options.settings.agent_folders) if asked.baseline else None
     cases: list[RecordedCase | RepeatedJournal] = []
-    for file in spread(files):
+    for file in expand_to_journals(files):
         try:
             own = [case for case in cases if isinstance(case, RecordedCase)]
-            cases.append(case_of(file, options, performs=asked.tools != "recorded", beside=own))
+            cases.append(load_recorded_case(file, options, performs=asked.tools != "recorded", beside=own))
         except StepEngineError as error:
             what = "its agent cannot be loaded" if isinstance(error, DefinitionError) else "its journal cannot be read"
             cases.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
     own = [case for case in cases if isinstance(case, RecordedCase)]
 
-    async def made() -> Impact:
+    async def run_impact() -> Impact:
         found = {c.file: await first_difference(c.bench.engine, c.file, c.journal, c.agent) for c in own}
-        expected = expected_of([*found.values()], asked.n * (1 if old is None else 2))
+        expected = estimate_calls([*found.values()], asked.n * (1 if old is None else 2))
         if expected.calls and models is None:
-            agree_to_cost(expected.calls, expected.low, expected.high, yes=asked.yes or bool(asked.budget))
+            confirm_cost(expected.calls, expected.low, expected.high, yes=asked.yes or bool(asked.budget))
         works = [
             partial(
                 impact,
@@ -185,13 +182,13 @@ def _make_report(files: Sequence[str], options: Options, asked: ImpactOptions) -
             )
             for case in own
         ]  # fmt: skip
-        parts = await at_once(works, 2)
-        return _join_parts(parts, [case for case in cases if isinstance(case, RepeatedJournal)], asked, purse)
+        parts = await run_concurrently(works, 2)
+        return _merge_reports(parts, [case for case in cases if isinstance(case, RepeatedJournal)], asked, purse)
 
-    return to_the_end(made, [case.bench.engine for case in own])
+    return run_and_close_engines(run_impact, [case.bench.engine for case in own])
 
 
-def _join_parts(
+def _merge_reports(
     parts: Sequence[Impact], unread: Sequence[RepeatedJournal], asked: ImpactOptions, purse: Purse
 ) -> Impact:
     from stepengine.evaluation.impact import Impact, Judged
@@ -206,10 +203,10 @@ def _join_parts(
     )
 
 
-def _rows(report: Impact) -> Iterator[str]:
-    """Give lines for each run that came out differently, or may have, and how many did not."""
+def _report_lines(report: Impact) -> Iterator[str]:
+    """Yield lines for each run with a difference, and the number of runs without one."""
     asked = [one for one in report.journals if one.samples and one.found.kind == "asked"]
-    calm = [one for one in asked if not any(map(_is_told, one.samples))]
+    calm = [one for one in asked if not any(map(_has_difference, one.samples))]
     for one in report.journals:
         found = one.found
         if found.kind == "same" or one in calm:
@@ -226,7 +223,7 @@ def _rows(report: Impact) -> Iterator[str]:
         yield f"{len(calm)} more were asked again, and decided and ended as recorded"
 
 
-def _is_told(each: Any) -> bool:
+def _has_difference(each: Any) -> bool:
     return bool(each.changed or not each.output_equal)
 
 
@@ -241,18 +238,23 @@ def _summarize_samples(samples: Sequence[Any]) -> str:
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>~@-])")
 
 
-def _comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
-    """Return the report as Markdown: one table, with the texts of journals as code that cannot be anything else."""
+def _format_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
+    """Return the report as a Markdown table; texts of journals are escaped as code."""
     lines = [MARK, f"### What this change does to {len(report.journals)} recorded runs", ""]
-    lines += [f"- {_plain(line)}" for line in report.lines()]
-    lines += [f"- **{_plain(f'--fail-on {gate} holds')}**" for gate in holding]
+    lines += [f"- {_escape_markdown(line)}" for line in report.lines()]
+    lines += [f"- **{_escape_markdown(f'--fail-on {gate} holds')}**" for gate in holding]
     lines += ["", "| run | first difference | samples | another tool | left the record |", "|---|---|---|---|---|"]
     length = sum(len(line) + 1 for line in lines)
     for number, one in enumerate(report.journals):
         first = one.found.difference[0] if one.found.difference else None
         where = f"{one.found.broke_at} {first.pointer}: {first.recorded} → {first.now}" if first else one.found.kind
         where = f"not compared: {one.found.message}" if one.found.kind == "unreadable" else where
-        cells = [_code_span(one.found.file), _code_span(where), len(one.samples), *_counts(one.samples)]
+        cells = [
+            _format_code_span(one.found.file),
+            _format_code_span(where),
+            len(one.samples),
+            *_count_differences(one.samples),
+        ]
         row = f"| {' | '.join(map(str, cells))} |"
         length += len(row) + 1
         if length > MAX_COMMENT - 100:
@@ -262,23 +264,23 @@ def _comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     return "\n".join(lines)
 
 
-def _counts(samples: Sequence[object]) -> list[int]:
+def _count_differences(samples: Sequence[object]) -> list[int]:
     counted: list[Callable[[Any], bool]] = [lambda each: each.changed, lambda each: each.has_left]
     return [sum(map(count, samples)) for count in counted]
 
 
-def _plain(text: str) -> str:
-    """Return text that Markdown takes for nothing but text."""
-    return SPECIAL.sub(r"\\\1", _short(text))
+def _escape_markdown(text: str) -> str:
+    """Escape all Markdown characters of a text."""
+    return SPECIAL.sub(r"\\\1", _shorten_text(text))
 
 
-def _code_span(text: str) -> str:
-    """Return text as code; a fence of more backticks than it holds, and no cell ends within it."""
-    short = _short(text)
+def _format_code_span(text: str) -> str:
+    """Return text as Markdown code, with a longer fence than any in it, and without cell separators."""
+    short = _shorten_text(text)
     longest = max((len(run) for run in re.findall("`+", short)), default=0)
     fence = "`" * (longest + 1)
     return f"{fence} {short.replace('|', chr(92) + '|')} {fence}"
 
 
-def _short(text: str) -> str:
-    return cut(visible(" ".join(str(clean_report(text)).split()), strict=True), MAX_TEXT)
+def _shorten_text(text: str) -> str:
+    return truncate_text(visible(" ".join(str(redact_report(text)).split()), strict=True), MAX_TEXT)

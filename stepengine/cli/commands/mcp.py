@@ -16,15 +16,13 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import bench_for, limits_of
+from stepengine.cli.bench import choose_limits, make_engine_setup
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.screen.interrupting import interruptible
+from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
-
-__all__ = ("inspect_server", "serve")
 
 GIVE, TYPED = "mcp_tools(headers={'Authorization': 'Bearer ...'})", "--header 'Authorization: Bearer ...'"
 
@@ -36,22 +34,23 @@ def serve(
     *,
     model: Model = None,
     http: Annotated[
-        str, typer.Option(help="Listen here, at /mcp, instead of on standard input.", metavar="[HOST:]PORT")
+        str, typer.Option(help="Listen on this address, at /mcp, instead of standard input.", metavar="[HOST:]PORT")
     ] = "",
     token_env: Annotated[
-        str, typer.Option(help="Variable with the token that clients of --http have to bring.", metavar="NAME")
+        str, typer.Option(help="Environment variable with the token that clients of --http must send.", metavar="NAME")
     ] = "",
     journals: Annotated[
-        Path | None, typer.Option(help="Record each call's run in a file of this folder.", metavar="DIR")
+        Path | None, typer.Option(help="Record the run of each call in a file of this folder.", metavar="DIR")
     ] = None,
 ) -> Exit:
     """
-    Offer agents as the tools of an MCP server.
+    Serve agents as the tools of an MCP server.
 
-    It speaks on standard input and output, for an editor or any other client, or with --http over streamable HTTP. Each AGENT
-    is an id or the path of an agent file; a client sees one tool for each, with the agent's prompt and params. What a run
-    asks, permissions included, is asked of whoever sits at the client; for a client that shows no questions they are declined,
-    and the result says so. Each call that changes something or runs a program is asked about, unless --write or --shell allows it.
+    Serves on standard input and output, for an editor or any other client, or with --http over streamable HTTP.
+    Each AGENT is an id or the path of an agent file, and becomes one tool with the agent's prompt and params.
+    Questions of a run, permissions included, go to the user of the client; if the client cannot show questions,
+    they are declined, and the result says so. Calls that change something or run a program need approval, unless
+    --write or --shell allows them.
 
     Examples:
       stepengine mcp serve code_searcher
@@ -65,8 +64,8 @@ def serve(
     if token_env and not http:
         msg = "--token-env is for --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
-    place = _ServerAddress(*_host_and_port(http), token=_token(token_env)) if http else None
-    return _serve(attrs.evolve(options, model=model).in_force(), agents, place=place, journals=journals)
+    place = _ServerAddress(*_parse_address(http), token=_read_token(token_env)) if http else None
+    return _serve_agents(attrs.evolve(options, model=model).in_force(), agents, place=place, journals=journals)
 
 
 def inspect_server(
@@ -74,26 +73,26 @@ def inspect_server(
     *,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="A header of every request to a URL; may be repeated.", metavar="'NAME: VALUE'"),
+        typer.Option(help="HTTP header of each request to a URL; may be repeated.", metavar="'NAME: VALUE'"),
     ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
-            help="A variable that the command sees, NAME alone with the value that it has here.", metavar="NAME[=VALUE]"
+            help="Environment variable for the command; NAME alone passes the current value.", metavar="NAME[=VALUE]"
         ),
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds that starting it may take; npx may fetch it first.", metavar="SECONDS", min=0.1),
+        typer.Option(help="Time limit for the start, in seconds; npx may download first.", metavar="SECONDS", min=0.1),
     ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> Exit:
     r"""
     Show what an MCP server offers.
 
-    Each tool stands there with its whole description, where nothing is hidden, its hints, and its digest. The server is the
-    URL of an endpoint, or a command, which is started. Nothing of it is called. Options stand before a command, whose words
-    after its name are its own; only --json may be the last one.
+    Shows each tool with its complete description, hidden characters included, its hints and its digest. The server
+    is the URL of an endpoint, or a command to start. No tool is called. Put options before the command; only --json
+    may come last.
 
     Examples:
       stepengine mcp inspect npx -y @modelcontextprotocol/server-filesystem .
@@ -102,24 +101,24 @@ def inspect_server(
           https://mcp.example.com/mcp
       stepengine mcp inspect --env API_KEY --timeout 120 npx -y some-server
     """
-    server, more = _server_and_options(server)
+    server, more = _split_options(server)
     timeout = timeout if more.timeout is None else more.timeout
     headers = [*(header or []), *more.header]
-    return _inspect(server, headers, env or [], timeout=timeout, as_json=as_json or more.as_json)
+    return _print_server(server, headers, env or [], timeout=timeout, as_json=as_json or more.as_json)
 
 
 @attrs.define
-class _Later:
-    """Options that were typed behind a server."""
+class _TrailingOptions:
+    """Options typed after a server."""
 
     as_json: bool = False
     header: list[str] = attrs.field(factory=list)
     timeout: float | None = None
 
 
-def _server_and_options(words: list[str]) -> tuple[list[str], _Later]:
-    """Return the words of a server, and the options behind it: a URL has no words of its own, of a command all are its own."""
-    later, rest = _Later(), list(words)
+def _split_options(words: list[str]) -> tuple[list[str], _TrailingOptions]:
+    """Split the typed words into a server and options: after a URL all words are options, in a command none but ``--json``."""
+    later, rest = _TrailingOptions(), list(words)
     if rest[-1] == "--json" and len(rest) > 1:
         later.as_json = bool(rest.pop())
     while rest[0].startswith(("http://", "https://")) and len(rest) > 1:
@@ -134,11 +133,11 @@ def _server_and_options(words: list[str]) -> tuple[list[str], _Later]:
         if name == "--header":
             later.header.append(value)
         else:
-            later.timeout = _seconds(value)
+            later.timeout = _parse_timeout(value)
     return rest, later
 
 
-def _seconds(given: str) -> float:
+def _parse_timeout(given: str) -> float:
     try:
         seconds = float(given)
     except ValueError:
@@ -151,14 +150,14 @@ def _seconds(given: str) -> float:
 
 @frozen
 class _ServerAddress:
-    """Where clients reach a server over HTTP, and what they have to bring."""
+    """The host, port and token of a server over HTTP."""
 
     host: str
     port: int
     token: str = attrs.field(kw_only=True, repr=False)
 
 
-def _host_and_port(given: str) -> tuple[str, int]:
+def _parse_address(given: str) -> tuple[str, int]:
     host, _, port = given.rpartition(":")
     if not port.isascii() or not port.isdecimal() or len(port) > len("65535"):
         msg = f"--http is a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
@@ -166,37 +165,37 @@ def _host_and_port(given: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-def _token(name: str) -> str:
+def _read_token(name: str) -> str:
     if name and not os.environ.get(name):
         msg = f"--token-env {name}: there is no such variable, or it is empty"
         raise UsageProblem(msg)
     return os.environ[name] if name else ""
 
 
-def _serve(options: Options, names: list[str], *, place: _ServerAddress | None, journals: Path | None) -> Exit:
+def _serve_agents(options: Options, names: list[str], *, place: _ServerAddress | None, journals: Path | None) -> Exit:
     # Standard output belongs to the protocol: what an agent file prints goes where people look.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
-        from stepengine.adapters.mcp.serving import AgentServer, Offered
+        from stepengine.adapters.mcp.agent_server import AgentServer, Offered
         from stepengine.engine import load_agent
 
         offered = []
         for name in names:
             one = attrs.evolve(options, agent=name, quiet=True)
             agent = load_agent(name, folders=options.settings.agent_folders)
-            bench = bench_for(one, agent, is_new=True, headless=False)
-            limits = limits_of(one, agent)
+            bench = make_engine_setup(one, agent, is_new=True, headless=False)
+            limits = choose_limits(one, agent)
             offered.append(Offered(bench.engine, agent, {} if limits is None else {"limits": limits}))
         server = AgentServer(offered, journals=journals)
         if place is not None:
-            return asyncio.run(_until_a_signal(server, [one.engine for one in offered], place))
+            return asyncio.run(_serve_http(server, [one.engine for one in offered], place))
     finally:
         sys.stdout = out
-    asyncio.run(_serve_and_close(server.serve_stdio(), [one.engine for one in offered]))
+    asyncio.run(_await_and_close_engines(server.serve_stdio(), [one.engine for one in offered]))
     return Exit.COMPLETED
 
 
-async def _serve_and_close(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
+async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
     try:
         await serving
     finally:
@@ -204,16 +203,16 @@ async def _serve_and_close(serving: Coroutine[Any, Any, None], engines: list[Any
             await engine.aclose()
 
 
-async def _until_a_signal(server: Any, engines: list[Any], place: _ServerAddress) -> Exit:
-    """Serve over HTTP until Ctrl-C or SIGTERM, which is how such a server is ended."""
+async def _serve_http(server: Any, engines: list[Any], place: _ServerAddress) -> Exit:
+    """Serve over HTTP until Ctrl-C or SIGTERM."""
 
     def tell(url: str) -> None:
         print(f"listening at {url}", file=sys.stderr, flush=True)
 
     loop = asyncio.get_running_loop()
     serving = server.serve_http(host=place.host, port=place.port, token=place.token, ready=tell)
-    task = asyncio.ensure_future(_serve_and_close(serving, engines))
-    with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+    task = asyncio.ensure_future(_await_and_close_engines(serving, engines))
+    with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
         try:
             await task
         except asyncio.CancelledError:
@@ -223,7 +222,7 @@ async def _until_a_signal(server: Any, engines: list[Any], place: _ServerAddress
     return Exit.COMPLETED
 
 
-def _inspect(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
+def _print_server(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
     from stepengine.adapters.mcp import mcp_tools
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))
@@ -237,13 +236,13 @@ def _inspect(server: list[str], header: list[str], env: list[str], *, timeout: f
         server[0] if is_address else server,
         name="server",
         prompts=True,
-        headers=dict([_header(one) for one in header]) or None,
-        env=dict([_variable(one) for one in env]) or None,
+        headers=dict([_parse_header(one) for one in header]) or None,
+        env=dict([_parse_variable(one) for one in env]) or None,
         start_timeout=timeout,
         timeout=timeout,
     )
     try:
-        found = asyncio.run(_listing(source))
+        found = asyncio.run(_list_and_close(source))
     except ToolServerError as error:
         # What it advises is for code; here it is typed.
         raise UsageProblem(error.message.replace(GIVE, TYPED).replace("start_timeout=", "--timeout ")) from None
@@ -260,8 +259,8 @@ def _inspect(server: list[str], header: list[str], env: list[str], *, timeout: f
     return Exit.COMPLETED
 
 
-def _header(given: str) -> tuple[str, str]:
-    """Return a header as it was typed; the value, which may be a secret, is in no message."""
+def _parse_header(given: str) -> tuple[str, str]:
+    """Parse a typed header; its value may be a secret and is in no message."""
     name, colon, value = given.partition(":")
     fits = name.strip().isascii() and name.strip() and not set(given) & set("\r\n\0")
     if not colon or not fits:
@@ -270,7 +269,7 @@ def _header(given: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _variable(given: str) -> tuple[str, str]:
+def _parse_variable(given: str) -> tuple[str, str]:
     name, sign, value = given.partition("=")
     if not name or (not sign and name not in os.environ):
         msg = f"--env {name}: there is no such variable here; give it a value with NAME=VALUE"
@@ -278,7 +277,7 @@ def _variable(given: str) -> tuple[str, str]:
     return name, value if sign else os.environ[name]
 
 
-async def _listing(source: Any) -> Any:
+async def _list_and_close(source: Any) -> Any:
     try:
         return await source.listing(source.name)
     finally:

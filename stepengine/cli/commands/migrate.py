@@ -6,30 +6,28 @@ from typing import Annotated
 
 import typer
 
-from stepengine.cli.deployment import Db, database_of, report_problems
+from stepengine.cli.deployment import Db, resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit
-
-__all__ = ("migrate",)
 
 
 def migrate(
     *,
-    role: Annotated[str, typer.Option(help="The role of workers and clients, which is given what they need.")] = "",
+    role: Annotated[str, typer.Option(help="Role of workers and clients; it gets the rights that they need.")] = "",
     db: Db = "",
 ) -> Exit:
     """
-    Make and update the tables of durable runs.
+    Create and update the tables of durable runs.
 
-    With a role that may: workers started with --no-migrate then need none of its rights.
+    Run it as a role with the right to create tables; workers started with --no-migrate need no such right.
 
     Examples:
       stepengine deploy migrate --db @admin-url --role stepengine_worker
     """
 
-    async def made() -> Exit:
+    async def run_migration() -> Exit:
         from stepengine.durable import migrate as make
 
-        await make(database_of(db), role=role or None)
+        await make(resolve_database(db), role=role or None)
         return Exit.COMPLETED
 
-    return report_problems(made())
+    return run_deployment_command(run_migration())

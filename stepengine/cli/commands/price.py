@@ -2,98 +2,94 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.evaluation import clean_lines, clean_report, interrupted_or
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import journal_at, spread
+from stepengine.cli.evaluation import redact_lines, redact_report, run_reporting_errors
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import expand_to_journals, open_journal
 from stepengine.cli.options import Config, Files, Json, Options
-from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.errors import UnknownModel
 
 if TYPE_CHECKING:
     from stepengine.evaluation.prices import Priced
 
-__all__ = ("price",)
-
 
 def price(
     files: Files,
     *,
-    model: Annotated[list[str], typer.Option(help="The model; may be given several times.", metavar="PROVIDER/MODEL")],
+    model: Annotated[list[str], typer.Option(help="The model; may be repeated.", metavar="PROVIDER/MODEL")],
     as_json: Json = False,
     config: Config = None,
 ) -> Exit:
     """
-    Say what recorded runs would have cost with other models.
+    Estimate what recorded runs would cost with other models.
 
-    As a range, from the tokens that were recorded, at the prices of today. Another tokenizer makes 0.8 to 1.35 tokens
-    of one, unless the model is of the same family; its cache would have held what the recorded one did, nothing, or all
-    that the request before it had; it would have thought as much, or not at all.
+    Prints a range, from the recorded tokens at current prices. It assumes 0.8 to 1.35 tokens per recorded token,
+    unless the model is of the same family; a cache that held what the recorded one did, nothing, or the whole
+    previous request; and as much thinking as recorded, or none.
 
-    Another model would also act otherwise: more or fewer steps, other tools. That is in no range; `stepengine compare impact
-    --model` asks it. A folder stands for the *.jsonl files in it.
+    Another model would also act differently, with other steps and tools. The range does not include that;
+    `stepengine compare impact --model` runs it. A folder means the *.jsonl files in it.
 
-    Leaves with:
-      0    all is priced
-      1    there is no price for a model, or no usage in a run
+    Exit codes:
+      0    everything has a price
+      1    a model has no price, or a run has no usage
       2    wrong usage; a journal cannot be read
 
     Examples:
       stepengine compare price journals/ --model openai/gpt-5-mini
       stepengine compare price run.jsonl --model anthropic/claude-haiku-4-5 --json
     """
-    return interrupted_or(lambda: _price(files, model, Options(config=config).in_force(), as_json=as_json))
+    return run_reporting_errors(lambda: _print_prices(files, model, Options(config=config).in_force(), as_json=as_json))
 
 
-def _price(files: list[str], models: list[str], options: Options, *, as_json: bool) -> Exit:
-    from stepengine.cli.bench import registry_of
-    from stepengine.evaluation.prices import FORMAT, calls_of, priced
-    from stepengine.models.pricing import cost_of
+def _print_prices(files: list[str], models: list[str], options: Options, *, as_json: bool) -> Exit:
+    from stepengine.evaluation import price as price_run
+    from stepengine.evaluation.prices import FORMAT
 
-    registry, now = registry_of(options.settings), datetime.now(UTC)
+    registry = options.settings.make_models()
     names: list[str] = []
     for model in models:
         try:
             names.append(str(registry.parse(model)))
         except UnknownModel:
             names.append(model)
-    rows: list[tuple[str, list[Priced]]] = []
-    for file in spread(files):
-        calls = calls_of(journal_at(file))
-        rows.append((file, [priced(calls, name, cost_of, now) for name in names]))
+    rows = [(file, price_run(open_journal(file), *names)) for file in expand_to_journals(files)]
     if as_json:
         runs = [{"file": file, "models": [one.to_json() for one in made]} for file, made in rows]
-        print(dumps(clean_report({"format": FORMAT, "runs": runs})))
+        print(to_ascii_json(redact_report({"format": FORMAT, "runs": runs})))
     else:
         lines = [_describe_price(file, one) for file, made in rows for one in made]
-        sums = [_describe_price("together", _sum(name, [made[n] for _, made in rows])) for n, name in enumerate(names)]
-        say(clean_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
-        complain("another model would also act otherwise; `stepengine compare impact --model` asks it")
+        sums = [
+            _describe_price("together", _sum_prices(name, [made[n] for _, made in rows]))
+            for n, name in enumerate(names)
+        ]
+        print_visible(redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
+        print_error("another model would also act otherwise; `stepengine compare impact --model` asks it")
     unknown = [one.model for _, made in rows for one in made if one.low is None]
     if unknown:
-        complain(f"there is no price for {', '.join(dict.fromkeys(unknown))}, or no usage is recorded")
+        print_error(f"there is no price for {', '.join(dict.fromkeys(unknown))}, or no usage is recorded")
     return Exit.FAILED if unknown else Exit.COMPLETED
 
 
 def _describe_price(file: str, one: Priced) -> str:
-    from stepengine.evaluation.samples import shown_dollars
+    from stepengine.evaluation.samples import format_dollars
 
     if one.low is None or one.high is None:
         cost = "unknown"
     else:
-        ends = [shown_dollars(end) for end in (one.low, one.high)]
+        ends = [format_dollars(end) for end in (one.low, one.high)]
         cost = " to ".join(dict.fromkeys(ends))
-    was = "unknown" if one.recorded is None else shown_dollars(one.recorded)
+    was = "unknown" if one.recorded is None else format_dollars(one.recorded)
     odd = f", {one.unknown} calls without usage" if one.unknown else ""
     return f"{file}  {one.model}: {cost} (recorded {was}{odd})"
 
 
-def _sum(model: str, made: list[Priced]) -> Priced:
+def _sum_prices(model: str, made: list[Priced]) -> Priced:
     from stepengine.evaluation.prices import Priced
 
     def total(values: list[Decimal | None]) -> Decimal | None:

@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import journal_at, name_of, new_journal
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import create_journal, journal_name, open_journal
 from stepengine.cli.options import File
-from stepengine.cli.screen.render import say
+from stepengine.cli.screen.render import print_visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import JournalError
-
-__all__ = ("repair",)
 
 
 def repair(
@@ -31,16 +29,16 @@ def repair(
     against: Annotated[
         str, typer.Option(help="With --seal: the journal before the edit, to show what it changes.", metavar="FILE")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --seal: only show what was edited.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --seal: only show the edited records.")] = False,
 ) -> Exit:
     """
     Repair a damaged journal, or make an edited one valid.
 
-    With --until the start of FILE is kept in a new file that can be resumed; FILE is only read. `stepengine journal check FILE`
-    names the damaged record, and the number to give here.
+    --until copies the start of FILE to a new file that can be resumed; FILE does not change. `stepengine journal
+    check FILE` names the damaged record and the number to pass.
 
-    With --seal the edited records are shown, and FILE gets new checksums. Edit what a tool or a model said, seal the file,
-    and replay it: the run takes the edited value. --against shows the difference by meaning.
+    --seal shows the edited records and writes new checksums to FILE. Edit a tool's result or a model's reply, seal
+    the file, and replay it: the run uses the edited value. --against shows the difference in meaning.
 
     Examples:
       stepengine journal repair run.jsonl --until 41
@@ -50,34 +48,40 @@ def repair(
       stepengine journal repair run.jsonl --seal --against before.jsonl
     """
     if seal == (until is not None) or (seal and into) or (not seal and (against or dry_run)):
-        msg = "give --until N, with --into FILE if you like, or --seal, with --against FILE and --dry-run if you like"
+        msg = "pass --until N (optionally --into FILE), or --seal (optionally --against FILE and --dry-run)"
         raise UsageProblem(msg)
     try:
-        return _keep_start(file, until, into) if until is not None else _seal(file, against, dry_run=dry_run)
+        return (
+            _copy_first_records(file, until, into)
+            if until is not None
+            else _seal_journal(file, against, dry_run=dry_run)
+        )
     except JournalError as error:
-        return complain(error.message, Exit.FAILED)
+        return print_error(error.message, Exit.FAILED)
 
 
-def _keep_start(file: str, until: int, into: str) -> Exit:
+def _copy_first_records(file: str, until: int, into: str) -> Exit:
     from stepengine.journal import repair
 
     source = Path(file.partition("#")[0])
-    made = new_journal(into or str(source.with_name(f"{source.stem}.repaired.jsonl")))
-    repair(journal_at(file), until, made)
-    complain(f"kept {until} records in {name_of(made)}; go on with: stepengine resume {shlex.quote(name_of(made))}")
+    made = create_journal(into or str(source.with_name(f"{source.stem}.repaired.jsonl")))
+    repair(open_journal(file), until, made)
+    print_error(
+        f"kept {until} records in {journal_name(made)}; resume it with: stepengine resume {shlex.quote(journal_name(made))}"
+    )
     return Exit.COMPLETED
 
 
-def _seal(file: str, against: str, *, dry_run: bool) -> Exit:
+def _seal_journal(file: str, against: str, *, dry_run: bool) -> Exit:
     from stepengine.journal import diff, sealed
 
-    journal = journal_at(file)
+    journal = open_journal(file)
     made = sealed(journal)
     told = [f"record {edit.number}, {edit.what}: {edit.now}" for edit in made.edits]
     if against:
         told += ["what that means:", *[f"  {line}" for line in str(diff(against, made.journal)).splitlines()]]
-    say("\n".join(told or [f"{file} is valid as it is"]), hang=2)
+    print_visible("\n".join(told or [f"{file} is valid as it is"]), hang=2)
     if made.edits and not dry_run:
         made.journal.copy_to(journal)
-        complain(f"sealed {file}: {len(made.edits)} records were edited")
+        print_error(f"sealed {file}: {len(made.edits)} records were edited")
     return Exit.COMPLETED

@@ -10,17 +10,22 @@ from typing import Annotated, TypeAlias
 import attrs
 import typer
 
-from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import as_usage, is_cut_off, journal_at, on_journal, perform_run, recorded_agent
+from stepengine.cli.bench import make_engine_setup
+from stepengine.cli.code_trust import refuse_inside_tool
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import (
+    ended_at_crash,
+    journal_errors_as_usage,
+    load_recorded_agent,
+    open_journal,
+    perform_run,
+    run_on_journal,
+)
 from stepengine.cli.options import Last, Options, TrustAnswers, with_options
 from stepengine.cli.perform import print_result
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.trusting import refuse_inside
 from stepengine.cli.waiting_runs import replay_waiting
 from stepengine.errors import ReplayDivergence
-
-__all__ = ("replay",)
 
 ReplayFiles: TypeAlias = Annotated[
     list[str] | None,
@@ -38,39 +43,40 @@ def replay(
     *,
     last: Last = False,
     speed: Annotated[
-        float, typer.Option(help="How fast results come; 1 as they did, 0 all at once.", min=0, metavar="X")
+        float, typer.Option(help="Pace of the results; 1 as recorded, 0 all at once.", min=0, metavar="X")
     ] = 0,
     live: Annotated[
         list[str] | None,
-        typer.Option(help="Effects that really happen: tool_call, perform, model_call.", metavar="KIND"),
+        typer.Option(help="Effects to perform: tool_call, perform, model_call.", metavar="KIND"),
     ] = None,
     pdb: Annotated[
-        bool, typer.Option("--pdb", help="Where it differs, open the debugger; breakpoint() opens pdb.")
+        bool, typer.Option("--pdb", help="Open the debugger at the first difference; breakpoint() opens pdb.")
     ] = False,
     trust_answers: TrustAnswers = False,
     waiting: Annotated[
-        bool, typer.Option("--waiting", help="Replay every waiting run, and say which the present code can resume.")
+        bool,
+        typer.Option("--waiting", help="Replay every waiting run, and report which ones the current code can resume."),
     ] = False,
     on_divergence: Annotated[
-        str, typer.Option(help="With --waiting: raise or keep, as it will be given to resume.")
+        str, typer.Option(help="With --waiting: raise or keep, as you will pass it to resume.")
     ] = "",
 ) -> Exit:
     """
     Repeat a run from its record, without model and network.
 
-    The present code of the agent decides, the record answers. When the agent does something else than it did, the first
-    difference is told, with step, file, line and fields, and the exit code is 5.
+    The agent's current code runs, and the record supplies all results. At the first difference, the step, file,
+    line and fields are printed, and the exit code is 5.
 
-    With --speed the results come as fast as they did, or faster, to watch a run again. With --live some effects really
-    happen: tool_call and perform must come to the recorded results; model_call lets a model answer anew against the
-    recorded tools, and ends at the first call that was not recorded. With --live tool_call a permission in FILE lets no tool
-    run, unless FILE is as your own commands left it: whoever wrote it could have said yes. --trust-answers takes it.
+    --speed replays results at their recorded pace, or faster, to watch a run again. --live performs some effects:
+    tool_call and perform must give the recorded results; model_call calls the model anew against recorded tool
+    results, and stops at the first call without a record. With --live tool_call, approvals in FILE count only if
+    FILE is as your own commands wrote it. --trust-answers accepts them.
 
-    --waiting is for a look before a deployment: which waiting runs can `stepengine resume` continue with the present code?
-    Nothing is performed or changed, and no key is needed. FILE is a journal, a folder of them, an SQLite file or a run's
-    name; without one, what `stepengine runs --waiting` lists. Runs that have ended do not count.
+    --waiting checks before a deployment which waiting runs the current code can resume. Nothing is performed or
+    changed, and no key is needed. FILE is a journal, a folder, an SQLite file or a run's name; default: the runs of
+    `stepengine runs --waiting`. Ended runs do not count.
 
-    With --waiting, for each run, and the first place that differs:
+    Results of --waiting, for each run, with the first difference:
       ready      it is resumed as it is
       keep       it is resumed with `resume --on-divergence keep`: what is
                  recorded are effects of the same kind, with other content
@@ -80,10 +86,10 @@ def replay(
       failed     it could not be tried: the journal is damaged, or its agent
                  is not found
 
-    With --waiting it leaves with:
+    Exit codes of --waiting:
       0    every waiting run can be resumed; with --on-divergence keep, also
            those of `keep`
-      1    a run could not be tried
+      1    a run could not be checked
       5    a run would diverge
 
     Examples:
@@ -112,27 +118,29 @@ def replay(
         msg = f"{file!r} and {others[0]!r} are several runs; `stepengine test` replays any number"
         raise UsageProblem(msg)
     if trust_answers:
-        refuse_inside("replay --trust-answers")
+        refuse_inside_tool("replay --trust-answers")
     options = attrs.evolve(options, journal=file, last=last)
     if pdb:
-        return on_journal(
-            attrs.evolve(options, quiet=True), lambda options: _parking(options, live or (), speed or None)
+        return run_on_journal(
+            attrs.evolve(options, quiet=True), lambda options: _replay_in_debugger(options, live or (), speed or None)
         )
-    return on_journal(options, lambda options: _replay(options, live or (), speed or None, trusts=trust_answers))
+    return run_on_journal(
+        options, lambda options: _run_replay(options, live or (), speed or None, trusts=trust_answers)
+    )
 
 
-def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit:
-    """Repeat a run without a loop, and open the debugger where it differs: its machine waits there."""
+def _replay_in_debugger(options: Options, live: Sequence[str], speed: float | None) -> Exit:
+    """Replay a run, and open the debugger at a divergence."""
     if live or speed:
         msg = "--pdb repeats a run from its record alone, at once; leave out --live and --speed"
         raise UsageProblem(msg)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         msg = "--pdb needs a terminal; without one, `stepengine debug FILE --exec` runs commands"
         raise UsageProblem(msg)
-    journal = journal_at(options.journal)
+    journal = open_journal(options.journal)
     history = journal.history()
-    agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, performs=False, recorded=history)
+    agent = load_recorded_agent(journal, options, history)
+    bench = make_engine_setup(options, agent, performs=False, recorded=history)
     stepper = bench.engine.stepper(journal, agent=agent)
     try:
         while stepper.advance():
@@ -145,22 +153,22 @@ def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit
     finally:
         stepper.close()
         bench.engine.close()
-    return _replay(options, live, speed)
+    return _run_replay(options, live, speed)
 
 
-def _replay(options: Options, live: Sequence[str], speed: float | None, *, trusts: bool = False) -> Exit:
-    from stepengine.journal.provenance import has_known_permissions
-    from stepengine.journal.replayer import live_kinds
+def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, trusts: bool = False) -> Exit:
+    from stepengine.journal.provenance import has_trusted_permissions
+    from stepengine.journal.recorded_part import parse_live_kinds
 
-    with as_usage():
-        live_kinds(live, has_pace=speed is not None)
-    journal = journal_at(options.journal)
+    with journal_errors_as_usage():
+        parse_live_kinds(live, has_pace=speed is not None)
+    journal = open_journal(options.journal)
     history = journal.history()
-    agent = recorded_agent(journal, options, history)
-    bench = bench_for(options, agent, performs=bool(live), recorded=history)
-    doubts = bool(live) and not trusts and not has_known_permissions(journal)
+    agent = load_recorded_agent(journal, options, history)
+    bench = make_engine_setup(options, agent, performs=bool(live), recorded=history)
+    doubts = bool(live) and not trusts and not has_trusted_permissions(journal)
     replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, ask_again=doubts)
     run = perform_run(bench, lambda: replayed(journal))
-    if is_cut_off(journal, run.result):
-        complain(f"{options.journal} ends before its run did; what it holds was repeated")
+    if ended_at_crash(journal, run.result):
+        print_error(f"{options.journal} ends before its run did; what it holds was repeated")
     return print_result(run, options, bench)

@@ -6,27 +6,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.deployment import App, Db, Run, operate
+from stepengine.cli.deployment import App, Db, Run, run_with_operator
 from stepengine.cli.exits import Exit
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
 
-__all__ = ("retry",)
-
 
 def retry(
     run: Run,
     *,
-    release: Annotated[str, typer.Option(help="The release that resumes it; default: its own.")] = "",
+    release: Annotated[str, typer.Option(help="Release that resumes it; default: its own.")] = "",
     db: Db = "",
     app: App = "stepengine",
 ) -> Exit:
     """
-    Continue a stopped durable run after its last record.
+    Resume a stopped durable run after its last record.
 
-    For one that was cancelled, that stopped since the code does something else than is recorded (after that was put
-    right), or that was set aside since workers died of it. Nothing that is recorded is done again.
+    Use it for a run that was cancelled, that diverged from its record (after the code is fixed), or that was set
+    aside because it crashed workers. Recorded effects are not repeated.
 
     Examples:
       stepengine deploy retry review-17
@@ -36,4 +34,4 @@ def retry(
         await operator.retry(run, release=release or None)
         return Exit.COMPLETED
 
-    return operate(db, again, app=app)
+    return run_with_operator(db, again, app=app)

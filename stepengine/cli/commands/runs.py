@@ -11,15 +11,13 @@ from typing import Annotated
 
 import typer
 
-from stepengine.cli.conversations import age_of
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.recording import GOES_ON, RecordedRun, entries
+from stepengine.cli.conversations import format_run_age
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.schedules import list_schedules
-from stepengine.cli.screen.render import dumps, money, one_line, say
+from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
-
-__all__ = ("runs",)
-
+from stepengine.cli.state_folder import list_recorded_runs
+from stepengine.journal.recorded_runs import RecordedRun
 
 APP = "stepengine"
 COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
@@ -37,37 +35,41 @@ def runs(
     everywhere: Annotated[bool, typer.Option("--all", help="Runs of all folders.")] = False,
     waiting: Annotated[bool, typer.Option("--waiting", help="Only those that wait or were interrupted.")] = False,
     schedules: Annotated[
-        bool, typer.Option("--schedules", help="List when agents start by themselves: next and last time.")
+        bool, typer.Option("--schedules", help="List scheduled starts of agents: next and last time.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     place: Annotated[
         str,
-        _schedules_option("--runs", help="Where their runs are recorded: a folder, or RUNS.db.", metavar="PLACE"),
+        _schedules_option("--runs", help="Where the runs are recorded: a folder, or RUNS.db.", metavar="PLACE"),
     ] = "",
     db: Annotated[
-        str, _schedules_option(help="Or a database of durable runs whose workers start them.", metavar="URL|@FILE")
+        str,
+        _schedules_option(
+            help="Database of durable runs whose workers start them, in place of --runs.", metavar="URL|@FILE"
+        ),
     ] = "",
     app: Annotated[str, _schedules_option(help="The deployment's name.")] = APP,
     config: Annotated[
-        Path | None, _schedules_option(help="Settings of this file in place of the project's.", metavar="FILE")
+        Path | None, _schedules_option(help="Settings file in place of the project's.", metavar="FILE")
     ] = None,
 ) -> Exit:
     """
     List the recorded runs of this folder, or schedules.
 
-    Newest first: name, age, status, agent, cost, prompt, open questions, and what else a run waits for.
+    The list is newest first, with name, age, status, agent, cost, prompt, open questions and other waits.
 
-    The beginning of a name stands for the run wherever a FILE is asked for; --last is the newest one. Runs are in
-    $STEPENGINE_STATE_DIR, else $XDG_STATE_HOME/stepengine, else ~/.local/state/stepengine. The oldest ended ones are
-    deleted, by the settings journal.keep_runs and journal.keep_bytes; a run that waits or was interrupted stays.
+    Commands accept the beginning of a name in place of FILE; --last is the newest run. Runs are in
+    $STEPENGINE_STATE_DIR, else $XDG_STATE_HOME/stepengine, else ~/.local/state/stepengine. The settings
+    journal.keep_runs and journal.keep_bytes limit them: the oldest ended runs are deleted. Waiting and interrupted
+    runs stay.
 
-    With --schedules the schedules of ./agents, and of the folders in the setting `agents`, are listed, or those of the
-    files given. An agent file has one as:
+    --schedules lists the schedules of ./agents and of the folders in the setting `agents`, or of the given files.
+    An agent file declares one as:
 
       schedule = Schedule(agent, cron="0 7 * * 1-5",
                           timezone="Europe/Berlin", prompt="Go")
 
-    With --runs or --db also the last time, how its run ended, and how many times were missed.
+    --runs or --db add the last time, the status of its run, and the number of missed times.
 
     Examples:
       stepengine runs
@@ -85,23 +87,21 @@ def runs(
     if files or place or db or config or app != APP:
         msg = "files, --runs, --db, --app and --config are of --schedules; add --schedules"
         raise UsageProblem(msg)
-    here = str(Path.cwd())
-    chosen = [entry for entry in entries() if everywhere or entry.text("cwd") == here]
-    chosen = [entry for entry in chosen if not waiting or entry.status in GOES_ON]
+    chosen = list_recorded_runs(working_folder=None if everywhere else Path.cwd(), waiting=waiting)
     if as_json:
-        print(dumps([{**entry.info, "stem": entry.stem, "status": entry.status} for entry in chosen]))
+        print(to_ascii_json([entry.to_json() for entry in chosen]))
     elif chosen:
-        say("\n".join([line for entry in chosen for line in _row(entry)]), hang=4)
+        print_visible("\n".join([line for entry in chosen for line in _format_run(entry)]), hang=4)
     else:
-        complain("there is no such run; --all lists those of all folders", Exit.COMPLETED)
+        print_error("no such run in this folder; --all lists those of all folders", Exit.COMPLETED)
     return Exit.COMPLETED
 
 
-def _row(entry: RecordedRun) -> Iterator[str]:
+def _format_run(entry: RecordedRun) -> Iterator[str]:
     cost = entry.info.get("cost")
-    spent = money(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
+    spent = format_cost(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
     agent = one_line(entry.text("agent", "id"), 24)
-    row = f"{entry.stem}  {age_of(entry.text('created')):>4}  {entry.status:<11}  {agent:<16}  {spent:>8}"
+    row = f"{entry.stem}  {format_run_age(entry.text('created')):>4}  {entry.status:<11}  {agent:<16}  {spent:>8}"
     yield f"{row}  {one_line(entry.text('title'), 80)}".rstrip()
     waits = entry.info.get("waits") if entry.status == "suspended" else ()
     for wait in waits if isinstance(waits, list) else ():

@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import frozen
 
-from stepengine.cli.deployment import App, Db, find_journal, operate, post_to_journal
+from stepengine.cli.code_trust import refuse_inside_tool
+from stepengine.cli.deployment import App, Db, find_journal_or_durable, run_mailbox_command, run_with_operator
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import answers_of
+from stepengine.cli.journals import parse_answers
 from stepengine.cli.options import Answers
-from stepengine.cli.screen.render import dumps
+from stepengine.cli.screen.render import to_ascii_json
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.trusting import refuse_inside
 from stepengine.data.questions import Answer, AnswerLike
-from stepengine.data.yields import a_topic
+from stepengine.data.yields import check_topic
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
     from stepengine.journal import Journal
-
-__all__ = ("MAX_CHARS", "parse_message", "send")
 
 MAX_CHARS = 2 * 1024 * 1024
 
@@ -45,14 +43,14 @@ def send(
     answer: Answers = None,
     always: Annotated[
         list[str] | None,
-        typer.Option(help="Answer yes, and allow such calls for the rest of the session.", metavar="ID"),
+        typer.Option(help="Approve the call, and all such calls for the rest of the session.", metavar="ID"),
     ] = None,
     id: Annotated[
         str,
-        typer.Option(help="The message's id: a second message with this id is ignored.", show_default="a new one"),
+        typer.Option(help="Id of the message; a second message with the same id is ignored.", show_default="a new one"),
     ] = "",
     path: Annotated[
-        str, typer.Option(help="With --topic: the child that gets it, such as 3.2; default: the run itself.")
+        str, typer.Option(help="With --topic: the receiving child, such as 3.2; default: the run itself.")
     ] = "",
     db: Db = "",
     app: App = "stepengine",
@@ -61,17 +59,17 @@ def send(
     r"""
     Send a message or an answer to a run, in any process.
 
-    Three things can be sent:
+    You can send:
       TEXT                  a user message before the run's next model call
-      --answer ID=TEXT      the answer to a question that is open
+      --answer ID=TEXT      the answer to an open question
       --topic TOPIC JSON    the value of the agent's Receive(TOPIC)
 
-    It is on the disk when the command returns, in the mailbox next to the journal or in the database. A running run gets it
-    within moments. A run that waits for it is due at once for `stepengine resume --due`. No worker has to be alive. A run that has
-    ended takes nothing.
+    When the command returns, the message is stored, in the mailbox next to the journal or in the database. A
+    running run receives it within moments; a run that waits for it becomes due for `stepengine resume --due`. No
+    worker has to be alive. Ended runs accept no messages.
 
-    `stepengine runs` and `stepengine deploy status RUN` list the open questions. Questions that were asked together are answered
-    in one command. If you are not sure that a message was sent, send it again with the same --id.
+    `stepengine runs` and `stepengine deploy status RUN` list the open questions. Answer questions that were asked
+    together in one command. If you are not sure that a message was sent, send it again with the same --id.
 
     Examples:
       stepengine send run.jsonl "Leave the tests out."
@@ -82,33 +80,33 @@ def send(
       curl -s https://example.com/build.json | \
           stepengine send run.jsonl --topic built -
     """
-    answers = _answers(answer or (), always or ())
+    answers = _parse_answers(answer or (), always or ())
     if answers and (message or topic or id or path):
         msg = "an answer goes without a message and its options; send the message with a command of its own"
         raise UsageProblem(msg)
     if not (answers or message or topic):
-        msg = "there is nothing to send; give TEXT, --answer ID=TEXT, or --topic TOPIC with JSON"
+        msg = "nothing to send; pass TEXT, --answer ID=TEXT, or --topic TOPIC with JSON"
         raise UsageProblem(msg)
     if path and not topic:
-        msg = "--path names the child that receives on a topic; give --topic, too"
+        msg = "--path names the child that receives on a topic; add --topic"
         raise UsageProblem(msg)
     if not topic:
-        refuse_inside("stepengine send --answer" if answers else "stepengine send TEXT")
-    content = parse_message(message or "null") if topic else read_message(message)
-    sent = _Sent(id or secrets.token_hex(16), a_topic(topic) if topic else "", path, content, answers)
-    if (journal := find_journal(run, db)) is not None:
-        return post_to_journal(lambda posting: sent.report(sent.to_journal(posting, journal), as_json=as_json))
+        refuse_inside_tool("stepengine send --answer" if answers else "stepengine send TEXT")
+    content = parse_json_message(message or "null") if topic else read_message_text(message)
+    sent = _Outgoing(id or secrets.token_hex(16), check_topic(topic) if topic else "", path, content, answers)
+    if (journal := find_journal_or_durable(run, db)) is not None:
+        return run_mailbox_command(lambda posting: sent.report(sent.send_to_journal(posting, journal), as_json=as_json))
 
     async def delivered(operator: Operator) -> Exit:
-        sent.report(await sent.to_database(operator, run), as_json=as_json)
+        sent.report(await sent.send_to_database(operator, run), as_json=as_json)
         return Exit.COMPLETED
 
-    return operate(db, delivered, app=app)
+    return run_with_operator(db, delivered, app=app)
 
 
 @frozen
-class _Sent:
-    """What is sent: answers, or a message with its id; ``""`` is the topic of a user message."""
+class _Outgoing:
+    """Answers, or a message with its id and topic; ``""`` is the topic of a user message."""
 
     id: str
     topic: str
@@ -116,21 +114,19 @@ class _Sent:
     content: Any
     answers: Mapping[str, AnswerLike]
 
-    def to_journal(self, posting: Any, journal: Journal) -> bool | None:
-        """Put it into the mailbox of a journal; return whether a message is new."""
-        from stepengine.runtime.mail import Message
-
+    def send_to_journal(self, posting: Any, journal: Journal) -> bool | None:
+        """Send it to the mailbox of a journal; return whether a message is new."""
         is_new: bool | None
         if self.answers:
-            is_new = posting.answer_journal(journal, self.answers)
+            is_new = posting.send_answers(journal, self.answers)
         elif self.topic:
-            is_new = posting.post_to_journal(journal, Message(self.id, self.path, self.topic, self.content))
+            is_new = posting.send_message(journal, self.topic, self.content, id=self.id, path=self.path)
         else:
-            is_new = posting.tell_journal(journal, self.content, id=self.id)
+            is_new = posting.send_input(journal, self.content, id=self.id)
         return is_new
 
-    async def to_database(self, operator: Operator, run: str) -> bool | None:
-        """Send it to a durable run; return whether a message is new, ``None`` where that is not known."""
+    async def send_to_database(self, operator: Operator, run: str) -> bool | None:
+        """Send it to a durable run; return whether a message is new, ``None`` if unknown."""
         if self.topic:
             return await operator.post(run, self.topic, self.content, id=self.id, path=self.path)
         if self.answers:
@@ -140,32 +136,32 @@ class _Sent:
         return None
 
     def report(self, is_new: bool | None, *, as_json: bool) -> None:
-        """Print the id of a message; as JSON also what was answered."""
+        """Print the id of a message; with *as_json* also the ids of answered questions."""
         if as_json and self.answers:
-            print(dumps({"answered": [*self.answers]}))
+            print(to_ascii_json({"answered": [*self.answers]}))
         elif as_json:
-            print(dumps({"id": self.id, "topic": self.topic, "path": self.path, "new": is_new}))
+            print(to_ascii_json({"id": self.id, "topic": self.topic, "path": self.path, "new": is_new}))
         elif not self.answers:
             print(f"{self.id} (it was there already)" if is_new is False else self.id)
 
 
-def _answers(answers: Iterable[str], always: Iterable[str]) -> dict[str, AnswerLike]:
+def _parse_answers(answers: Iterable[str], always: Iterable[str]) -> dict[str, AnswerLike]:
     """
-    Return the answers by the ids of their questions.
+    Parse ``--answer`` and ``--always`` into answers by question id.
 
     Raises:
         UsageProblem: for what is no ``ID=TEXT``, and for a question with two answers.
     """
-    given, allowed = answers_of(answers), dict.fromkeys(always, Answer(text="yes", remember="session"))
+    given, allowed = parse_answers(answers), dict.fromkeys(always, Answer(text="yes", remember="session"))
     if twice := sorted(given.keys() & allowed):
-        msg = f"--answer and --always both answer {twice[0]!r}; give one of them"
+        msg = f"--answer and --always both answer {twice[0]!r}; pass one of them"
         raise UsageProblem(msg)
     return {**given, **allowed}
 
 
-def read_message(text: str) -> str:
+def read_message_text(text: str) -> str:
     """
-    Return a message as it is typed, that of stdin for ``-``.
+    Return a typed message, or the text of stdin for ``-``.
 
     Raises:
         UsageProblem: when it is too large.
@@ -178,7 +174,7 @@ def read_message(text: str) -> str:
     return text
 
 
-def parse_message(text: str) -> object:
+def parse_json_message(text: str) -> object:
     """
     Return the value of a message that is JSON.
 
@@ -186,8 +182,8 @@ def parse_message(text: str) -> object:
         UsageProblem: for anything else.
     """
     try:
-        value: object = json.loads(read_message(text))
+        value: object = json.loads(read_message_text(text))
     except (ValueError, RecursionError) as error:
-        msg = f"the message is not JSON: {error}; a text stands in quotes, such as '\"done\"'"
+        msg = f"the message is not JSON: {error}; put a text in quotes, such as '\"done\"'"
         raise UsageProblem(msg) from None
     return value

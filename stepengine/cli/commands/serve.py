@@ -20,16 +20,16 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.bench import bench_for, policy_of
-from stepengine.cli.commands.undo import root_of
-from stepengine.cli.commands.worker import offered_by
-from stepengine.cli.deployment import database_of, report_problems
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.bench import add_guard_rules, choose_policy, make_engine_setup
+from stepengine.cli.commands.undo import find_write_root
+from stepengine.cli.commands.worker import load_module_contents
+from stepengine.cli.deployment import resolve_database, run_deployment_command
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.running_studios import announced_studio
-from stepengine.cli.scripts import ScriptFile, refuse_two_models, run_script_of
+from stepengine.cli.running_studios import announce_studio
+from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_with_server
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.toolset import ToolRequest, with_held
+from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
@@ -37,19 +37,29 @@ from stepengine.runtime.logs import LOGGER
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stepengine.debugging.desk import Maker
+    from stepengine.debugging.desk import EngineSpec
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
     from stepengine.server import Application
     from stepengine.server.access import Logins
-    from stepengine.server.sources import Sources
-
-__all__ = ("Served", "engine_again", "serve", "serve_runs")
+    from stepengine.server.sources import EngineSources
 
 OPERATOR = "operator"
 POLLING = 0.2
-TYPED = ("model", "script", "base_url", "api_key_env", "price", "workspace", "write", "shell", "web", "max_steps")
+TYPED = (
+    "model",
+    "script",
+    "base_url",
+    "api_key_env",
+    "price",
+    "workspace",
+    "write",
+    "shell",
+    "web",
+    "guard",
+    "max_steps",
+)
 PATHS = ("cwd", "config")
 NEAR = ("127.0.0.1", "::1", "localhost")
 
@@ -60,7 +70,8 @@ def serve(
     module: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE", help="An agent file, a folder of them, a module, or MODULE:FUNCTION that makes an engine."
+            metavar="MODULE",
+            help="An agent file, a folder of them, a module, or MODULE:FUNCTION that returns an engine.",
         ),
     ],
     *,
@@ -74,80 +85,82 @@ def serve(
     ] = None,
     tokens: Annotated[
         Path | None,
-        typer.Option(help="Who may come in, by `stepengine tokens`; default: a token for this time.", metavar="FILE"),
+        typer.Option(help="File with the tokens that are accepted; default: one token until it stops.", metavar="FILE"),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name under which clients reach it; may be repeated.", metavar="NAME[:PORT]"),
+        typer.Option(help="Host name under which clients reach it; may be repeated.", metavar="NAME[:PORT]"),
     ] = None,
     cors: Annotated[
         list[str] | None,
-        typer.Option(help="Pages of this origin may call it with a token; may be repeated.", metavar="ORIGIN"),
+        typer.Option(help="Origin of pages that may call it with a token; may be repeated.", metavar="ORIGIN"),
     ] = None,
     reports: Annotated[
         Path | None, typer.Option(help="Show the reports of evaluations in this folder.", metavar="FOLDER")
     ] = None,
     max_live: Annotated[
-        int | None, typer.Option(help="Runs under way at a time; default: 64, in PostgreSQL 500.", min=1)
+        int | None, typer.Option(help="Most active runs; default: 64, with PostgreSQL 500.", min=1)
     ] = None,
-    drain: Annotated[float, typer.Option(help="Seconds that runs get when it is told to stop.", min=0)] = 10.0,
+    drain: Annotated[float, typer.Option(help="Seconds that active runs get to finish when it stops.", min=0)] = 10.0,
     webhooks: Annotated[
         Path | None,
-        typer.Option(help="Who may send events to runs, and who is told of questions: JSON.", metavar="FILE"),
+        typer.Option(help="JSON file of incoming and outgoing webhooks.", metavar="FILE"),
     ] = None,
     share: Annotated[
         list[str] | None,
-        typer.Option(help="A member of an agent's context that pages see and set; may be repeated.", metavar="NAME"),
+        typer.Option(
+            help="Member of an agent's context that front ends read and set; may be repeated.", metavar="NAME"
+        ),
     ] = None,
     quota: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of each owner: open-runs, stored-bytes or bytes-per-minute; may be repeated.", metavar="NAME=AMOUNT"
+            help="Limit per owner: open-runs, stored-bytes or bytes-per-minute; may be repeated.", metavar="NAME=AMOUNT"
         ),
     ] = None,
     no_schedules: Annotated[
-        bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
+        bool, typer.Option("--no-schedules", help="Do not start the schedules of the agents.")
     ] = False,
     executor: Annotated[
-        str, typer.Option(help="In PostgreSQL: its own id as a worker; default: HOST-PORT of this machine.")
+        str, typer.Option(help="With PostgreSQL: its id as a worker; default: HOST-PORT of this machine.")
     ] = "",
     no_work: Annotated[
-        bool, typer.Option("--no-work", help="In PostgreSQL: leave the runs to `stepengine deploy worker`.")
+        bool, typer.Option("--no-work", help="With PostgreSQL: leave the runs to `stepengine deploy worker`.")
     ] = False,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Show the page of `stepengine studio`, too; a link lets a browser in.")
+        bool, typer.Option("--ui", help="Serve the page of `stepengine studio`, too; a link logs a browser in.")
     ] = False,
 ) -> Exit:
     r"""
-    Serve runs over HTTP until told to stop.
+    Serve runs over HTTP until stopped.
 
-    Clients start runs, watch them as server-sent events, answer what they ask, say something, cancel, go back. All that can
-    be asked stands in /openapi.json. Pages that speak AG-UI go to /ag-ui/AGENT, those with the AI SDK to /vercel/AGENT, and
-    clients of MCP find the agents as tools at /mcp. Each request brings a token; a run belongs to whoever started it. Without --tokens
-    there is one token, which is shown at the start and ends with the server.
+    Clients start runs, watch them as server-sent events, answer questions, send messages, cancel and fork.
+    /openapi.json describes all endpoints. AG-UI front ends use /ag-ui/AGENT, the AI SDK uses /vercel/AGENT, and MCP
+    clients find the agents as tools at /mcp. Each request needs a token, and a run belongs to the owner of the
+    token that started it. Without --tokens, the server prints one token, valid until it stops.
 
-    MODULE names agents as for `stepengine deploy worker`: `agents = [...]` or `agent = ...`, and beside them, where they are
-    needed, `tools`, `models` and `options`. Each call of a tool that changes something or runs a program needs an approval,
-    unless --write or --shell allows it. With --script no model is asked and no key is needed:
-    each run gets the replies of FILE from the first on, and one that is resumed or forked those behind its record.
+    MODULE defines agents as for `stepengine deploy worker`: `agents = [...]` or `agent = ...`, and optionally
+    `tools`, `models` and `options`. Tool calls that change something or run a program need approval, unless --write
+    or --shell allows them. --script needs no model and no key: each run gets the replies of FILE from the first on;
+    a resumed or forked run gets those after its record.
 
-    What is under way when the server is stopped, or killed, goes on at the next start with the same --runs. Several may
-    share one place. Journals that it did not start are left alone. Needs the extra `serve`.
+    Runs that are interrupted when the server stops, or is killed, resume at the next start with the same --runs.
+    Several servers may share one store. Journals from elsewhere are not resumed. Needs the extra `serve`.
 
-    With --runs postgresql://USER@HOST/DATABASE, or @FILE with such a URL, runs are in a database as those of `stepengine
-    worker`. The server is a worker itself, unless --no-work leaves that to others. Any number of servers and workers
-    share a database; each has an --executor of its own, under which it is started again after its end. What is more than
-    --max-live waits there instead of being refused. Needs the extra `durable` as well.
-    FILE of --webhooks, which nobody else may read: "topics" holds by topic the secrets of services that send events to
-    runs, at /hooks/TOPIC/RUN; "out" holds the url that is told of questions and ends.
+    With --runs postgresql://USER@HOST/DATABASE, or @FILE with such a URL, runs are stored in a database like those
+    of `stepengine deploy worker`. The server is a worker itself, unless --no-work is given. Any number of servers
+    and workers may share a database; each needs its own --executor, and keeps it across restarts. Runs above
+    --max-live wait in the database instead of being refused. Needs the extra `durable`, too. The FILE of --webhooks
+    must be readable by its owner alone: "topics" maps each topic to the secrets of services that send events to
+    runs at /hooks/TOPIC/RUN; "out" has the URL that is notified of questions and ends.
 
-    --quota changes how much one owner may use, such as open-runs=100, stored-bytes=2GiB or bytes-per-minute=none. A request over a quota
-    is answered with 429.
+    --quota sets a limit per owner, such as open-runs=100, stored-bytes=2GiB or bytes-per-minute=none. A request
+    above a quota gets status 429.
 
-    Leaves with:
-      0    it was told to stop
+    Exit codes:
+      0    it was stopped
       2    wrong usage or configuration
-      4    another process works under the same --executor
+      4    another process uses the same --executor
       6    the database cannot be reached
 
     Examples:
@@ -162,7 +175,7 @@ def serve(
     """
     return serve_runs(
         attrs.evolve(options, model=model, script=script, quiet=True).in_force(),
-        Served(
+        ServeOptions(
             module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), cors=cors or (), reports=reports,
             most=max_live, drain=drain, webhooks=webhooks, shares=share or (), schedules=not no_schedules, executor=executor,
             works=not no_work, ui=ui, quotas=quota or (),
@@ -171,9 +184,9 @@ def serve(
 
 
 @frozen(kw_only=True)
-class Served:
+class ServeOptions:
     """
-    What is to be served, and how; the attributes are the options of ``stepengine serve``.
+    The options of ``stepengine serve``.
 
     Attributes:
         opens: Whether a browser is opened at the page.
@@ -201,33 +214,33 @@ class Served:
     quotas: Sequence[str] = ()
 
 
-def serve_runs(options: Options, wanted: Served) -> Exit:
+def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
     """
-    Serve until told to stop.
+    Serve runs over HTTP until a signal.
 
     Raises:
         UsageProblem: when it cannot be served so.
     """
     from stepengine.server import app
     from stepengine.server.access import LOOPBACK, Logins
-    from stepengine.server.extra import check_extra
+    from stepengine.server.extra import check_extra_installed
     from stepengine.server.quotas import parse_quotas
 
-    check_extra()
-    check_extra("uvicorn")
-    _check_reach(wanted)
-    _check_script(options, wanted)
+    check_extra_installed()
+    check_extra_installed("uvicorn")
+    _check_listen_address(wanted)
+    _check_script_option(options, wanted)
     sources, left_out = None, list[str]()
-    if wanted.ui and not _function_of(wanted.module):
-        sources = _sources(wanted.module, options, left_out)
-    engine, schedules = engine_of(wanted.module, options, left_out.append)
+    if wanted.ui and not _parse_function_name(wanted.module):
+        sources = _make_engine_sources(wanted.module, options, left_out)
+    engine, schedules = load_engine(wanted.module, options, left_out.append)
     for problem in left_out:
-        complain(f"{problem}; this file is left out")
+        print_error(f"{problem}; this file is left out")
     if sources is not None:
-        sources.taken()
-    engine, place = _placed(engine, wanted)
+        sources.record_file_hashes()
+    engine, place = _choose_run_store(engine, wanted)
     logins = Logins() if wanted.ui else None
-    with _tokens(wanted.tokens) as (file, token):
+    with _open_token_file(wanted.tokens) as (file, token):
         try:
             served = app(
                 engine,
@@ -235,11 +248,11 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
                 tokens=file,
                 logins=logins,
                 ui=wanted.ui,
-                maker=maker_of(wanted.module, options) if wanted.ui else None,
+                maker=make_engine_spec(wanted.module, options) if wanted.ui else None,
                 script=Path(options.script).name,
                 sources=sources,
                 schedules=schedules if wanted.schedules else (),
-                roots=[root_of(options)],
+                roots=[find_write_root(options)],
                 reports=wanted.reports,
                 drain=wanted.drain,
                 webhooks=wanted.webhooks,
@@ -251,8 +264,8 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
-        begun = partial(_say_where, wanted, token=token, logins=logins, agents=agents, script=options.script)
-        with _warnings_shown(), announced_studio(wanted.folder) as announcement:
+        begun = partial(_print_addresses, wanted, token=token, logins=logins, agents=agents, script=options.script)
+        with _print_engine_warnings(), announce_studio(wanted.folder) as announcement:
 
             def listens(url: str) -> None:
                 if logins is not None:
@@ -260,10 +273,10 @@ def serve_runs(options: Options, wanted: Served) -> Exit:
                     announcement.announce(url, host, logins.make_token())
                 begun(url)
 
-            return report_problems(_until_told(served, wanted, listens))
+            return run_deployment_command(_serve_until_signal(served, wanted, listens))
 
 
-def _check_reach(wanted: Served) -> None:
+def _check_listen_address(wanted: ServeOptions) -> None:
     if wanted.host not in NEAR and (wanted.tokens is None or not wanted.hosts):
         msg = (
             f"--host {wanted.host} lets other machines in: name those that may come with --tokens FILE, and the names under which "
@@ -272,43 +285,47 @@ def _check_reach(wanted: Served) -> None:
         raise UsageProblem(msg)
 
 
-def _check_script(options: Options, wanted: Served) -> None:
+def _check_script_option(options: Options, wanted: ServeOptions) -> None:
     if not options.script:
         return
-    refuse_two_models(options)
-    if _function_of(wanted.module):
-        msg = f"--script stands in for the models of agents in files; {wanted.module} makes an engine with models of its own"
+    refuse_script_with_server(options)
+    if _parse_function_name(wanted.module):
+        msg = f"--script replaces the models of agents in files, but {wanted.module} returns an engine with its own models"
         raise UsageProblem(msg)
-    if wanted.runs is not None and _is_database(wanted.runs):
+    if wanted.runs is not None and _is_database_url(wanted.runs):
         msg = "--script is for runs of a folder or of RUNS.db; those of a database are the workers', who ask models"
         raise UsageProblem(msg)
 
 
-def _placed(engine: Engine | DurableEngine, wanted: Served) -> tuple[Engine | DurableEngine, dict[str, Any]]:
-    """Return the engine, in the database where runs are in one, and where else they are."""
+def _choose_run_store(
+    engine: Engine | DurableEngine, wanted: ServeOptions
+) -> tuple[Engine | DurableEngine, dict[str, Any]]:
+    """Return the engine, made durable if runs are in a database, and the options for the store of runs."""
     from stepengine.engine import Engine
 
-    if wanted.runs is not None and _is_database(wanted.runs):
+    if wanted.runs is not None and _is_database_url(wanted.runs):
         own = wanted.executor or f"{socket.gethostname()}-{wanted.port}"
-        engine = _durable(engine, wanted.runs, executor=own, works=wanted.works, most=wanted.most)
+        engine = _make_durable_engine(engine, wanted.runs, executor=own, works=wanted.works, most=wanted.most)
     elif wanted.executor or not wanted.works:
         msg = "--executor and --no-work are for --runs postgresql://...; without that this process does the work"
         raise UsageProblem(msg)
     if isinstance(engine, Engine):
         return engine, {"runs": wanted.runs or "runs", "max_live": wanted.most}
-    if wanted.runs is None or _is_database(wanted.runs):
+    if wanted.runs is None or _is_database_url(wanted.runs):
         return engine, {}
     msg = f"--runs {wanted.runs} is not a database, and MODULE:FUNCTION made a DurableEngine, which has one; leave --runs out"
     raise UsageProblem(msg)
 
 
-def _is_database(place: str) -> bool:
+def _is_database_url(place: str) -> bool:
     return place.startswith("@") or place.partition("://")[0].partition("+")[0] in ("postgres", "postgresql")
 
 
-def _durable(engine: Engine | DurableEngine, db: str, *, executor: str, works: bool, most: int | None) -> DurableEngine:
+def _make_durable_engine(
+    engine: Engine | DurableEngine, db: str, *, executor: str, works: bool, most: int | None
+) -> DurableEngine:
     """
-    Return an engine with the agents of *engine* whose runs are in a database.
+    Return a durable engine with the agents of *engine*.
 
     Raises:
         UsageProblem: when its runs cannot be there.
@@ -322,37 +339,39 @@ def _durable(engine: Engine | DurableEngine, db: str, *, executor: str, works: b
     more: dict[str, Any] = {} if most is None else {"concurrency": most}
     try:
         # Somebody waits for what is started here, and sees a second.
-        return DurableEngine(on=engine, db=database_of(db), executor=executor, works=works, polling=POLLING, **more)
+        return DurableEngine(
+            on=engine, db=resolve_database(db), executor=executor, works=works, polling=POLLING, **more
+        )
     except DefinitionError as error:
         raise UsageProblem(error.message) from error
 
 
-def _sources(module: str, options: Options, left_out: list[str]) -> Sources:
-    """Return the files of which the engine is made; of a folder those that could not be loaded at the start may stay so."""
-    from stepengine.server.sources import Sources
+def _make_engine_sources(module: str, options: Options, left_out: list[str]) -> EngineSources:
+    """Return the sources for reloading the engine; files that failed at the start may fail again."""
+    from stepengine.server.sources import EngineSources
 
     def leave_out(problem: str) -> None:
         if problem not in left_out:
             raise UsageProblem(problem)
 
     def load() -> Engine:
-        made: Any = engine_of(module, options, leave_out)[0]
+        made: Any = load_engine(module, options, leave_out)[0]
         return made  # type: ignore[no-any-return]  # files make engines; only functions make what lies in a database
 
-    return Sources(load, maker_of(module, options))
+    return EngineSources(load, make_engine_spec(module, options))
 
 
-def _function_of(module: str) -> str:
-    """Return the name of the function that makes an engine; ``""`` where files are meant."""
+def _parse_function_name(module: str) -> str:
+    """Return the function in ``MODULE:FUNCTION``; ``""`` for files."""
     function = module.rpartition(":")[2]
     return function if ":" in module and function.isidentifier() and not Path(module).exists() else ""
 
 
-def engine_of(
+def load_engine(
     module: str, options: Options, leave_out: Callable[[str], object] | None = None
 ) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
-    Return the engine of what was typed, and the schedules beside its agents; *leave_out* is told of files that cannot be loaded.
+    Return the engine and the schedules for *module*; *leave_out* is called for files that cannot be loaded.
 
     Raises:
         UsageProblem: when there is none.
@@ -360,19 +379,23 @@ def engine_of(
     from stepengine.adapters.ag_ui import page_hooks
     from stepengine.engine import Engine
 
-    if function := _function_of(module):
-        return _make_engine(module.rpartition(":")[0], function), ()
-    offered = offered_by(module, leave_out)
+    if function := _parse_function_name(module):
+        if options.guard:
+            msg = "--guard is for agents; give your engine permissions=Policy.against_injection(), or add injection_rules() to its policy"
+            raise UsageProblem(msg)
+        return _call_engine_function(module.rpartition(":")[0], function), ()
+    offered = load_module_contents(module, leave_out)
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
-    script = run_script_of(options.script) if options.script else None
+    script = make_run_script(options.script) if options.script else None
     if offered.models is not None or offered.options:
-        request = ToolRequest([with_held(agents)], offered.tools, can_ask=True)
-        setting = {"permissions": policy_of(options) or request.policy(options, None)} | offered.options
+        request = ToolRequest([add_spawnable_agents(agents)], offered.tools, can_ask=True)
+        setting = {"permissions": choose_policy(options) or request.policy(options, None)} | offered.options
+        setting["permissions"] = add_guard_rules(options, setting["permissions"])
         return Engine(agents, offered.tools, script or offered.models, **setting), offered.schedules
     first, *others = agents
     file = module if Path(module).is_file() else ""
-    bench = bench_for(
+    bench = make_engine_setup(
         attrs.evolve(options, agent=file),
         first,
         others=others,
@@ -384,9 +407,9 @@ def engine_of(
     return bench.engine, offered.schedules
 
 
-def maker_of(module: str, options: Options) -> Maker:
-    """Return what makes the engine again of what was typed for ``stepengine serve``."""
-    from stepengine.debugging.desk import Maker
+def make_engine_spec(module: str, options: Options) -> EngineSpec:
+    """Return a spec that makes the engine again in another process."""
+    from stepengine.debugging.desk import EngineSpec
 
     given: dict[str, Any] = {name: getattr(options, name) for name in TYPED}
     for name in PATHS:
@@ -394,31 +417,31 @@ def maker_of(module: str, options: Options) -> Maker:
         given[name] = None if value is None else str(value)
     file = module.partition("#")[0].removeprefix("sandboxed:")
     files = tuple([one for one in (file, options.script) if one and Path(one).exists()])
-    return Maker("stepengine.cli.commands.serve:engine_again", {"module": module, "options": given}, files)
+    return EngineSpec("stepengine.cli.commands.serve:remake_engine", {"module": module, "options": given}, files)
 
 
-def engine_again(module: str, options: dict[str, Any]) -> Engine | DurableEngine:
+def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngine:
     """
-    Return an engine as ``stepengine serve`` made it.
+    Return an engine made from the options of ``stepengine serve``.
 
     Args:
         module: What was typed.
-        options: The options that were, as ``maker_of`` tells them.
+        options: The options that were, as ``make_engine_spec`` tells them.
 
     Raises:
         DefinitionError: when files that were fine at the start make none any more.
     """
-    from stepengine.engine.loading import warn_left_out
+    from stepengine.engine.loader import warn_of_skipped_file
 
     paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
     made = attrs.evolve(Options(quiet=True), **{**options, **paths})
     try:
-        return engine_of(module, made.in_force(), warn_left_out)[0]
+        return load_engine(module, made.in_force(), warn_of_skipped_file)[0]
     except UsageProblem as error:
         raise DefinitionError(str(error)) from error
 
 
-def _make_engine(module: str, function: str) -> Engine | DurableEngine:
+def _call_engine_function(module: str, function: str) -> Engine | DurableEngine:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
 
@@ -436,8 +459,8 @@ def _make_engine(module: str, function: str) -> Engine | DurableEngine:
 
 
 @contextlib.contextmanager
-def _tokens(file: Path | None) -> Iterator[tuple[Path, str]]:
-    """Give the file of tokens; without one that of a token for this time, and the token."""
+def _open_token_file(file: Path | None) -> Iterator[tuple[Path, str]]:
+    """Yield the token file and ``""``; without a file, a temporary one and its token."""
     from stepengine.server import Tokens
 
     if file is not None:
@@ -457,8 +480,8 @@ class _VisibleFormatter(logging.Formatter):
 
 
 @contextlib.contextmanager
-def _warnings_shown() -> Iterator[None]:
-    """Show on stderr what the engine warns of: the logger is silent by itself, and nothing else says why a run was left alone."""
+def _print_engine_warnings() -> Iterator[None]:
+    """Print the warnings of the engine on stderr while the block runs; its logger is silent by default."""
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(_VisibleFormatter("%(asctime)s %(levelname)s %(message)s"))
@@ -469,23 +492,24 @@ def _warnings_shown() -> Iterator[None]:
         LOGGER.removeHandler(handler)
 
 
-async def _until_told(served: Application, wanted: Served, begun: Callable[[str], object]) -> Exit:
+async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: Callable[[str], object]) -> Exit:
+    """Listen until a signal; return the exit code."""
     from stepengine.durable import DatabaseAway, ExecutorBusy
-    from stepengine.server.listening import listen
+    from stepengine.server.uvicorn_server import serve_until_signal
 
     try:
-        has_listened = await listen(served, wanted.host, wanted.port, begun)
+        has_listened = await serve_until_signal(served, wanted.host, wanted.port, begun)
     except (DatabaseAway, ExecutorBusy):
         raise
     except StepEngineError as error:
         raise UsageProblem(error.message) from error
     if has_listened:
         return Exit.COMPLETED
-    return complain(f"{wanted.host}:{wanted.port} cannot be listened on; the log says why", Exit.USAGE)
+    return print_error(f"{wanted.host}:{wanted.port} cannot be used to listen; see the log for the reason", Exit.USAGE)
 
 
-def _say_where(
-    wanted: Served, url: str, *, token: str, logins: Logins | None, agents: Sequence[str], script: str
+def _print_addresses(
+    wanted: ServeOptions, url: str, *, token: str, logins: Logins | None, agents: Sequence[str], script: str
 ) -> None:
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)
     if script:

@@ -9,30 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from stepengine.cli.deployment import App, Db, operate
+from stepengine.cli.deployment import App, Db, run_with_operator
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Json
-from stepengine.cli.screen.render import dumps, one_line, visible
+from stepengine.cli.screen.render import one_line, to_ascii_json, visible
 from stepengine.data.quantities import format_age
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator, Overview, TurnView, Upkeep, Waiting
 
-__all__ = ("status",)
-
 
 def status(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="One run, with those below it.")] = "",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="One run, with its children.")] = "",
     *,
     db: Db = "",
     executors: Annotated[
-        bool, typer.Option("--executors", help="Only the workers: who lives, and who has runs.")
+        bool, typer.Option("--executors", help="Only the workers: which are alive, and which have runs.")
     ] = False,
     queues: Annotated[bool, typer.Option("--queues", help="Only the queues, as the database has them.")] = False,
-    rates: Annotated[
-        bool, typer.Option("--rates", help="Only what providers are asked, where workers limit that.")
-    ] = False,
+    rates: Annotated[bool, typer.Option("--rates", help="Only the use of rate-limited providers.")] = False,
     session: Annotated[str, typer.Option(help="One session: its turns and messages.", metavar="SESSION")] = "",
     sessions: Annotated[bool, typer.Option("--sessions", help="Only the sessions.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Also count rows that are not portable JSON.")] = False,
@@ -40,13 +36,13 @@ def status(
     app: App = "stepengine",
 ) -> Exit:
     """
-    Show a deployment: runs, workers alive and dead, releases.
+    Show a deployment: runs, live and dead workers, releases.
 
-    Without RUN: how many runs are in which state and how old the oldest is; the workers, those without runs too, and
-    whether a process holds their lock; releases of which no worker lives, whose runs wait for ever; runs that kill
-    their workers. With RUN: that run, what is below it, and its open questions.
+    Without RUN: the number of runs by state and the age of the oldest; all workers, and whether each is alive;
+    releases without a live worker, whose runs cannot continue; runs that crash their workers. With RUN: that run,
+    its children and its open questions.
 
-    Leaves with 1 when something needs a hand: a dead worker has runs, a release has no worker, a run is poison, a row
+    Exits with 1 if an operator must act: a dead worker has runs, a release has no worker, a run is poison, a row
     cannot be read.
 
     Examples:
@@ -56,31 +52,32 @@ def status(
       stepengine deploy status --session ann:chat-1
     """
 
-    async def shown(operator: Operator) -> Exit:
+    async def print_status(operator: Operator) -> Exit:
         if run:
-            return await _one_run(operator, run, as_json=as_json)
+            return await _print_run(operator, run, as_json=as_json)
         if session:
-            return await _one_session(operator, session, as_json=as_json)
+            return await _print_session(operator, session, as_json=as_json)
         if sessions:
-            return await _sessions(operator, as_json=as_json)
+            return await _print_sessions(operator, as_json=as_json)
         from stepengine.durable import Upkeep
 
         upkeep = Upkeep(operator)
         if queues:
-            return await _queues(upkeep, as_json=as_json)
+            return await _print_queues(upkeep, as_json=as_json)
         if rates:
-            return await _rates(upkeep, as_json=as_json)
+            return await _print_rates(upkeep, as_json=as_json)
         view = await upkeep.overview(check=check)
         if as_json:
-            print(dumps(attrs.asdict(view)))
+            print(to_ascii_json(attrs.asdict(view)))
         else:
-            print("\n".join(_overview(view, only_executors=executors)))
-        return Exit.FAILED if _needs_a_hand(view) else Exit.COMPLETED
+            print("\n".join(_overview_lines(view, only_executors=executors)))
+        return Exit.FAILED if _needs_attention(view) else Exit.COMPLETED
 
-    return operate(db, shown, app=app)
+    return run_with_operator(db, print_status, app=app)
 
 
-def _needs_a_hand(view: Overview) -> bool:
+def _needs_attention(view: Overview) -> bool:
+    """Return whether a worker is dead, a release has no worker, or runs are stuck."""
     return bool(
         any(not each.is_alive for each in view.executors)
         or any(not each.has_worker for each in view.releases)
@@ -89,10 +86,10 @@ def _needs_a_hand(view: Overview) -> bool:
     )
 
 
-def _overview(view: Overview, *, only_executors: bool) -> list[str]:
+def _overview_lines(view: Overview, *, only_executors: bool) -> list[str]:
     lines: list[str] = []
     if not only_executors:
-        lines += _columns(
+        lines += _format_columns(
             "STATE RUNS OLDEST",
             [(s, str(n), format_age(timedelta(seconds=view.oldest[s]))) for s, n in sorted(view.states.items())],
         )
@@ -101,7 +98,7 @@ def _overview(view: Overview, *, only_executors: bool) -> list[str]:
         (visible(e.id, strict=True), "alive" if e.is_alive else "DEAD", str(e.pending), ", ".join(e.releases))
         for e in view.executors
     ]
-    lines += _columns("EXECUTOR STATE HAS RELEASES", rows)
+    lines += _format_columns("EXECUTOR STATE HAS RELEASES", rows)
     dead = [e.id for e in view.executors if not e.is_alive]
     lines += [f"  -> stepengine deploy takeover {visible(name, strict=True)}" for name in dead]
     for each in view.releases if not only_executors else ():
@@ -116,40 +113,40 @@ def _overview(view: Overview, *, only_executors: bool) -> list[str]:
     return lines
 
 
-def _columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _format_columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
     table: list[tuple[str, ...]] = [tuple(head.split()), *rows]
     widths = [max([len(row[column]) for row in table]) for column in range(len(table[0]))]
     return ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in table]
 
 
-async def _one_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
+async def _print_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
     tree = await operator.tree(run)
     asked: list[Waiting] = await operator.waiting(run)
     waits = await operator.waits(run)
     if as_json:
         questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
         waiting = [{"run": each, "kind": wait.kind, "waits_for": wait.said} for each, wait in waits]
-        print(dumps({"runs": [attrs.asdict(each) for each in tree], "questions": questions, "waits": waiting}))
+        print(to_ascii_json({"runs": [attrs.asdict(each) for each in tree], "questions": questions, "waits": waiting}))
         return Exit.COMPLETED
     rows = [(each.id, each.state, each.agent, each.executor or "-", each.release or "-") for each in tree]
-    print("\n".join(_columns("RUN STATE AGENT EXECUTOR RELEASE", rows)))
+    print("\n".join(_format_columns("RUN STATE AGENT EXECUTOR RELEASE", rows)))
     for each, wait in waits:
         print(f"{each} waits for {wait.said}")
-    _show_questions(run, asked)
+    _print_questions(run, asked)
     return Exit.COMPLETED
 
 
-async def _sessions(operator: Operator, *, as_json: bool) -> Exit:
+async def _print_sessions(operator: Operator, *, as_json: bool) -> Exit:
     found = await operator.sessions.all()
     if as_json:
-        print(dumps([attrs.asdict(each) for each in found]))
+        print(to_ascii_json([attrs.asdict(each) for each in found]))
         return Exit.COMPLETED
     rows = [(one_line(each.id, 60), str(each.turns), each.state, each.agent) for each in found]
-    print("\n".join(_columns("SESSION TURNS STATE AGENT", rows)))
+    print("\n".join(_format_columns("SESSION TURNS STATE AGENT", rows)))
     return Exit.COMPLETED
 
 
-async def _one_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
+async def _print_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
     turns = await operator.sessions.turns(session)
     if not turns:
         msg = f"there is no session {session!r} in this database; `stepengine deploy status --sessions` lists them"
@@ -161,24 +158,28 @@ async def _one_session(operator: Operator, session: str, *, as_json: bool) -> Ex
     if as_json:
         questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
         messages = messages_to_json(kept.messages)
-        print(dumps({"turns": [attrs.asdict(turn) for turn in turns], "questions": questions, "messages": messages}))
+        print(
+            to_ascii_json(
+                {"turns": [attrs.asdict(turn) for turn in turns], "questions": questions, "messages": messages}
+            )
+        )
         return Exit.COMPLETED
-    rows = [(str(turn.number), one_line(turn.run, 60), _shown_state(turn), turn.agent) for turn in turns]
-    print("\n".join(_columns("TURN RUN STATE AGENT", rows)))
+    rows = [(str(turn.number), one_line(turn.run, 60), _describe_turn_state(turn), turn.agent) for turn in turns]
+    print("\n".join(_format_columns("TURN RUN STATE AGENT", rows)))
     for message in kept.messages:
         if message.text:
             print(f"{message.role}: {one_line(message.text, 400)}")
-    _show_questions(kept.journal or "", asked)
+    _print_questions(kept.journal or "", asked)
     return Exit.COMPLETED
 
 
-def _shown_state(turn: TurnView) -> str:
+def _describe_turn_state(turn: TurnView) -> str:
     if turn.answered is not None:
         return f"answer to {one_line(turn.answered, 60)}"
     return "no answer" if turn.rejected else "in line" if turn.is_in_line else turn.state
 
 
-def _show_questions(run: str, asked: Sequence[Waiting]) -> None:
+def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
     for waiting in asked:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
@@ -187,10 +188,10 @@ def _show_questions(run: str, asked: Sequence[Waiting]) -> None:
                 print(f"    or --always {one_line(question.id, 60)}: {one_line(str(question.remember['id']), 120)}")
 
 
-async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
+async def _print_queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
     found = await upkeep.queues()
     if as_json:
-        print(dumps([attrs.asdict(queue) for queue in found]))
+        print(to_ascii_json([attrs.asdict(queue) for queue in found]))
         return Exit.COMPLETED
     rows = [
         (
@@ -202,15 +203,15 @@ async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
         )
         for queue in found
     ]
-    print("\n".join(_columns("QUEUE PER-WORKER ALL LIMIT POLLING", rows)))
+    print("\n".join(_format_columns("QUEUE PER-WORKER ALL LIMIT POLLING", rows)))
     return Exit.COMPLETED
 
 
-async def _rates(upkeep: Upkeep, *, as_json: bool) -> Exit:
+async def _print_rates(upkeep: Upkeep, *, as_json: bool) -> Exit:
     found = await upkeep.rates()
     if as_json:
-        print(dumps([attrs.asdict(rate) for rate in found]))
+        print(to_ascii_json([attrs.asdict(rate) for rate in found]))
         return Exit.COMPLETED
     rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
-    print("\n".join(_columns("ACCOUNT UNDER-WAY WAITING REQUESTS/MIN TOKENS/MIN", rows)))
+    print("\n".join(_format_columns("ACCOUNT UNDER-WAY WAITING REQUESTS/MIN TOKENS/MIN", rows)))
     return Exit.COMPLETED

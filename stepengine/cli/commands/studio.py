@@ -10,15 +10,13 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.commands.serve import Served, serve_runs
+from stepengine.cli.code_trust import refuse_inside_tool
+from stepengine.cli.commands.serve import ServeOptions, serve_runs
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.running_studios import links_of_studios
+from stepengine.cli.running_studios import request_login_links
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.trusting import refuse_inside
-
-__all__ = ("studio",)
 
 LEAVING_SECONDS = 1.0
 
@@ -32,7 +30,7 @@ def studio(
     options: Options,
     folder: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="A project, a folder of journals, or RUNS.db; by default this folder."),
+        typer.Argument(metavar="FOLDER", help="A project, a folder of journals, or RUNS.db; default: this folder."),
     ] = Path(),
     *,
     agents: Annotated[
@@ -52,39 +50,38 @@ def studio(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     tokens: Annotated[
         Path | None,
-        typer.Option(help="Who may come in by a token, by `stepengine tokens`.", metavar="FILE"),
+        typer.Option(help="File with the tokens that are accepted, made by `stepengine tokens`.", metavar="FILE"),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name under which browsers reach it; may be repeated.", metavar="NAME[:PORT]"),
+        typer.Option(help="Host name under which browsers reach it; may be repeated.", metavar="NAME[:PORT]"),
     ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Only print the link, and open no browser.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the link, without opening a browser.")] = False,
     no_schedules: Annotated[
-        bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to others.")
+        bool, typer.Option("--no-schedules", help="Do not start the schedules of the agents.")
     ] = False,
     link: Annotated[
-        bool, typer.Option("--link", help="Print a new login link of the running studio of FOLDER, and start none.")
+        bool, typer.Option("--link", help="Print a new login link for the running studio of FOLDER; start none.")
     ] = False,
 ) -> Exit:
     """
-    Open a page where runs are started, watched and answered.
+    Open a page to start, watch and answer runs.
 
-    It is `stepengine serve` with a page: the same runs, the same rules, the same ways in for programs. The page comes whole
-    from this machine and loads nothing from elsewhere. A link that is good once lets the browser in; --link prints another one
-    while the studio runs.
+    The studio is `stepengine serve` with a page: the same runs, rules and endpoints. The page loads nothing from
+    other hosts. A one-time link logs the browser in; --link prints a new one while the studio is running.
 
-    FOLDER is a project, such as `stepengine init` makes, with its agents in FOLDER/agents and its runs in FOLDER/runs. For a
-    folder that holds journals, or a database of them, these are the runs. Journals that it did not start are listed and
-    shown; none of them goes on before somebody has seen what would happen next and agreed to it.
+    FOLDER is a project such as `stepengine init` creates, with agents in FOLDER/agents and runs in FOLDER/runs. It
+    may also be a folder or database of journals. Journals from elsewhere are listed and shown; the studio resumes
+    one only after you have seen and approved its next effect.
 
-    Each call of a tool that changes something or runs a program is asked about in the page, unless --write or --shell
-    allows it. That holds for bundled tools and for those of your agent files. Needs the extra `serve`.
+    Tool calls that change something or run a program need approval in the page, unless --write or --shell allows
+    them. That applies to bundled tools and to those of your agent files. Needs the extra `serve`.
 
-    With --script no model is asked and no key is needed: each run gets the replies of FILE from the first on, and one that
-    is resumed or forked those behind its record. The page says so.
+    --script needs no model and no key: each run gets the replies of FILE from the first on; a resumed or forked run
+    gets those after its record. The page shows this.
 
-    Leaves with:
-      0    it was told to stop
+    Exit codes:
+      0    it was stopped
       2    wrong usage or configuration
 
     Examples:
@@ -95,14 +92,14 @@ def studio(
       stepengine studio journals --no-open
       stepengine studio --link
     """
-    refuse_inside("stepengine studio")
+    refuse_inside_tool("stepengine studio")
     if link:
-        print("\n".join(links_of_studios(folder)))
+        print("\n".join(request_login_links(folder)))
         return Exit.COMPLETED
-    found = _found(folder, agents, runs, reports)
+    found = _find_project_folders(folder, agents, runs, reports)
     # Whoever presses Ctrl-C at a terminal wants it back: what is under way by then goes on at the next start, and whoever
     # waits for an answer would have kept a server for all of its ten seconds.
-    wanted = Served(
+    wanted = ServeOptions(
         module=found.agents, host=host, port=port, runs=found.runs, tokens=tokens, hosts=allow_host or (), reports=found.reports,
         schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS, folder=folder,
     )  # fmt: skip
@@ -110,39 +107,39 @@ def studio(
 
 
 @frozen(kw_only=True)
-class _Found:
-    """What a folder has."""
+class _ProjectFolders:
+    """The agents, runs and reports of a folder."""
 
     agents: str
     runs: str
     reports: Path | None
 
 
-def _found(folder: Path, agents: str | None, runs: str | None, reports: Path | None) -> _Found:
+def _find_project_folders(folder: Path, agents: str | None, runs: str | None, reports: Path | None) -> _ProjectFolders:
     if not folder.exists():
-        msg = f"there is no {str(folder)!r}; a project, a folder of journals or RUNS.db would be fine"
+        msg = f"there is no {str(folder)!r}; pass a project, a folder of journals or RUNS.db"
         raise UsageProblem(msg)
     is_place = folder.suffix == DATABASE or (folder.is_dir() and next(folder.glob("*.jsonl"), None) is not None)
     if folder.is_file() and not is_place:
-        msg = f"{str(folder)!r} is no folder; --agents names a file of agents"
+        msg = f"{str(folder)!r} is not a folder; to name a file of agents, use --agents"
         raise UsageProblem(msg)
     base = Path() if folder.suffix == DATABASE else folder
     own = reports if reports is not None else (base / REPORTS if (base / REPORTS).is_dir() else None)
-    return _Found(
-        agents=agents or _agents(base, is_place=is_place),
+    return _ProjectFolders(
+        agents=agents or _find_agents_folder(base, is_place=is_place),
         runs=runs or str(folder if is_place else folder / RUNS),
         reports=own,
     )
 
 
-def _agents(folder: Path, *, is_place: bool) -> str:
+def _find_agents_folder(folder: Path, *, is_place: bool) -> str:
     """
-    Return where the agents are where nobody typed it: code of a folder that somebody else made runs only when it is trusted.
+    Return the folder of agents next to the runs; raise if it is missing or not trusted.
 
     Raises:
         UsageProblem: when there are none, or they may not run.
     """
-    from stepengine.engine.trust import may_run
+    from stepengine.engine.trust import may_run_agent_files
 
     places = [folder / AGENTS, *([folder.parent / AGENTS, Path(AGENTS)] if is_place else [])]
     place = next((one for one in places if one.is_dir()), None)
@@ -152,7 +149,7 @@ def _agents(folder: Path, *, is_place: bool) -> str:
             "with one"
         )
         raise UsageProblem(msg)
-    if not may_run(place):
-        msg = f"the agents in {str(place)!r} are code that nobody trusts yet; `stepengine agents trust {place.parent}`, or name them with --agents"
+    if not may_run_agent_files(place):
+        msg = f"the agents in {str(place)!r} are not trusted yet; `stepengine agents trust {place.parent}`, or name them with --agents"
         raise UsageProblem(msg)
     return str(place)

@@ -7,55 +7,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.deployment import App, Db, Pool, operate
-from stepengine.cli.exits import Exit, complain, exit_code
+from stepengine.cli.deployment import App, Db, Pool, run_with_operator
+from stepengine.cli.exits import Exit, choose_exit_code, print_error
 from stepengine.cli.options import Json, Params, read_params
-from stepengine.cli.screen.render import dumps, json_of, print_output
+from stepengine.cli.screen.render import print_output, result_to_json, to_ascii_json
 from stepengine.data.state import RunInfo, RunResult
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
 
-__all__ = ("submit",)
-
 
 def submit(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id, which a worker knows.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id, as a worker defines it.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to do; - reads it from stdin.")] = "",
     *,
     db: Db = "",
-    prompt: Annotated[str, typer.Option(help="What it should do; - reads it from stdin.", metavar="TEXT")] = "",
     params: Params = "",
-    run_id: Annotated[str, typer.Option("--id", help="The run's id: the same again is the same run.")] = "",
-    priority: Annotated[int, typer.Option(help="1 is first, larger numbers later; 0 goes before all.", min=0)] = 0,
-    release: Annotated[str, typer.Option(help="Which release runs it; default: the latest.")] = "",
-    session: Annotated[str, typer.Option(help="The conversation that it is the next turn of.", metavar="SESSION")] = "",
+    run_id: Annotated[str, typer.Option("--id", help="Id of the run; the same id is the same run.")] = "",
+    priority: Annotated[
+        int, typer.Option(help="Priority: 0 runs before all, then 1; larger numbers later.", min=0)
+    ] = 0,
+    release: Annotated[str, typer.Option(help="Release that runs it; default: the latest.")] = "",
+    session: Annotated[str, typer.Option(help="Session of which it is the next turn.", metavar="SESSION")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, and print the output.")] = False,
     as_json: Json = False,
     pool: Pool = "default",
     app: App = "stepengine",
 ) -> Exit:
     """
-    Order a durable run, and print its id.
+    Submit a durable run, and print its id.
 
-    A worker takes it from the database and runs it to its end, whatever dies meanwhile. Submitting the same --id again
-    orders nothing twice.
+    A worker runs it to its end, even if workers crash meanwhile. Submitting the same --id again has no effect.
 
-    With --session it is a turn: it begins when the turns before it are over, and goes on from what they left. Where its agent
-    waits for an answer in that session, it is the answer.
+    With --session, the run is a turn of that session: it starts after the earlier turns and continues their
+    conversation. If the session's agent waits for an answer, the prompt is the answer.
 
-    Leaves with:
+    Exit codes:
       0    it is ordered; with --wait, it completed
       1    with --wait: the run failed
       3    with --wait: it waits for an answer
       4    with --wait: a limit was reached
-      5    with --wait: it stopped, since the code does something else than
-           is recorded
+      5    with --wait: it stopped, because the code diverged from its record
       6    the database cannot be reached
 
     Examples:
-      stepengine deploy submit reviewer --prompt "Look at src/" --id review-17
-      stepengine deploy submit reviewer --prompt - --wait < task.txt
-      stepengine deploy submit helper --prompt "Tomorrow?" --session ann --wait
+      stepengine deploy submit reviewer "Look at src/" --id review-17
+      stepengine deploy submit reviewer - --wait < task.txt
+      stepengine deploy submit helper "Tomorrow?" --session ann --wait
     """
     given = read_params(params)
 
@@ -66,13 +64,13 @@ def submit(
             info=RunInfo(session_id=session or None),
         )  # fmt: skip
         if not wait:
-            print(dumps({"run": run}) if as_json else run)
+            print(to_ascii_json({"run": run}) if as_json else run)
             return Exit.COMPLETED
         if not as_json:
             print(f"stepengine: {run}", file=sys.stderr, flush=True)
         return await _wait_for_result(operator, run, as_json=as_json)
 
-    return operate(db, ordered, app=app, pool=pool)
+    return run_with_operator(db, ordered, app=app, pool=pool)
 
 
 async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Exit:
@@ -81,14 +79,14 @@ async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Ex
     async with DurableEngine(db=operator.url, works=False, app=operator.app) as engine:
         result: RunResult = await engine.result(run)
     if as_json:
-        print(dumps({"run": run, **json_of(result)}))
+        print(to_ascii_json({"run": run, **result_to_json(result)}))
     else:
         print_output(result.output)
     for question in result.pending_questions:
-        complain(f"{question.text} -> stepengine send {run} --answer {question.id}=TEXT")
+        print_error(f"{question.text} -> stepengine send {run} --answer {question.id}=TEXT")
     for wait in result.waits_for:
         if wait.said:
-            complain(f"waits for {wait.said}")
+            print_error(f"waits for {wait.said}")
     if result.error is not None:
-        complain(str(result.error))
-    return exit_code(result)
+        print_error(str(result.error))
+    return choose_exit_code(result)

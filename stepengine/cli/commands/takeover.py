@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.deployment import App, Db, operate
+from stepengine.cli.deployment import App, Db, run_with_operator
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import visible
 from stepengine.cli.settings import UsageProblem
@@ -15,34 +15,29 @@ from stepengine.cli.settings import UsageProblem
 if TYPE_CHECKING:
     from stepengine.durable import Operator, TakenOver
 
-__all__ = ("takeover",)
-
 
 def takeover(
     executor: Annotated[str, typer.Argument(metavar="EXECUTOR", help="The dead worker's --executor.")] = "",
     *,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Take over every dead worker, for ever: the fail-over.")
-    ] = False,
-    grace: Annotated[float, typer.Option(help="With --watch: seconds that a worker may be away.", min=0)] = 30.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep running, and take over every dead worker.")] = False,
+    grace: Annotated[float, typer.Option(help="With --watch: seconds to wait after a worker dies.", min=0)] = 30.0,
     force: Annotated[
-        bool, typer.Option("--force", help="Though its process holds its lock: its machine is cut off.")
+        bool, typer.Option("--force", help="Take over although the lock is held: the machine is cut off.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")] = False,
     db: Db = "",
     app: App = "stepengine",
 ) -> Exit:
     """
-    Give the runs of a dead worker to the living.
+    Assign the runs of a dead worker to live ones.
 
-    A worker holds a lock for as long as it lives; where the lock is free, its runs go back into their queues. Doing it
-    twice does nothing the second time. A run of which workers died five times without its getting a step further is
-    cancelled as poison.
+    A worker holds a lock while it is alive. If the lock is free, its runs return to their queues; a second takeover
+    has no effect. A run that has crashed five workers without progress is cancelled as poison.
 
-    --watch does this by itself for every worker that has been away for --grace seconds. Run it on two machines: one acts,
-    the other stands by.
+    --watch does this automatically for every worker that has been dead for --grace seconds. Run it on two machines:
+    one is active, the other on standby.
 
-    Leaves with:
+    Exit codes:
       0    done
       4    the worker is alive
       6    the database cannot be reached
@@ -52,21 +47,19 @@ def takeover(
       stepengine deploy takeover --watch --grace 20
     """
     if bool(executor) == watch:
-        msg = (
-            "whose runs? Name one EXECUTOR (`stepengine deploy status --executors` lists them), or give --watch for all"
-        )
+        msg = "no EXECUTOR given; name one (`stepengine deploy status --executors` lists them), or pass --watch for all"
         raise UsageProblem(msg)
 
     if watch and (force or dry_run):
         msg = "--watch acts by itself and never by force: --force and --dry-run go with one EXECUTOR"
         raise UsageProblem(msg)
 
-    async def taken(operator: Operator) -> Exit:
+    async def take_over(operator: Operator) -> Exit:
         from stepengine.durable import Upkeep
 
         upkeep = Upkeep(operator)
         if watch:
-            print(f"stepengine: taking over whoever is away for {grace:g} s", file=sys.stderr, flush=True)
+            print(f"stepengine: taking over workers that are dead for {grace:g} s", file=sys.stderr, flush=True)
             async for each in upkeep.watch(grace=grace):
                 print(_describe_takeover(each), flush=True)
         found = await upkeep.takeover(executor, force=force, dry_run=dry_run)
@@ -76,7 +69,7 @@ def takeover(
         )
         return Exit.COMPLETED
 
-    return operate(db, taken, app=app)
+    return run_with_operator(db, take_over, app=app)
 
 
 def _describe_takeover(each: TakenOver) -> str:

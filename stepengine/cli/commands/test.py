@@ -12,19 +12,21 @@ import typer
 
 from stepengine.cli.chaos import RUNS, ChaosOptions, run_chaos
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import agent_id_of, fields_of, is_cut_off, journal_at, repeat, spread
+from stepengine.cli.journals import (
+    agent_id_of,
+    ended_at_crash,
+    expand_to_journals,
+    fields_to_dicts,
+    open_journal,
+    replay_recorded_run,
+)
 from stepengine.cli.options import Agent, Config, Json, Options
-from stepengine.cli.screen.render import counted, dumps, say
+from stepengine.cli.screen.render import format_count, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
-    from stepengine.data.state import RunResult
     from stepengine.engine.packages import PackagedAgent
-    from stepengine.journal import Journal
-    from stepengine.journal.divergence import Field
-
-__all__ = ("suite",)
 
 RECORDINGS = "recordings/**/*.jsonl"
 """Where a package has the recorded runs of its agents."""
@@ -45,39 +47,36 @@ def suite(
     params: Annotated[str, _chaos_option(help="Params as JSON, or @FILE.", metavar="JSON|@FILE")] = "",
     results: Annotated[
         str,
-        _chaos_option(help="Results of tools and functions, by name: JSON, or @FILE.", metavar="JSON|@FILE"),
+        _chaos_option(help="Results of tools and functions by name: JSON, or @FILE.", metavar="JSON|@FILE"),
     ] = "",
-    faults: Annotated[
-        str, _chaos_option(help="Only these kinds of faults, separated by commas.", metavar="KINDS")
-    ] = "",
-    runs: Annotated[int, _chaos_option("-n", "--runs", help="How many worlds.", min=1, metavar="N")] = RUNS,
-    seed: Annotated[
-        int, _chaos_option(help="Seed of the first world; the next have the next numbers.", min=0, metavar="N")
-    ] = 0,
+    faults: Annotated[str, _chaos_option(help="Only these kinds of faults, comma-separated.", metavar="KINDS")] = "",
+    runs: Annotated[int, _chaos_option("-n", help="Number of worlds.", min=1, metavar="N")] = RUNS,
+    seed: Annotated[int, _chaos_option(help="Seed of the first world; later ones count up.", min=0, metavar="N")] = 0,
 ) -> Exit:
     r"""
-    Replay runs against the present code, as a test suite.
+    Replay runs against the current code, as a test suite.
 
-    Says which runs came out differently, and where.
+    Reports which runs differ from their record, and where.
 
-    A regression suite for agents: record good runs once, keep them, and let CI test them; it needs no key and no
-    network. An output or a status that is not the recorded one counts, too. A folder stands for the *.jsonl files in
-    it, an SQLite file for its runs, and publisher/agent for the recorded runs that an installed package brings of that agent.
+    A regression suite for agents: record good runs once, keep them, and test them in CI, without a key or network.
+    A different output or status counts as a difference. A folder means the *.jsonl files in it, an SQLite file its
+    runs, and publisher/agent the recorded runs of an installed package for that agent.
 
-    With --chaos an agent runs in simulated worlds instead. No model, tool or function is called: replies are drawn, tools
-    return a text, or what --results has. Calls fail, time out, are refused or cut off, and the process dies. After each run
-    the invariants of all runs are checked: nothing happens twice, a resumed run ends the same, sums and limits hold, and the
-    handler raises no error of its own. A seed is always the same world; `simulate` of stepengine.testing is the same in a test.
+    --chaos runs an agent in simulated worlds instead. No model, tool or function is called: replies are random, and
+    tools return a text or the value in --results. Calls fail, time out, are denied or interrupted, and the process
+    crashes. After each run, invariants are checked: no effect happens twice, a resumed run ends the same, sums and
+    limits hold, and the handler raises no error of its own. A seed always gives the same world. In tests, use
+    `simulate` of stepengine.testing.
 
-    Exits with:
-      0    all replays did what is recorded; every invariant held
-      1    a file could not be replayed; an invariant did not hold, which is
+    Exit codes:
+      0    all replays equal their records; all invariants hold
+      1    a file could not be replayed, or an invariant failed; the failure is
            shown with the fewest faults and the line for a test
-      2    an agent cannot be loaded: not found, or its file fails
-      5    a replay did something else than its recording
+      2    an agent cannot be loaded: not found, or its file raises
+      5    a replay differs from its record
 
-    `git bisect run` takes 1 for a bad commit and 125 for one that tells nothing, so that commits whose agent cannot be
-    loaded are passed over with: sh -c 'stepengine test ...; c=$?; [ $c = 2 ] && exit 125; exit $c'
+    `git bisect run` expects 1 for a bad commit and 125 for one to skip. To skip commits whose agent cannot be
+    loaded: sh -c 'stepengine test ...; c=$?; [ $c = 2 ] && exit 125; exit $c'
 
     Examples:
       stepengine test journals/
@@ -96,18 +95,18 @@ def suite(
         options = Options(agent=name, quiet=True, as_json=as_json, config=config).in_force()
         return run_chaos(name, "".join(asked) or "go", chosen, options)
     if chosen != ChaosOptions():
-        msg = "--params, --results, --faults, --runs and --seed are of --chaos; add --chaos"
+        msg = "--params, --results, --faults, -n and --seed are of --chaos; add --chaos"
         raise UsageProblem(msg)
     told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).in_force()
-    for file, own in _journals_with_options(files, options):
-        told.append(_replay_entry(file, own))
+    for file, own in _expand_to_journals(files, options):
+        told.append(_replay_and_compare(file, own))
         if not as_json:
-            say("\n".join(_describe_outcome(told[-1])), hang=4)
+            print_visible("\n".join(_describe_outcome(told[-1])), hang=4)
     diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
     unloaded = any(entry.get("unloaded") for entry in told)
     if as_json:
-        print(dumps(told))
+        print(to_ascii_json(told))
     else:
         print(f"{len(told) - diverged - broken} of {len(told)} as recorded, {diverged} diverged, {broken} failed")
     if unloaded:
@@ -115,78 +114,54 @@ def suite(
     return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
 
 
-def _journals_with_options(files: Iterable[str], options: Options) -> Iterator[tuple[str, Options]]:
-    """Give each journal with the options for it; one that comes with a package is repeated by the agent of that package."""
-    from stepengine.engine.loading import find_packaged
+def _expand_to_journals(files: Iterable[str], options: Options) -> Iterator[tuple[str, Options]]:
+    """Yield each journal with its options; a packaged journal is replayed with the agent of its package."""
+    from stepengine.engine.loader import find_packaged_agent
 
     for file in files:
-        member = None if Path(file).exists() else find_packaged(file)
+        member = None if Path(file).exists() else find_packaged_agent(file)
         if member is None:
-            yield from [(one, options) for one in spread([file])]
+            yield from [(one, options) for one in expand_to_journals([file])]
             continue
-        runs = [run for run in sorted(member.package.folder.glob(RECORDINGS)) if _is_of(run, member)]
+        runs = [run for run in sorted(member.package.folder.glob(RECORDINGS)) if _is_run_of_agent(run, member)]
         if not runs:
             msg = f"{member} comes with no recorded run; name journals"
             raise UsageProblem(msg)
         yield from [(str(run), attrs.evolve(options, agent=options.agent or file)) for run in runs]
 
 
-def _is_of(run: Path, member: PackagedAgent) -> bool:
-    """Return whether a journal that comes with a package is of that agent; one that cannot be read may be."""
+def _is_run_of_agent(run: Path, member: PackagedAgent) -> bool:
+    """Return whether a packaged journal is a run of that agent; ``True`` if it cannot be read."""
     try:
-        return agent_id_of(journal_at(str(run)).history()) in (member.id, member.declared.id)
+        return agent_id_of(open_journal(str(run)).history()) in (member.id, member.declared.id)
     except StepEngineError:
         return True
 
 
-def _replay_entry(file: str, options: Options) -> dict[str, Any]:
+def _replay_and_compare(file: str, options: Options) -> dict[str, Any]:
     try:
-        journal = journal_at(file)
-        result = repeat(journal, options)
+        journal = open_journal(file)
+        result = replay_recorded_run(journal, options, same_end=True)
     except ReplayDivergence as error:
-        return _divergence_entry(
-            file, error.message, error.diff, step=error.step, address=error.address, site=error.site
-        )
+        place = {"step": error.step, "address": error.address, "site": error.site}
+        return {
+            "file": file,
+            "outcome": "diverged",
+            "message": error.message,
+            **place,
+            "diff": fields_to_dicts(error.diff),
+        }
     except DefinitionError as error:
         return {"file": file, "outcome": "failed", "message": str(error), "unloaded": True}
     except (StepEngineError, UsageProblem) as error:
         return {"file": file, "outcome": "failed", "message": str(error)}
-    other = _other_end(journal, result)
-    if other:
-        # No effect differs, so a replay goes through; a suite is asked whether the agent still does what it did.
-        lines = [f"  {pointer}  recorded {recorded}   now {now}" for pointer, recorded, now in other]
-        said = [
-            f"every effect is as recorded, but the run ends in another way: {result.error or ''}".rstrip(": "),
-            *lines,
-        ]
-        return _divergence_entry(file, "\n".join(said), other, step=result.state.step_index, address="#-1", site="")
-    status = "not ended" if is_cut_off(journal, result) else result.status.value
+    status = "not ended" if ended_at_crash(journal, result) else result.status.value
     return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
-
-
-def _divergence_entry(
-    file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object
-) -> dict[str, object]:
-    return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields_of(diff)}
-
-
-def _other_end(journal: Journal, replayed: RunResult) -> list[Field]:
-    """Return how a run that did the same ends otherwise than it did: in its status, its output, the kind of its error."""
-    from stepengine.journal.divergence import fields_between
-    from stepengine.journal.encoding import comparable
-    from stepengine.journal.show import ended_of
-
-    made = replayed.journal
-    recorded, now = ended_of(journal.history()), ended_of(made.history()) if made is not None else None
-    if recorded is None or now is None:
-        return []
-    before, after = [{**comparable(end), "status": end.status.value} for end in (recorded, now)]
-    return list(fields_between(before, after))
 
 
 def _describe_outcome(entry: dict[str, Any]) -> Iterator[str]:
     if entry["outcome"] == "ok":
-        yield f"ok        {entry['file']}  {entry['status']}, {counted(entry['steps'], 'step')}"
+        yield f"ok        {entry['file']}  {entry['status']}, {format_count(entry['steps'], 'step')}"
         return
     yield f"{entry['outcome'].upper():<10}{entry['file']}"
     yield from [f"    {line}" for line in entry["message"].splitlines()]

@@ -8,18 +8,16 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.code_trust import refuse_inside_tool
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import parse_age_option
-from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.trusting import refuse_inside
 from stepengine.errors import DataError, DefinitionError
 from stepengine.server.access import SCOPES, KnownToken, Tokens
 
-__all__ = ("add", "listed", "revoke")
-
 File: TypeAlias = Annotated[Path, typer.Option("--file", help="The server's file of tokens.", metavar="FILE")]
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="What the token is listed and revoked by.")]
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, to list and revoke it.")]
 
 
 def add(
@@ -30,43 +28,44 @@ def add(
         str, typer.Option(help=f"What it allows, of {', '.join(SCOPES)}; several with commas.", metavar="SCOPES")
     ] = "read,run,answer",
     expires: Annotated[
-        str, typer.Option(help="How long it is good: 12h, 30d, 8w; without it, until it is revoked.", metavar="AGE")
+        str, typer.Option(help="Lifetime, such as 12h, 30d or 8w; default: until it is revoked.", metavar="AGE")
     ] = "",
     owner: Annotated[
-        str, typer.Option(help="Whose runs these are; default: NAME. Tokens of one owner see the same.", metavar="NAME")
+        str,
+        typer.Option(help="Owner of the runs; default: NAME. Tokens of one owner see the same runs.", metavar="NAME"),
     ] = "",
 ) -> Exit:
     r"""
-    Make a token, and print it: it is shown this one time.
+    Create a token, and print it once.
 
-    The file, which is made if it is missing, holds a digest of it, and nobody else may read or write that file. A server that
-    runs lets the token in at once.
+    The file stores a digest of the token. It is created if missing, readable and writable by its owner alone. A
+    running server accepts the token at once.
 
-    What a scope allows:
-      read    look at runs of one's own, and follow them
-      run     start, fork, cancel and resume them
-      answer  answer what they ask, and say something to them
-      debug   see what a handler holds: its locals and walks
-      metrics read /metrics: numbers of everybody's runs
-      admin   all of this, and what goes beyond a run
+    Scopes:
+      read    list and follow your own runs
+      run     start, fork, cancel and resume runs
+      answer  answer questions, and send messages
+      debug   see a handler's variables and replays
+      metrics read /metrics, which covers all owners
+      admin   all of these, and server-wide operations
 
-    Keep the token in a file that agents cannot read. A command that an agent runs as you can read what you can; a sandbox
-    alone keeps it from that.
+    Keep the token in a file that agents cannot read. A command that an agent runs has your rights; only a sandbox
+    prevents it from reading your files.
 
     Examples:
       stepengine tokens add ci --scopes read,run --expires 30d \
           --file tokens.json > ci.token
       stepengine tokens add anna-laptop --owner anna --file tokens.json
     """
-    refuse_inside("stepengine tokens add")
-    until = _until(expires)
+    refuse_inside_tool("stepengine tokens add")
+    until = _parse_expiry(expires)
     wanted: Any = [part.strip() for part in scopes.split(",")]
     try:
         token = Tokens.open(file).add(name, wanted, expires=until, owner=owner or None)
     except (DefinitionError, DataError) as error:
-        return complain(error.message)
+        return print_error(error.message)
     print(token, flush=True)
-    complain(f"{_in_words(name, until)}; it is not shown again", Exit.COMPLETED)
+    print_error(f"{_describe_expiry(name, until)}; it is not shown again", Exit.COMPLETED)
     return Exit.COMPLETED
 
 
@@ -76,55 +75,55 @@ def listed(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> Exit:
     """
-    List who has a token, and for what.
+    List tokens, their owners and scopes.
 
-    The tokens themselves stand nowhere: a lost one is revoked, and another one made.
+    Tokens are not stored in plain text: to replace a lost one, revoke it and create another.
 
     Examples:
       stepengine tokens list --file tokens.json
       stepengine tokens list --file tokens.json --json
     """
     try:
-        found = _there(file).listed()
+        found = _open_existing(file).listed()
     except (DefinitionError, DataError) as error:
-        return complain(error.message)
+        return print_error(error.message)
     if as_json:
-        print(dumps([_json_of(one) for one in found]))
+        print(to_ascii_json([_token_to_dict(one) for one in found]))
     elif found:
-        say("\n".join([_line(one) for one in found]), hang=4)
+        print_visible("\n".join([_format_token(one) for one in found]), hang=4)
     else:
-        complain(f"{str(file)!r} holds no token; `stepengine tokens add` makes one", Exit.COMPLETED)
+        print_error(f"{str(file)!r} holds no token; `stepengine tokens add` makes one", Exit.COMPLETED)
     return Exit.COMPLETED
 
 
 def revoke(name: Name, *, file: File) -> Exit:
     """
-    Revoke a token: its holder is refused from then on.
+    Revoke a token: requests with it are refused.
 
-    A server that runs refuses it from its next request on; what it is sending already goes on until it ends.
+    A running server refuses it from the next request on. Responses that have started continue to their end.
 
     Examples:
       stepengine tokens revoke ci --file tokens.json
     """
-    refuse_inside("stepengine tokens revoke")
+    refuse_inside_tool("stepengine tokens revoke")
     try:
-        was_there = _there(file).remove(name)
+        was_there = _open_existing(file).remove(name)
     except (DefinitionError, DataError) as error:
-        return complain(error.message)
+        return print_error(error.message)
     if was_there:
-        return complain(f"revoked {name}", Exit.COMPLETED)
-    return complain(f"there is no token {name!r} in {str(file)!r}; `stepengine tokens list` shows those that are there")
+        return print_error(f"revoked {name}", Exit.COMPLETED)
+    return print_error(f"there is no token {name!r} in {str(file)!r}; `stepengine tokens list` lists them")
 
 
-def _there(file: Path) -> Tokens:
+def _open_existing(file: Path) -> Tokens:
     tokens = Tokens.open(file)
     if not file.exists():
-        msg = f"there is no {str(file)!r}; `stepengine tokens add` makes it"
+        msg = f"there is no {str(file)!r}; `stepengine tokens add` creates it"
         raise UsageProblem(msg)
     return tokens
 
 
-def _until(expires: str) -> datetime | None:
+def _parse_expiry(expires: str) -> datetime | None:
     if not expires:
         return None
     age = parse_age_option("--expires", expires)
@@ -134,11 +133,11 @@ def _until(expires: str) -> datetime | None:
     return datetime.now(UTC).replace(microsecond=0) + age
 
 
-def _in_words(name: str, until: datetime | None) -> str:
+def _describe_expiry(name: str, until: datetime | None) -> str:
     return f"the token {name} is good until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is revoked'}"
 
 
-def _line(one: KnownToken) -> str:
+def _format_token(one: KnownToken) -> str:
     owner = "" if one.owner == one.name else f", of {one.owner}"
     now = datetime.now(UTC)
     ended = one.expires is not None and one.expires <= now
@@ -146,7 +145,7 @@ def _line(one: KnownToken) -> str:
     return f"{one.name}{owner}: {', '.join(s for s in SCOPES if s in one.scopes)}; {until}"
 
 
-def _json_of(one: KnownToken) -> dict[str, object]:
+def _token_to_dict(one: KnownToken) -> dict[str, object]:
     return {
         "name": one.name,
         "owner": one.owner,

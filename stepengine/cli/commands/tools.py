@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepengine.cli.exits import Exit
-from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
 
 if TYPE_CHECKING:
     from stepengine.tools.bundled.reference import Form, Parameter, ResultKey, ToolPage
-
-__all__ = ("tools",)
 
 INDENT = 21
 """Where texts begin: behind the longest name of a key."""
@@ -24,24 +22,25 @@ INDENT = 21
 def tools(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="Tools to describe; without one, all are listed."),
+        typer.Argument(metavar="NAME", help="Tools to describe; default: list all."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> Exit:
     """
-    List the bundled tools, and what they take and give.
+    List the bundled tools, their parameters and results.
 
-    For a NAME: its parameters with types and defaults, the keys of its result, when it fails, its limits, and a call. An agent
-    of yours has those that it lists and its engine was given; `stepengine run` gives them as its options allow it.
+    For each NAME: parameters with types and defaults, keys of the result, errors, limits, and an example call. An
+    agent can use the tools that it lists and its engine provides; `stepengine run` provides them as its options
+    allow.
 
     Examples:
       stepengine agents tools
       stepengine agents tools read_files code_search
       stepengine agents tools read_files --json
     """
-    from stepengine.tools.bundled.reference import told
+    from stepengine.tools.bundled import document_tools
 
-    known = {one.name: one for one in told()}
+    known = {one.name: one for one in document_tools()}
     for name in names or ():
         if name not in known:
             hint = did_you_mean(name.replace("-", "_"), known, otherwise="; `stepengine agents tools` lists them")
@@ -49,17 +48,17 @@ def tools(
             raise UsageProblem(msg)
     chosen = [known[name] for name in names] if names else list(known.values())
     if as_json:
-        print(dumps([json_of(one) for one in chosen]))
+        print(to_ascii_json([tool_to_dict(one) for one in chosen]))
     elif names:
-        say("\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hang=_hang)
+        print_visible("\n\n".join(["\n".join(describe_tool(one)) for one in chosen]), hang=_hanging_indent)
     else:
         width = max(map(len, known))
-        say("\n".join([f"{one.name:<{width}}  {one.text}" for one in chosen]), hang=width + 2)
+        print_visible("\n".join([f"{one.name:<{width}}  {one.text}" for one in chosen]), hang=width + 2)
     return Exit.COMPLETED
 
 
 def describe_tool(one: ToolPage) -> Iterator[str]:
-    """Give the lines that describe a tool."""
+    """Yield the lines that describe a tool."""
     yield f"{one.name}: {one.text}"
     made = (
         f"{one.maker} of stepengine.tools.bundled"
@@ -70,13 +69,13 @@ def describe_tool(one: ToolPage) -> Iterator[str]:
     yield f"  {'category':<{INDENT - 2}}{one.spec.category}"
     yield from ["", "Takes:", *map(_describe_parameter, one.parameters)] if one.parameters else ["", "Takes nothing."]
     for number, form in enumerate(one.forms):
-        yield from ["", f"{'Or gives' if number else 'Gives'} {_describe_result(form)}", *_keys(form)]
+        yield from ["", f"{'Or gives' if number else 'Gives'} {_describe_result(form)}", *_result_key_lines(form)]
     yield from ["", f"{'Fails':<{INDENT}}{one.errors}", f"{'Limits':<{INDENT}}{one.limits}", ""]
     yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools.bundled import {one.name}"]
     yield f"  yield from call({one.name}{''.join([f', {key}={value!r}' for key, value in one.example.items()])})"
 
 
-def _hang(line: str) -> int:
+def _hanging_indent(line: str) -> int:
     if line.startswith("  yield from"):
         return 4
     return INDENT - len(line) + len(line.lstrip()) if line.startswith((" ", "Fails", "Limits")) else 0
@@ -93,16 +92,16 @@ def _describe_result(form: Form) -> str:
     return f"{'an' if form.type[0] in 'aeiou' else 'a'} {form.type} ({form.shape} of stepengine.tools.bundled.shapes):"
 
 
-def _keys(form: Form, indent: str = "  ") -> Iterator[str]:
+def _result_key_lines(form: Form, indent: str = "  ") -> Iterator[str]:
     for key in form.keys:
         name = f"{indent}{key.name}{'' if key.is_always else '?'}"
         yield f"{name:<{INDENT - 1}} {key.type}. {key.text}"
         if key.form is not None:
-            yield from _keys(key.form, f"{indent}  ")
+            yield from _result_key_lines(key.form, f"{indent}  ")
 
 
-def json_of(one: ToolPage) -> dict[str, Any]:
-    """Return what is told of a tool as JSON."""
+def tool_to_dict(one: ToolPage) -> dict[str, Any]:
+    """Return the description of a tool as JSON."""
     return {
         "name": one.name,
         "text": one.text,
@@ -112,7 +111,7 @@ def json_of(one: ToolPage) -> dict[str, Any]:
             {"name": p.name, "type": p.type, "required": p.is_required, "default": p.default, "text": p.text}
             for p in one.parameters
         ],
-        "gives": [_form_json(form) for form in one.forms],
+        "gives": [_form_to_dict(form) for form in one.forms],
         "errors": one.errors,
         "limits": one.limits,
         "example": one.example,
@@ -120,10 +119,10 @@ def json_of(one: ToolPage) -> dict[str, Any]:
     }
 
 
-def _form_json(form: Form) -> dict[str, object]:
-    return {"type": form.type, "shape": form.shape or None, "keys": [_key_json(key) for key in form.keys]}
+def _form_to_dict(form: Form) -> dict[str, object]:
+    return {"type": form.type, "shape": form.shape or None, "keys": [_result_key_to_dict(key) for key in form.keys]}
 
 
-def _key_json(key: ResultKey) -> dict[str, object]:
-    inner = {} if key.form is None else {"of": _form_json(key.form)}
+def _result_key_to_dict(key: ResultKey) -> dict[str, object]:
+    inner = {} if key.form is None else {"of": _form_to_dict(key.form)}
     return {"name": key.name, "type": key.type, "always": key.is_always, "text": key.text, **inner}

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import find_journal, journal_at, name_of
+from stepengine.cli.code_trust import can_ask, refuse_inside_tool
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import add_journal_to_options, journal_name, open_journal
 from stepengine.cli.options import File, Last, Options
-from stepengine.cli.screen.render import say
-from stepengine.cli.trusting import can_ask, refuse_inside
+from stepengine.cli.screen.render import print_visible
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, Undone
     from stepengine.workspace.workspace import Workspace
-
-__all__ = ("root_of", "undo")
 
 
 def undo(
@@ -32,7 +30,7 @@ def undo(
     *,
     last: Last = False,
     at: Annotated[
-        str, typer.Option(help="The last effect whose writes stay; default: none.", metavar="N|PATH#N")
+        str, typer.Option(help="The last effect whose writes are kept; default: none.", metavar="N|PATH#N")
     ] = "-1",
     cwd: Annotated[
         Path | None, typer.Option(help="Folder that the tools worked in; default: as the run was started.")
@@ -43,33 +41,31 @@ def undo(
             help="Where the tools ran, if not on this machine; default: as the run was started.", metavar="KIND:WHERE"
         ),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Leave the files that were changed since, and bring back the rest.")
+        bool, typer.Option("--partial", help="Skip files that were changed since, and restore the rest.")
     ] = False,
-    moved: Annotated[
-        bool, typer.Option("--moved", help="The folder stands at another place than when the run wrote.")
-    ] = False,
+    moved: Annotated[bool, typer.Option("--moved", help="The folder was moved since the run.")] = False,
     allow_protected: Annotated[
         list[str] | None,
-        typer.Option(help="Protected files that may be brought back, such as .github/workflows/.", metavar="PATTERN"),
+        typer.Option(help="Protected files that may be restored, such as .github/workflows/.", metavar="PATTERN"),
     ] = None,
     trust_journal: Annotated[
         bool, typer.Option("--trust-journal", help="Do not ask about a journal that no run of yours wrote.")
     ] = False,
 ) -> Exit:
     """
-    Bring back the files that a run wrote.
+    Restore the files that a run wrote.
 
-    All files that the run in FILE and its children wrote are brought back to what they were before it; FILE itself is
-    only read.
+    Restores all files that the run in FILE and its children wrote to their content before the run. FILE itself does
+    not change.
 
-    All of it or nothing: when one of the files was changed since, by a person, a command or another run, nothing is
-    done, and the files are named. With --partial these are left, and the rest is brought back. A file that had more
-    than 4 MiB is not undoable, and what programs did is not undone: that is said, too.
+    All files or none: if one of them was changed since, by a person, a command or another run, nothing is restored
+    and the changed files are listed. --partial restores the others. Files above 4 MiB and changes made by programs
+    cannot be undone; they are reported.
 
-    If your state folder does not know FILE as written by a run of yours, the files are listed with their new content
-    and you are asked. Without a terminal it is refused. --trust-journal skips the question.
+    If FILE was not recorded by one of your own runs, the files and their new content are listed and you are asked.
+    Without a terminal, the command refuses. --trust-journal skips the question.
 
     Examples:
       stepengine undo --last --dry-run
@@ -78,34 +74,36 @@ def undo(
       stepengine undo run.jsonl --at 5          what was written after effect 5
       stepengine undo run.jsonl --workspace ssh:box:/srv/project
 
-    Leaves with 0 when it is done, with 1 when it is refused.
+    Exits with 0 when the files are restored, with 1 when the command refuses.
     """
     from stepengine.journal import undo
-    from stepengine.journal.provenance import is_own
+    from stepengine.journal.provenance import is_written_by_user
 
     if trust_journal:
-        refuse_inside("undo --trust-journal")
-    options = find_journal(Options(journal=file, last=last))
-    journal = journal_at(options.journal)
+        refuse_inside_tool("undo --trust-journal")
+    options = add_journal_to_options(Options(journal=file, last=last))
+    journal = open_journal(options.journal)
     try:
-        with _named_root(options, cwd, workspace) as root:
+        with _open_write_root(options, cwd, workspace) as root:
             undone = partial_of(
                 undo, journal, root, at=at, partial=partial, moved=moved, allow_protected=allow_protected or ()
             )
             trusts = trust_journal
-            if not (dry_run or trusts or is_own(journal)):
+            if not (dry_run or trusts or is_written_by_user(journal)):
                 plan = undone(dry_run=True)
-                trusts = not _changes_files(plan) or _is_agreed(journal, plan)
+                trusts = not _changes_files(plan) or _confirm_changes(journal, plan)
                 if not trusts:
-                    return complain("nothing was undone; --trust-journal undoes a journal that you trust", Exit.FAILED)
+                    return print_error(
+                        "nothing was undone; --trust-journal undoes a journal that you trust", Exit.FAILED
+                    )
             done = undone(dry_run=dry_run, trust=trusts)
     except UndoRefused as error:
         for path, why in error.files:
-            say(f"changed   {path}: {why}", hang=10)
-        return complain("nothing was undone; --partial leaves these files and brings back the rest", Exit.FAILED)
+            print_visible(f"changed   {path}: {why}", hang=10)
+        return print_error("nothing was undone; --partial leaves these files and brings back the rest", Exit.FAILED)
     except (JournalError, DefinitionError, WorkspaceLost) as error:
-        return complain(error.message, Exit.FAILED)
-    say(str(done))
+        return print_error(error.message, Exit.FAILED)
+    print_visible(str(done))
     return Exit.COMPLETED
 
 
@@ -113,19 +111,21 @@ def _changes_files(plan: Undone) -> bool:
     return bool(plan.restored or plan.removed or plan.created)
 
 
-def _is_agreed(journal: Journal, plan: Undone) -> bool:
-    """Show all changes that an unknown journal asks for, with the new content, and return the answer of the person."""
-    complain(f"no run of yours is known to have written {name_of(journal)}. It would change these files:")
-    say(str(plan))
+def _confirm_changes(journal: Journal, plan: Undone) -> bool:
+    """Print all changes of an unknown journal with their content, and ask for approval."""
+    print_error(f"no run of yours is known to have written {journal_name(journal)}. It would change these files:")
+    print_visible(str(plan))
     for path, content in plan.contents:
         try:
             text = content.decode()
         except UnicodeDecodeError:
-            say(f"{path} would have {len(content):,} bytes that are no text, sha256 {sha256(content).hexdigest()}")
+            print_visible(
+                f"{path} would have {len(content):,} bytes that are no text, sha256 {sha256(content).hexdigest()}"
+            )
             continue
-        say(f"{path} would have this content:")
+        print_visible(f"{path} would have this content:")
         for line in text.splitlines():
-            say(f"  | {line}", hang=4)
+            print_visible(f"  | {line}", hang=4)
     if not can_ask():
         return False
     print("stepengine: write this content? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -133,12 +133,12 @@ def _is_agreed(journal: Journal, plan: Undone) -> bool:
 
 
 @contextmanager
-def _named_root(options: Options, cwd: Path | None, workspace: str) -> Iterator[Path | Workspace]:
-    """Give where that is undone which a run wrote: what is named, and else where the run was started."""
+def _open_write_root(options: Options, cwd: Path | None, workspace: str) -> Iterator[Path | Workspace]:
+    """Yield the folder or workspace where writes are undone: the named one, else that of the run."""
     if workspace:
-        root = root_of(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
+        root = find_write_root(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
     else:
-        root = root_of(options) if cwd is None else cwd
+        root = find_write_root(options) if cwd is None else cwd
     try:
         yield root
     finally:
@@ -146,8 +146,8 @@ def _named_root(options: Options, cwd: Path | None, workspace: str) -> Iterator[
             root.close()
 
 
-def root_of(options: Options) -> Path | Workspace:
-    """Return what the tools of a run write to: a folder of this machine, or the place where it works."""
+def find_write_root(options: Options) -> Path | Workspace:
+    """Return the folder or workspace that the tools of a run write to."""
     if not options.workspace:
         return options.cwd
     from stepengine.workspace.workspace import Workspace

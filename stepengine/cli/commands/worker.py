@@ -15,8 +15,8 @@ import attrs
 import typer
 from attrs import frozen
 
-from stepengine.cli.deployment import App, Db, Pool, database_of, report_problems
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.deployment import App, Db, Pool, resolve_database, run_deployment_command
+from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 
@@ -26,89 +26,86 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine.schedules import Schedule
 
-__all__ = ("OfferedByModule", "offered_by", "worker")
-
 MOST_DIGITS = 12
 
 
 def worker(
     module: Annotated[
-        str, typer.Argument(metavar="MODULE", help="What it runs: an agent file, a folder of them, or a module.")
+        str, typer.Argument(metavar="MODULE", help="The agents: an agent file, a folder of them, or a module.")
     ],
     *,
     db: Db = "",
     embedded_db: Annotated[
         Path | None,
-        typer.Option(help="Run a private PostgreSQL with its files there, and print its URL.", metavar="DIR"),
+        typer.Option(help="Run a private PostgreSQL with its files in DIR, and print its URL.", metavar="DIR"),
     ] = None,
     pool: Pool = "default",
     app: App = "stepengine",
     executor: Annotated[
-        str, typer.Option(help="Its own id, stable, and held by one process at a time; default: the host's name.")
+        str, typer.Option(help="Stable id of this worker, used by one process at a time; default: the host name.")
     ] = "",
     release: Annotated[
-        str, typer.Option(help="The version of the agents; default: made of definitions, handlers and tools.")
+        str, typer.Option(help="Version of the agents; default: a hash of definitions, handlers and tools.")
     ] = "",
     concurrency: Annotated[
-        int, typer.Option(help="Runs that it holds at once, those that wait included.", min=1)
+        int, typer.Option(help="Most runs of this worker at once, waiting ones included.", min=1)
     ] = 500,
     global_concurrency: Annotated[
-        int | None, typer.Option(help="Roots that all workers of the pool hold at once.", min=1, metavar="N")
+        int | None, typer.Option(help="Most root runs of all workers of the pool at once.", min=1, metavar="N")
     ] = None,
     starts_per_minute: Annotated[
-        int | None, typer.Option(help="Roots that all workers of the pool begin in a minute.", min=1, metavar="N")
+        int | None,
+        typer.Option(help="Most root runs that all workers of the pool start per minute.", min=1, metavar="N"),
     ] = None,
     requests_per_minute: Annotated[
-        list[str] | None, typer.Option(help="Requests to a provider, of all workers together.", metavar="PROVIDER=N")
+        list[str] | None,
+        typer.Option(help="Requests per minute to a provider, for all workers together.", metavar="PROVIDER=N"),
     ] = None,
     tokens_per_minute: Annotated[
-        list[str] | None, typer.Option(help="Tokens of a provider, of all workers together.", metavar="PROVIDER=N")
+        list[str] | None,
+        typer.Option(help="Tokens per minute of a provider, for all workers together.", metavar="PROVIDER=N"),
     ] = None,
     max_concurrency: Annotated[
         list[str] | None,
-        typer.Option(help="Requests to a provider that are under way, of all workers.", metavar="PROVIDER=N"),
+        typer.Option(help="Concurrent requests to a provider, for all workers together.", metavar="PROVIDER=N"),
     ] = None,
-    effects: Annotated[int, typer.Option(help="Effects that it performs at once.", min=1)] = 32,
-    depth: Annotated[int, typer.Option(help="How deep trees of runs may be.", min=1)] = 4,
-    drain: Annotated[
-        float, typer.Option(help="Seconds that effects under way get when it is told to stop.", min=0)
-    ] = 30,
-    no_migrate: Annotated[bool, typer.Option("--no-migrate", help="Leave the tables as they are.")] = False,
-    no_schedules: Annotated[
-        bool, typer.Option("--no-schedules", help="Leave the schedules beside the agents to other workers.")
-    ] = False,
+    effects: Annotated[int, typer.Option(help="Most effects performed at once.", min=1)] = 32,
+    depth: Annotated[int, typer.Option(help="Greatest depth of a tree of runs.", min=1)] = 4,
+    drain: Annotated[float, typer.Option(help="Seconds that active effects get to finish when it stops.", min=0)] = 30,
+    no_migrate: Annotated[bool, typer.Option("--no-migrate", help="Do not update the tables.")] = False,
+    no_schedules: Annotated[bool, typer.Option("--no-schedules", help="Do not start the schedules of MODULE.")] = False,
     allow_async_commit: Annotated[
-        bool, typer.Option("--allow-async-commit", help="Take a database that may lose commits in a power cut.")
+        bool, typer.Option("--allow-async-commit", help="Accept a database that may lose commits in a power failure.")
     ] = False,
 ) -> Exit:
     """
-    Run durable runs from a database until told to stop.
+    Execute durable runs from a database until stopped.
 
-    MODULE names the agents by `agents = [...]` or `agent = ...`, and beside them, where they are needed, `tools = [...]`,
-    `models = ...`, and `options = {...}` with further options of Engine; FILE#ID takes one of them. A folder is read as
-    ./agents is: a file of it that cannot be loaded is told, and costs its own agents only.
+    MODULE defines `agents = [...]` or `agent = ...`, and optionally `tools = [...]`, `models = ...` and `options =
+    {...}` with further options of Engine; FILE#ID selects one agent. A folder is read like ./agents: a file that
+    cannot be loaded is reported, and the others are used.
 
-    Schedules beside the agents, `schedule = Schedule(...)` or `schedules = [...]`, are started by the workers, each time
-    by one of them.
+    The workers start the schedules of MODULE, `schedule = Schedule(...)` or `schedules = [...]`, each time by one
+    worker.
 
-    Limits of a provider hold for all workers that use the same key; give them to each worker. They can stand in `options`
-    as rate_limits, too; what is given here takes their place.
+    Rate limits of a provider apply to all workers with the same key together; pass them to each worker. Options
+    given here replace rate_limits in `options`.
 
-    SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is resumed
-    by the next worker under the same --executor, or by `stepengine deploy takeover`. Needs the extra `durable`;
-    `stepengine config doctor` tells how it is added.
+    SIGTERM and Ctrl-C stop it: it starts no new runs, active effects get --drain seconds, and the remaining runs
+    are resumed by the next worker with the same --executor, or by `stepengine deploy takeover`. Needs the extra
+    `durable`; `stepengine config doctor` shows how to install it.
 
-    Leaves with:
-      0    it was told to stop
+    Exit codes:
+      0    it was stopped
       2    wrong usage or configuration
-      4    another process works under the same --executor
+      4    another process uses the same --executor
       6    the database cannot be reached
 
     Examples:
       stepengine deploy worker agents/ --embedded-db ./.db
       stepengine deploy worker my_agents.py --db @/run/secrets/db --executor web-1
     """
-    offered = offered_by(module)
+    offered = load_module_contents(module)
     if embedded_db is not None and db:
         msg = "--embedded-db starts a database of its own; leave --db out"
         raise UsageProblem(msg)
@@ -123,22 +120,22 @@ def worker(
         "requests_per_minute": requests_per_minute or (), "tokens_per_minute": tokens_per_minute or (),
         "max_concurrency": max_concurrency or (),
     }  # fmt: skip
-    offered.options.update(_merge_limits(offered.options.get("rate_limits"), limits))
+    offered.options.update(_merge_rate_limits(offered.options.get("rate_limits"), limits))
 
     async def worked() -> Exit:
-        async with _database(embedded_db, db) as url:
+        async with _open_database(embedded_db, db) as url:
             from stepengine.durable import DurableEngine
 
             engine = DurableEngine(offered.agents, offered.tools, offered.models, db=url, **setting, **offered.options)
-            await _serve(engine, drain, () if no_schedules else offered.schedules)
+            await _run_worker(engine, drain, () if no_schedules else offered.schedules)
         return Exit.COMPLETED
 
-    return report_problems(worked())
+    return run_deployment_command(worked())
 
 
-def _merge_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
+def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """
-    Return the limits of a module with those that were typed, as an option of ``Engine``; nothing when none was.
+    Return the rate limits of a module merged with the typed ones, as an option of ``Engine``; empty if none were typed.
 
     Raises:
         UsageProblem: when one is not a limit, or the module has one limit for all providers.
@@ -163,9 +160,9 @@ def _merge_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, o
 
 
 @contextlib.asynccontextmanager
-async def _database(folder: Path | None, db: str) -> AsyncIterator[str]:
+async def _open_database(folder: Path | None, db: str) -> AsyncIterator[str]:
     if folder is None:
-        yield database_of(db)
+        yield resolve_database(db)
         return
     from stepengine.durable import embedded
 
@@ -174,7 +171,7 @@ async def _database(folder: Path | None, db: str) -> AsyncIterator[str]:
         yield url
 
 
-async def _serve(engine: DurableEngine, drain: float, schedules: Sequence[Schedule]) -> None:
+async def _run_worker(engine: DurableEngine, drain: float, schedules: Sequence[Schedule]) -> None:
     from stepengine.durable import DurableScheduler
 
     stop = asyncio.Event()
@@ -200,9 +197,9 @@ async def _serve(engine: DurableEngine, drain: float, schedules: Sequence[Schedu
 
 
 @frozen
-class OfferedByModule:
+class ModuleContents:
     """
-    What a module gives a worker.
+    The agents, tools, models, engine options and schedules of a module.
 
     Attributes:
         agents: Its agents; at least one.
@@ -219,9 +216,9 @@ class OfferedByModule:
     schedules: tuple[Schedule, ...] = ()
 
 
-def offered_by(module: str, leave_out: Callable[[str], object] | None = None) -> OfferedByModule:
+def load_module_contents(module: str, leave_out: Callable[[str], object] | None = None) -> ModuleContents:
     """
-    Return what a Python file, a folder of agent files, or a module that can be imported gives a worker.
+    Return the contents of a Python file, a folder of agent files or an importable module.
 
     Args:
         module: Which.
@@ -231,35 +228,35 @@ def offered_by(module: str, leave_out: Callable[[str], object] | None = None) ->
         UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
         DefinitionError: when it cannot be loaded, or names no agent.
     """
-    from stepengine.engine.loading import AgentPlace, load_folder, module_of, schedules_of, tools_of
-    from stepengine.engine.modules import agents_of
+    from stepengine.engine.loader import AgentLocation, find_schedules, find_tools, load_folder, load_module
+    from stepengine.engine.modules import find_agents
 
-    path, place = Path(module), AgentPlace.of_text(module)
+    path, place = Path(module), AgentLocation.of_text(module)
     if path.is_dir():
         found = load_folder(path)
         for problem in found.problems:
-            (leave_out or _left_out)(problem)
+            (leave_out or _print_skipped_file)(problem)
         if not found.agents:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
-        return OfferedByModule(found.agents, found.tools, schedules=found.schedules)
+        return ModuleContents(found.agents, found.tools, schedules=found.schedules)
     if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
-        msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
+        msg = f"there is no {module}; pass a Python file, a folder of agent files, or an importable module"
         raise UsageProblem(msg)
     if place is not None and place.sandboxed:
-        return OfferedByModule((place.load(),) if place.id else place.agents())
-    loaded = _import_module(module) if place is None else module_of(place.file)
-    agents = (place.load(),) if place is not None and place.id else agents_of(loaded, module)
-    schedules = schedules_of(loaded, module)
+        return ModuleContents((place.load(),) if place.id else place.agents())
+    loaded = _import_module(module) if place is None else load_module(place.file)
+    agents = (place.load(),) if place is not None and place.id else find_agents(loaded, module)
+    schedules = find_schedules(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):
-        msg = f"options in {module} is no dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
+        msg = f"options in {module} is not a dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
-    return OfferedByModule(agents, tools_of(loaded), getattr(loaded, "models", None), dict(options), schedules)
+    return ModuleContents(agents, find_tools(loaded), getattr(loaded, "models", None), dict(options), schedules)
 
 
-def _left_out(problem: str) -> None:
-    complain(f"{problem}; this file is left out")
+def _print_skipped_file(problem: str) -> None:
+    print_error(f"{problem}; this file is left out")
 
 
 def _import_module(module: str) -> ModuleType:

@@ -13,22 +13,39 @@ import contextlib
 import io
 import os
 import select
-import shlex
 import stat
 import sys
 import termios
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from stepengine.cli.screen.progress import COLORS, Progress, diff_lines, diff_of
-from stepengine.cli.screen.render import ColorScheme, as_text, cut, money, one_line, shell_text, visible, wrapped
+from stepengine.adapters.display_items import find_unsaid
+from stepengine.cli.screen.progress import COLORS, ProgressDisplay, diff_lines
+from stepengine.cli.screen.render import (
+    ColorScheme,
+    format_cost,
+    format_value,
+    one_line,
+    truncate_text,
+    visible,
+    wrap_lines,
+)
 from stepengine.data import events as ev
+from stepengine.data.call_text import call_subject, diff_of, preview_parts, shell_text, written_diff
+from stepengine.data.choices import (
+    allows_all_edits,
+    allows_any_input,
+    call_matcher,
+    describe_scope,
+    make_lasting_approval,
+)
 from stepengine.data.codec import plain
-from stepengine.data.json import JsonDict, thaw
-from stepengine.data.questions import Answer, Question, answer_problem
+from stepengine.data.json import JsonDict
+from stepengine.data.origins import describe_origin, sort_origins
+from stepengine.data.questions import Answer, Question, check_answer, offered_rules
 from stepengine.data.state import RunPhase, RunResult, RunStatus
 from stepengine.errors import AnswerRejected, StepEngineError
 
@@ -36,8 +53,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stepengine.runtime.handle import RunHandle
-
-__all__ = ("ConsoleRenderer", "Screen", "Terminal", "TerminalInteractor", "TypedLines", "console_on", "show_markdown")
 
 MAX_SHOWN = 40
 """Lines of what a person decides about that are shown at once."""
@@ -64,14 +79,14 @@ ROOM = 8
 TYPED = 12
 """Characters that are left behind the prompt for what is typed."""
 WHICH = "which? a number, Enter for none > "
-UNSEEN = "every later call of {} runs without being shown, whatever its input; type yes to have that > "
+UNSEEN = "every later call of {} runs without approval, with any input; type yes to confirm > "
 YES, NO, ALWAYS, EDITS = ("y", "yes"), ("n", "no"), ("a", "always"), ("e", "edits")
 ACCEPTED = "(all edits of files are accepted from now on; commands are still asked about)"
 QUIT = ("/quit", "/exit")
 
 
-def console_on(file: TextIO, *, color: str = "auto") -> Console:
-    """Return what prints on *file*; colours are off where it is not a terminal or ``NO_COLOR`` is set, unless *color* says so."""
+def make_console(file: TextIO, *, color: str = "auto") -> Console:
+    """Return a console that prints on *file*. By default it has colours only on a terminal, without ``NO_COLOR``."""
     from rich.console import Console
 
     return Console(
@@ -98,7 +113,7 @@ class TypedLines:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._fd = _pollable(stream)
+        self._fd = _find_pollable_descriptor(stream)
         self.is_terminal = self._fd is not None and stream.isatty()
         self._bytes = bytearray()
         self._ended = False
@@ -109,12 +124,12 @@ class TypedLines:
             line = self._stream.readline()
             return line.rstrip("\n") if line else None
         while b"\n" not in self._bytes and not self._ended:
-            await self._readable(self._fd)
-            self._read(self._fd)
-        return self._take_line()
+            await self._wait_until_readable(self._fd)
+            self._read_chunk(self._fd)
+        return self._pop_line()
 
     @contextlib.contextmanager
-    def unechoed(self) -> Iterator[None]:
+    def disable_echo(self) -> Iterator[None]:
         """Disable the terminal's echo within the block."""
         if self._fd is None or not self.is_terminal:
             yield
@@ -129,25 +144,26 @@ class TypedLines:
                 termios.tcsetattr(self._fd, termios.TCSANOW, before)
 
     def typed_ahead(self) -> list[str]:
-        """Return the lines that were typed on a terminal before anybody asked for one; a line that was not sent is dropped."""
+        """Return the lines typed on a terminal before a read; discard an unfinished line."""
         if self._fd is None or not self.is_terminal:
             return []
         while not self._ended and select.select([self._fd], [], [], 0)[0]:
-            self._read(self._fd)
+            self._read_chunk(self._fd)
         found = []
         while b"\n" in self._bytes:
-            found.append(self._take_line() or "")
+            found.append(self._pop_line() or "")
         self._bytes.clear()
         with contextlib.suppress(termios.error):
             termios.tcflush(self._fd, termios.TCIFLUSH)
         return found
 
-    def _take_line(self) -> str | None:
+    def _pop_line(self) -> str | None:
+        """Remove and return the first line of the buffer; ``None`` if it is empty."""
         line, end, rest = bytes(self._bytes).partition(b"\n")
         self._bytes[:] = rest
         return line.decode(errors="replace").removesuffix("\r") if line or end else None
 
-    def _read(self, descriptor: int) -> None:
+    def _read_chunk(self, descriptor: int) -> None:
         try:
             chunk = os.read(descriptor, CHUNK)
         except OSError:  # the terminal is gone
@@ -155,7 +171,7 @@ class TypedLines:
         self._bytes += chunk
         self._ended = not chunk
 
-    async def _readable(self, descriptor: int) -> None:
+    async def _wait_until_readable(self, descriptor: int) -> None:
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
 
@@ -170,8 +186,8 @@ class TypedLines:
             loop.remove_reader(descriptor)
 
 
-def _pollable(stream: TextIO) -> int | None:
-    """Return the descriptor of what may keep its reader waiting; ``None`` for files and what has no descriptor."""
+def _find_pollable_descriptor(stream: TextIO) -> int | None:
+    """Return the descriptor of a terminal, pipe or socket; ``None`` for files and streams without a descriptor."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError, io.UnsupportedOperation):
@@ -183,14 +199,14 @@ def _pollable(stream: TextIO) -> int | None:
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-class Screen(Progress):
+class Screen(ProgressDisplay):
     """
-    Progress that shows the root's text as it arrives, without a status line.
+    A display that shows the root's text as it arrives, without a status line.
 
     Args:
         console: Where.
         markdown: Show the text as Markdown, each block when it is whole; by default as it is, each piece at once.
-        options: As with ``Progress``.
+        options: As with ``ProgressDisplay``.
 
     Attributes:
         whole: The last thoughts, or the last result of a tool, with nothing left out.
@@ -227,46 +243,47 @@ class Screen(Progress):
             self.whole = event.result.text
             data = event.result.data if isinstance(event.result.data, dict) else {}
             # A file that is new is told in words.
-            diff = data.get("unified_diff") or ("file" in data and data.get("message"))
+            diff = written_diff(data) or ("file" in data and data.get("message"))
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
     def note(self, text: str, style: str = "") -> None:
-        """Show a line of ours; while text of the root streams, below that text and not in the middle of it."""
+        """Print a line of the program; while the root's text streams, after the end of that text."""
         self._notes.append((text, style))
         if "" not in self._streamed:
-            self.show_notes()
+            self.print_delayed_notes()
 
-    def show_notes(self) -> None:
-        """Show the lines that waited for the end of a text."""
+    def print_delayed_notes(self) -> None:
+        """Print the lines that were held back while a text streamed."""
         if self._notes:
             self.close_line()
         while self._notes:
-            say_on(self._console, *self._notes.pop(0))
+            print_wrapped(self._console, *self._notes.pop(0))
 
     def make_room(self) -> None:
-        """Let lines be shown now: end the line of text that streams. A block of Markdown stays below them."""
+        """End the streaming line of text, so that lines can be printed. An open block of Markdown stays below them."""
         if self._block is None:
             self.close_line()
 
     def finish(self, result: RunResult) -> None:
-        """Show what the run came to where its model did not say it, such as what a handler returned, and how it ended."""
-        came_to = _came_to(result)
-        if result.status is RunStatus.COMPLETED and came_to.strip() and not any(came_to in s for s in self._said):
+        """Print the output of the run if its model did not print it, and the summary line."""
+        came_to = _format_output(result)
+        if result.status is RunStatus.COMPLETED and find_unsaid(came_to, self._said):
             self.close_line()
-            self._text("", came_to)
+            self.add_text("", came_to)
         self._said.clear()
         super().finish(result)
 
     def live(self) -> str:
-        """Return what stands under what was shown, coloured: the end of the open block, children at work, what goes on."""
+        """Return the coloured live area: the open block, running children and the status line."""
         from rich.text import Text
 
         console, width = self._console, self._console.width
         # A crowd is counted in the line below.
-        working = [path for path in sorted(self._children) if not self._is_folded(path)]
+        working = [path for path in sorted(self._children) if not self.children.is_folded(path)]
         lines = [
-            cut(f"{'  ' * _depth(path)}{self._children[path].line}", width - 1) for path in working[:LIVE_CHILDREN]
+            truncate_text(f"{'  ' * _count_levels(path)}{self._children[path].line}", width - 1)
+            for path in working[:LIVE_CHILDREN]
         ]
         if len(working) > LIVE_CHILDREN:
             lines.append(f"  ({len(working) - LIVE_CHILDREN} more at work)")
@@ -276,105 +293,104 @@ class Screen(Progress):
         block = drawn.get().splitlines()[-LIVE_LINES:]
         with console.capture() as drawn:
             for text, style in self._notes:
-                console.print(Text(cut(text, width - 1), style=style), soft_wrap=True)
+                console.print(Text(truncate_text(text, width - 1), style=style), soft_wrap=True)
             for line in lines:
-                console.print(Text(line, style=self._colors.agent), soft_wrap=True)
-            status = Text(STOPPING, style=self._colors.note) if self.is_stopping else self.status()
+                console.print(Text(line, style=self.colors.agent), soft_wrap=True)
+            status = Text(STOPPING, style=self.colors.note) if self.is_stopping else self.status()
             status.truncate(max(1, width - 1))
             console.print(status, soft_wrap=True)
         return "\n".join([*block, *drawn.get().splitlines()])
 
-    def _text(self, path: str, text: str) -> None:
+    def add_text(self, path: str, text: str) -> None:
+        """Print a piece of the root's text; with Markdown, the blocks that it ends."""
         if path:
-            super()._text(path, text)
+            super().add_text(path, text)
             return
         if self._block is not None:
             self._block += text
             if "\n" in text:
-                *blocks, self._block = _split_blocks(self._block)
+                *blocks, self._block = _split_markdown_blocks(self._block)
                 for block in blocks:
-                    self._show_block(block)
+                    self._print_block(block)
             return
-        self._speak(path)
-        self._write(visible(text))
+        if not self._is_open:
+            self._speaker = self.children.find_sibling_path(path)
+        self._print_streamed_text(visible(text))
         self._is_open = not text.endswith("\n") if text else self._is_open
 
-    def _flush(self, path: str) -> None:
+    def flush_text(self, path: str) -> None:
+        """End the text of a run."""
         if path:
-            super()._flush(path)
+            super().flush_text(path)
         else:
             self.close_line()
 
-    def _line(self, path: str, text: str, style: str = "") -> None:
+    def print_line(self, path: str, text: str, style: str = "") -> None:
+        """Print a line, after the end of the root's text."""
         self.close_line()
         self._is_after_block = False
-        super()._line(path, text, style)
+        super().print_line(path, text, style)
 
-    def _on_text_completed(self, event: ev.TextCompleted) -> None:
-        super()._on_text_completed(event)
-        self.show_notes()
+    def discard_text(self, path: str) -> None:
+        """Drop the text of a reply that does not count; a part of the root's is on the screen."""
+        if not path:
+            self._block = self._block and ""
+            self.close_line()
+        super().discard_text(path)
 
-    def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
-        self._block = self._block and ""
-        self.close_line()
-        if not self.is_stopping:
-            super()._on_reply_discarded(event)
-        self._streamed.discard(event.path)
-        self.show_notes()
+    def _show(self, event: ev.Event) -> None:
+        if self.is_stopping and isinstance(event, ev.ReplyDiscarded):
+            self.discard_text(event.path)
+        elif not (self.is_stopping and isinstance(event, ev.ToolFinished) and event.result.is_error):
+            super()._show(event)
+        if isinstance(event, ev.TextCompleted | ev.ReplyDiscarded):
+            self.print_delayed_notes()
 
-    def _on_tool_finished(self, event: ev.ToolFinished) -> None:
-        if not (self.is_stopping and event.result.is_error):
-            super()._on_tool_finished(event)
-
-    def _summary(self, result: RunResult) -> list[str]:
+    def _summary_parts(self, result: RunResult) -> list[str]:
         if not self.is_stopping or result.status is not RunStatus.CANCELLED:
-            return super()._summary(result)
-        return ["interrupted", *super()._summary(result)[1:2], money(result.cost, of=result.usage)]
+            return super()._summary_parts(result)
+        return ["interrupted", *super()._summary_parts(result)[1:2], format_cost(result.cost, of=result.usage)]
 
-    def _speak(self, path: str) -> None:
-        if not self._is_open:
-            self._speaker = self._speaker_of(path)
-
-    def _show_block(self, text: str) -> None:
-        """Show a block as Markdown; what it says of links and images stays text, and so does what would steer the terminal."""
+    def _print_block(self, text: str) -> None:
+        """Print a block as Markdown. Links and images stay text, and control characters are made visible."""
         if text.strip():
-            self._speaker = self._speaker_of("")
+            self._speaker = self.children.find_sibling_path("")
             if self._is_after_block:
                 self._console.print()
             self._is_after_block = True
             self._print_markdown(text)
 
     def _print_markdown(self, text: str) -> None:
-        show_markdown(self._console, text)
+        print_markdown(self._console, text)
 
     def close_line(self) -> None:
-        """End the line, or the block, that text was shown on, if it is not ended."""
+        """End the line or block that streams, if it is open."""
         if self._block:
             block, self._block = self._block, ""
-            self._show_block(block)
+            self._print_block(block)
         if self._is_open:
             self._is_open = False
-            self._write("\n")
+            self._print_streamed_text("\n")
 
-    def _write(self, text: str) -> None:
+    def _print_streamed_text(self, text: str) -> None:
         from rich.text import Text
 
         self._console.print(Text(text), end="", soft_wrap=True)
         self._console.file.flush()
 
 
-def say_on(console: Console, text: str, style: str = "", *, gutter: str = "") -> None:
-    """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
+def print_wrapped(console: Console, text: str, style: str = "", *, gutter: str = "") -> None:
+    """Print a line, made visible and wrapped to the terminal; each line starts with *gutter*."""
     from rich.text import Text
 
     if console.is_terminal:
-        text = wrapped(text, max(1, console.width - len(gutter)))
+        text = wrap_lines(text, max(1, console.width - len(gutter)))
     lines = [f"{gutter}{line}" for line in text.split("\n")]
     console.print(Text("\n".join(lines), style=style), soft_wrap=True)
 
 
-def show_markdown(console: Console, text: str) -> None:
-    """Show text as Markdown, made visible, without the empty lines that its blocks have around themselves."""
+def print_markdown(console: Console, text: str) -> None:
+    """Print text as Markdown, with control characters made visible and without outer empty lines."""
     from rich.markdown import CodeBlock, Markdown
     from rich.segment import Segment, Segments
     from rich.syntax import Syntax
@@ -393,31 +409,31 @@ def show_markdown(console: Console, text: str) -> None:
     drawn = console.render_lines(Tight(visible(text).strip("\n"), hyperlinks=False), options, pad=False)
     kept: list[list[Segment]] = []
     for line in drawn:
-        if not _is_empty(line) or (kept and not _is_empty(kept[-1])):
+        if not _is_blank_line(line) or (kept and not _is_blank_line(kept[-1])):
             kept.append(line)
-    while kept and _is_empty(kept[-1]):
+    while kept and _is_blank_line(kept[-1]):
         kept.pop()
     for line in kept:
         console.print(Segments([*line, Segment.line()]), end="", soft_wrap=True)
 
 
-def _is_empty(line: Sequence[Any]) -> bool:
-    """Return whether a drawn line is empty; one of a block of code has a background."""
+def _is_blank_line(line: Sequence[Any]) -> bool:
+    """Return whether a rendered line is blank; a line of a code block has a background, so it is not."""
     return all(not part.text.strip() and (part.style is None or part.style.bgcolor is None) for part in line)
 
 
-def _came_to(result: RunResult) -> str:
-    """Return the output of a run as a person reads it; that of an agent whose output is its messages was shown as they came."""
+def _format_output(result: RunResult) -> str:
+    """Return the output of a run as text; nothing for a list of messages, which were printed as they streamed."""
     output = result.output
     if output is None or isinstance(output, str):
         return result.text
     is_messages = isinstance(output, list) and bool(output) and isinstance(output[0], dict) and "role" in output[0]
-    return "" if is_messages else as_text(plain(output))
+    return "" if is_messages else format_value(plain(output))
 
 
 class _ChildLine:
     """
-    A child at work.
+    The status line of a running child.
 
     Attributes:
         line: What is shown of it.
@@ -430,7 +446,7 @@ class _ChildLine:
         self._start = time.monotonic()
 
     def follow(self, event: ev.Event) -> None:
-        """Take in an event of the child itself."""
+        """Update the line from an event of the child."""
         if isinstance(event, ev.StepStarted):
             self._steps = event.step + 1
         if isinstance(event, ev.ModelStarted):
@@ -444,12 +460,12 @@ class _ChildLine:
         return f"{self._name} | {step}{self._doing} | {time.monotonic() - self._start:.0f} s"
 
 
-def _depth(path: str) -> int:
+def _count_levels(path: str) -> int:
     return path.count(".") + 1
 
 
-def _split_blocks(text: str) -> list[str]:
-    """Return the finished blocks of Markdown, and the open one last; of a block that is too long all lines that have ended."""
+def _split_markdown_blocks(text: str) -> list[str]:
+    """Split Markdown into finished blocks and the open one last; an overlong block is split at its line ends."""
     from markdown_it import MarkdownIt
 
     # Which blocks there are is decided by their lines; a line that has not ended can still become anything.
@@ -466,7 +482,7 @@ def _split_blocks(text: str) -> list[str]:
 
 class Terminal:
     """
-    Somebody at a console: prompts, what is typed there, and the answers that are made of it.
+    A person at a console: prompts, typed lines and the answers parsed from them.
 
     Args:
         console: Where prompts are shown.
@@ -487,11 +503,11 @@ class Terminal:
         self._colors = colors
 
     def say(self, text: str, style: str = "", *, gutter: str = "") -> None:
-        """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
-        say_on(self._console, text, style, gutter=gutter)
+        """Print a line, made visible and wrapped to the terminal; each line starts with *gutter*."""
+        print_wrapped(self._console, text, style, gutter=gutter)
 
     async def line(self, prompt: str) -> str | None:
-        """Return the next line, on a terminal behind *prompt*; ``None`` when nothing more will be typed."""
+        """Read the next line, with *prompt* on a terminal; ``None`` at the end of the input."""
         from rich.text import Text
 
         if not self.lines.is_terminal:
@@ -504,53 +520,53 @@ class Terminal:
         return typed
 
     async def meanwhile(self) -> str | None:
-        """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
+        """Read the next line that is typed while a run works; ``None`` at the end of the input."""
         if not (self.lines.is_terminal and self._console.is_terminal):
             return await self.lines.next()
-        with self.lines.unechoed():
+        with self.lines.disable_echo():
             typed = await self.lines.next()
         self._hidden = f"> {visible(typed)}" if typed else ""
         return typed
 
-    def echo(self, *, now: bool = False) -> None:
-        """Show the line that was typed while a run worked, if the terminal has not; *now* or below text that streams."""
+    def print_typed_line(self, *, now: bool = False) -> None:
+        """Print the line typed while a run worked, unless the terminal did; at once with *now*, else after the streaming text."""
         text, self._hidden = self._hidden, ""
         if text:
             (self.say if now else self.note)(text, self._colors.note)
 
     def is_command(self, text: str) -> bool:
-        """Return whether a line is never an answer; in a chat its commands are none."""
+        """Return whether a line is a command of the chat and never an answer."""
         return False
 
-    def meant(self, text: str) -> str:
-        """Return what a line that was typed while a run works says to it."""
+    def message_from_line(self, text: str) -> str:
+        """Return the message to the run in a line that was typed while it runs."""
         return text
 
     async def takes(self, text: str) -> bool:
-        """Return whether a line that was typed while a run works is not for the run; nothing is, but in a chat."""
+        """Return whether a line typed during a run is for the chat, not for the run; always false outside of a chat."""
         return False
 
     def unsent(self, text: str, error: StepEngineError) -> None:
-        """Take back what was typed for a run that does not take it."""
+        """Report that a run did not accept a typed line."""
         self.say(visible(error.message))
 
     def typed_ahead(self) -> list[str]:
-        """Return the lines that were typed before anybody asked for one, and drop what was not sent."""
+        """Return the lines typed before a read, and discard unsent input."""
         return self.lines.typed_ahead()
 
     async def asked(
         self, question: Question, answer: Callable[[Any], object], other: Callable[[str], Awaitable[object]]
     ) -> bool:
         """
-        Ask until *answer* takes what is typed; return whether it did, and not when nothing more will be typed.
+        Ask until *answer* accepts the typed line; return whether it did, ``False`` at the end of the input.
 
         A line that is no answer to a permission question is something else that the person says, and so is what they typed
         before they could see the question: *other* takes it (requirements:X47).
         """
         for line in self.typed_ahead():
             await other(line)
-        is_whole = self._show(question, self._most())
-        prompt = _prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
+        is_whole = self._show(question, self._max_subject_lines())
+        prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         while (typed := await self.line(prompt)) is not None:
             if typed.strip() == "v" and (question.tool_name or not is_whole):
                 self._show(question)
@@ -569,59 +585,59 @@ class Terminal:
         return False
 
     async def _parse_answer(self, question: Question, typed: str) -> Any:
-        """Return the answer in a line, ``None`` when it is not one, ``AGAIN`` when the person went back to the question."""
+        """Parse a line as the answer; ``None`` for no answer, ``AGAIN`` if the person returned to the question."""
         if self.is_command(typed):
             return None
         if not question.tool_name:
-            return _choice(question, self.meant(typed))
+            return _parse_choice(question, self.message_from_line(typed))
         word, _, which = typed.strip().partition(" ")
-        edits = _edits_rule(question)
+        edits = _find_edits_rule(question)
         if edits is not None and typed.strip().lower() in EDITS:
             self.say(ACCEPTED, self._colors.note)
             self.accepts_edits()
-            return Answer(remember="session", covers=str(edits["id"]))
+            return make_lasting_approval(edits)
         if word.lower() not in ALWAYS or question.remember is None:
-            return _permission(typed)
-        rules = [rule for rule in (question.remember, *question.wider) if rule is not edits]
-        named = _find_rule(rules, which.strip())
+            return _parse_permission(typed)
+        rules = [rule for rule in offered_rules(question) if rule is not edits]
+        named = _find_typed_rule(rules, which.strip())
         if which.strip() and named is None:
             return None
-        return await self._always(rules, named)
+        return await self._ask_for_lasting_rule(rules, named)
 
-    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
-        """Return the answer that allows for good what the person chose after seeing what it covers."""
+    async def _ask_for_lasting_rule(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
+        """Return the answer that allows calls for the session, after the person chose a rule and saw its scope."""
         if chosen is None:
-            by = _call_in(rules[0]).get("agent")
+            by = call_matcher(rules[0]).get("agent")
             self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
             for number, rule in enumerate(rules, start=1):
-                self.say(f"  {number}. {one_line(_breadth(rule), 300)}")
-            chosen = await self._pick_rule(rules)
+                self.say(f"  {number}. {one_line(describe_scope(rule, is_full=True), 300)}")
+            chosen = await self._read_rule_number(rules)
         if chosen is None:
             return AGAIN
-        if _is_any_input(chosen):
-            tool = one_line(str(_call_in(chosen).get("is", "this tool")), 64)
+        if allows_any_input(chosen):
+            tool = one_line(str(call_matcher(chosen).get("is", "this tool")), 64)
             if ((await self.line(UNSEEN.format(tool))) or "").strip().lower() != "yes":
                 return AGAIN
-        return Answer(remember="session", covers="" if chosen is rules[0] else str(chosen["id"]))
+        return make_lasting_approval(chosen)
 
-    async def _pick_rule(self, rules: Sequence[JsonDict]) -> JsonDict | None:
-        """Return the rule whose number is typed; ``None`` for an empty line and at the end of the input."""
+    async def _read_rule_number(self, rules: Sequence[JsonDict]) -> JsonDict | None:
+        """Return the rule whose number is typed; ``None`` for an empty line or the end of the input."""
         while typed := ((await self.line(WHICH)) or "").strip():
-            chosen = _find_rule(rules, typed)
+            chosen = _find_typed_rule(rules, typed)
             if chosen is not None:
                 return chosen
             self.say(f"type a number from 1 to {len(rules)}, or Enter for none", self._colors.warning)
         return None
 
-    def _most(self) -> int:
-        """Return how many lines of what is asked about are shown at once: the question stays in sight above them."""
+    def _max_subject_lines(self) -> int:
+        """Return how many lines of a question's subject fit below the question."""
         return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
     def _show(self, question: Question, most: int | None = None) -> bool:
-        """Show a question, and return whether all of it was shown."""
+        """Print a question; return whether all of its lines were printed."""
         first, *rest = question.text.splitlines() or [""]
         self.say(f"? {one_line(first, 400)}", self._colors.question)
-        lines = [*[(visible(line), "") for line in rest], *_about(question, self._colors)]
+        lines = [*[(visible(line), "") for line in rest], *_subject_lines(question, self._colors)]
         for text, style in lines[:most]:
             self.say(text, style, gutter="| ")
         if most is not None and len(lines) > most:
@@ -635,51 +651,38 @@ class Terminal:
         return most is None or len(lines) <= most
 
 
-def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
-    """Give the lines of what a permission question is about, made visible, with their styles."""
+def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a permission question's subject, made visible, with their styles."""
     if not question.tool_name:
         return
-    shown = question.preview or {"action": "", "details": question.details}
-    if shown["action"]:
-        yield visible(str(shown["action"]), strict=True), colors.summary
-    details = thaw(shown["details"])
-    if command := shell_text(details):
-        yield from [
-            (f"$ {line}" if n == 0 else f"  {line}", "") for n, line in enumerate(visible(command).splitlines())
-        ]
-        details = {name: value for name, value in details.items() if not _is_said(name, value, command)}
-    for name, value in details.items() if isinstance(details, dict) else [("", details)]:
-        text = value if isinstance(value, str) else _json(value)
-        if name in ("diff", "unified_diff"):
-            yield from diff_lines(text, colors)
-            continue
+    # First, since the rest may be long and cut: a person must see that a third party chose the recipient.
+    for origin in sort_origins(question.provenance):
+        yield visible(describe_origin(origin), strict=True), "" if origin["trusted"] else colors.warning
+    for kind, name, value in preview_parts(question.preview or {"details": question.details}):
+        text = value if isinstance(value, str) else _format_json(value)
         lines = visible(text).splitlines() or [""]
-        if name and len(lines) == 1:
+        if kind == "action":
+            yield visible(text, strict=True), colors.summary
+        elif kind == "command":
+            yield from [(f"{'  ' if n else '$ '}{line}", "") for n, line in enumerate(lines)]
+        elif kind == "diff":
+            yield from diff_lines(text, colors)
+        elif name and len(lines) == 1:
             yield f"{visible(name, strict=True)}: {lines[0]}", ""
-            continue
-        if name:
-            yield f"{visible(name, strict=True)}:", ""
-        yield from [(f"  {line}", "") for line in lines]
+        else:
+            yield from [(f"{visible(name, strict=True)}:", "")] if name else []
+            yield from [(f"  {line}", "") for line in lines]
 
 
-def _is_said(name: str, value: object, command: str) -> bool:
-    """Return whether the shell line of *command* has all of a detail."""
-    return (
-        (name, value) == ("cwd", ".")
-        or value == command
-        or (isinstance(value, list) and shell_text({"argv": value}) == command)
-    )
-
-
-def _json(value: object) -> str:
+def _format_json(value: object) -> str:
     import json
 
     short = json.dumps(value, ensure_ascii=False)
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _permission(line: str) -> object:
-    """Return the answer in a line to a permission question, ``None`` when it is not one."""
+def _parse_permission(line: str) -> object:
+    """Parse the answer to a permission question; ``None`` if the line is none."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
     if word in NO:
@@ -693,12 +696,12 @@ AGAIN = object()
 """What stands for an answer where the person went back to the question."""
 
 
-def _edits_rule(question: Question) -> JsonDict | None:
-    """Return the rule for all edits of files that a question offers; ``None`` when it offers none."""
-    return next((rule for rule in question.wider if _member(rule["match"], "category") == "write"), None)
+def _find_edits_rule(question: Question) -> JsonDict | None:
+    """Return the rule for all file edits that a question offers, else ``None``."""
+    return next((rule for rule in question.wider if allows_all_edits(rule)), None)
 
 
-def _prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
+def _permission_prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
     """
     Return the prompt of a permission question: its subject on one line, shortened if necessary.
 
@@ -707,20 +710,24 @@ def _prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
         width: The width of the terminal.
         is_whole: Whether nothing was cut, so that ``v`` need not be offered.
     """
-    tool, size, about = one_line(question.tool_name or "", 30), _size_of(question), _about_what(question, width)
+    tool, size, about = (
+        one_line(question.tool_name or "", 30),
+        _format_diff_size(question),
+        _shorten_subject(question, width),
+    )
     missing = ["v all", "v"] if is_whole else []
     missing += ["a always", "a"] if question.remember is None else []
-    missing += ["e all edits", "e"] if _edits_rule(question) is None else []
+    missing += ["e all edits", "e"] if _find_edits_rule(question) is None else []
     offered = [", ".join([key for key in keys[:-3].split(", ") if key not in missing]) + keys[-3:] for keys in KEYS]
     taken = len(" ".join([part for part in (tool, about, size) if part])) + len(": ") + TYPED
     keys = next((keys for keys in offered if taken + len(keys) <= width), offered[-1])
     too_long = taken + len(keys) - width
-    about = _about_what(question, max(ROOM, len(about) - too_long)) if too_long > 0 else about
+    about = _shorten_subject(question, max(ROOM, len(about) - too_long)) if too_long > 0 else about
     return f"{' '.join([part for part in (tool, about, size) if part])}: {keys}"
 
 
-def _size_of(question: Question) -> str:
-    """Return how many lines the difference adds and removes that a question shows; ``""`` when it shows none."""
+def _format_diff_size(question: Question) -> str:
+    """Return the added and removed lines of a question's diff, such as ``+3 -1``; ``""`` without a diff."""
     lines = diff_of(question).splitlines()
     if not lines:
         return ""
@@ -729,52 +736,19 @@ def _size_of(question: Question) -> str:
     return f"+{added} -{removed}"
 
 
-def _about_what(question: Question, room: int) -> str:
-    """Return the file, command or address that a call is about, in at most *room* characters; of a file the end stays."""
+def _shorten_subject(question: Question, room: int) -> str:
+    """Return the subject of a call in at most *room* characters; a command keeps its start, a long path its end."""
     if command := shell_text(question.details):
         return one_line(command, room)
-    for name in ("path", "file_path", "file", "paths", "files", "url"):
-        if value := thaw(_member(question.details, name)):
-            shown = one_line(value if isinstance(value, str) else ", ".join(map(str, value)), 4_000)
-            return shown if len(shown) <= room else f"...{shown[3 - room :]}"
-    return ""
+    shown = one_line(call_subject(question.details), 4_000)
+    return shown if len(shown) <= room else f"...{shown[3 - room :]}"
 
 
-def _member(value: object, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else None
-
-
-def _call_in(rule: JsonDict) -> Mapping[str, Any]:
-    """Return what a rule says of the calls that it is about; nothing for one of another kind."""
-    match: Any = rule["match"]
-    call = match.get("call")
-    return call if isinstance(call, Mapping) else {"is": call} if isinstance(call, str) else {}
-
-
-def _is_any_input(rule: JsonDict) -> bool:
-    return bool(_call_in(rule).get("any_input"))
-
-
-def _breadth(rule: JsonDict) -> str:
-    """Return in words what a rule covers that an "always" adds."""
-    call = _call_in(rule)
-    if not call:
-        return str(rule["id"])
-    if _is_any_input(rule):
-        return f"ANY call of {call['is']}, whatever its input"
-    if "prefix" in call:
-        return f"{shlex.join(call['prefix'])} with anything behind it"
-    if "input" in call:
-        return "exactly this call"
-    where = [*call.get("paths", ()), *call.get("hosts", ()), *call.get("origins", ())]
-    return f"{call['is']} for {', '.join(where)}, whatever else it is given"
-
-
-def _find_rule(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
-    """Return the rule that a number means, or the first words of a command; ``None`` when there is none."""
+def _find_typed_rule(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
+    """Return the rule with the typed number or command prefix; ``None`` if there is none."""
     if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(rules):
         return rules[int(which) - 1]
-    words = [(" ".join(_call_in(rule).get("prefix", ())), rule) for rule in rules]
+    words = [(" ".join(call_matcher(rule).get("prefix", ())), rule) for rule in rules]
     return next((rule for prefix, rule in words if which and prefix == " ".join(which.split())), None)
 
 
@@ -784,8 +758,8 @@ DIGITS = 10
 """No option takes longer numbers, and Python reads no number of thousands of digits."""
 
 
-def _choice(question: Question, line: str) -> object:
-    """Return the answer that a line is to a question: numbers choose options, unless they are answers themselves; everything else is text."""
+def _parse_choice(question: Question, line: str) -> object:
+    """Parse the answer to a question: numbers choose options, other lines are text."""
     text = line.strip()
     if not text or text == "/skip":
         return Answer(declined=True) if text else None
@@ -829,7 +803,7 @@ class ConsoleRenderer:
         output: TextIO | None = None,
         verbose: bool = False,
     ) -> None:
-        console = console_on(output or sys.stdout)
+        console = make_console(output or sys.stdout)
         self._handle = handle
         self._screen = Screen(console, colors=colors, verbose=verbose)
         self._terminal = Terminal(console, TypedLines(input or sys.stdin), colors)
@@ -837,10 +811,10 @@ class ConsoleRenderer:
 
     async def run(self) -> RunResult:
         """Show the run to its end and return its result; of a handle that is kept open, that of the last turn."""
-        return await follow(self._handle, self._screen, self._terminal)
+        return await show_run(self._handle, self._screen, self._terminal)
 
 
-async def follow(
+async def show_run(
     handle: RunHandle,
     screen: Screen,
     terminal: Terminal,
@@ -849,40 +823,40 @@ async def follow(
     settled: Collection[str] = (),
 ) -> RunResult:
     """
-    Show a run to its end, ask and send what is typed; see ``ConsoleRenderer``.
+    Show a run to its end, ask its questions and send typed lines; see ``ConsoleRenderer``.
 
     Without *permits* nobody is asked whether a tool may run: somebody else decides that. Nobody is asked the questions with the
     ids in *settled*, which were answered before the run went on.
     """
-    somebody = _Person(handle, screen, terminal, settled)
+    somebody = _ConsoleInput(handle, screen, terminal, settled)
     terminal.note = screen.note
     person = asyncio.create_task(somebody.attend())
     is_over = False
 
-    def left(_: object) -> None:
+    def stop_waiting(_: object) -> None:
         if not is_over:
             shown.reschedule(0)
 
-    person.add_done_callback(left)
+    person.add_done_callback(stop_waiting)
     with contextlib.suppress(TimeoutError):
         try:
             async with asyncio.timeout(None) as shown:
                 # In this task, so that somebody is there before the run gets to its first question.
-                await _show(handle, screen, somebody, permits=permits)
+                await _show_events(handle, screen, somebody, permits=permits)
         finally:
             is_over = True
             person.cancel()
             await asyncio.wait((person,))
             terminal.note = terminal.say
             screen.close_line()
-            screen.show_notes()
+            screen.print_delayed_notes()
     if not person.cancelled() and (error := person.exception()) is not None:
         raise error
     return await handle.result()
 
 
-async def _show(handle: RunHandle, screen: Screen, somebody: _Person, *, permits: bool) -> None:
-    """Show every event, and tell of those that a person has to do something about."""
+async def _show_events(handle: RunHandle, screen: Screen, somebody: _ConsoleInput, *, permits: bool) -> None:
+    """Show every event of a run, and queue its questions for the person."""
     async with contextlib.aclosing(handle.events(answers=True)) as events:
         async for event in events:
             screen.on_event(event)
@@ -891,8 +865,10 @@ async def _show(handle: RunHandle, screen: Screen, somebody: _Person, *, permits
             ):
                 somebody.news.put_nowait(event.question)
             elif isinstance(event, ev.AnswerReceived):
-                somebody.settled(event.question_id)
-            elif isinstance(event, ev.WaitStarted) and event.kind != "child" and not somebody.bears(event):
+                somebody.mark_settled(event.question_id)
+            elif (
+                isinstance(event, ev.WaitStarted) and event.kind != "child" and not somebody.should_wait_for_run(event)
+            ):
                 return
             elif isinstance(event, ev.RunFinished):
                 screen.finish(event.result)
@@ -900,9 +876,9 @@ async def _show(handle: RunHandle, screen: Screen, somebody: _Person, *, permits
                 somebody.news.put_nowait(None)
 
 
-class _Person:
+class _ConsoleInput:
     """
-    Asks and listens while a run is shown.
+    Reads the person's answers and messages while a run is shown.
 
     Attributes:
         news: The questions that are open; ``None`` when the run is idle.
@@ -916,9 +892,9 @@ class _Person:
         self._settled = set(settled)
         self._asking: tuple[str, asyncio.Task[bool]] | None = None
 
-    def bears(self, wait: ev.WaitStarted) -> bool:
+    def should_wait_for_run(self, wait: ev.WaitStarted) -> bool:
         """
-        Return whether somebody sits there while a run waits for a message or a time; they are told how that ends.
+        Return whether the console waits with a run for a message or a time, and print how to leave.
 
         Where nobody does, it is left to be suspended: what is piped in is over at some time, and the wait may take days.
         """
@@ -930,31 +906,31 @@ class _Person:
             self._terminal.say(f"(it waits for {what}; Ctrl-C leaves that to `stepengine resume`)")
         return self._terminal.lines.is_terminal
 
-    def settled(self, question_id: str) -> None:
-        """Ask no more what was answered, here or elsewhere."""
+    def mark_settled(self, question_id: str) -> None:
+        """Stop asking a question that was answered, here or elsewhere."""
         self._settled.add(question_id)
         if self._asking is not None and self._asking[0] == question_id:
             self._asking[1].cancel()
 
     async def attend(self) -> None:
-        """Do what there is to do until nothing more will be typed at a question."""
+        """Ask each question of the run, and read input while it is idle; return at the end of the input."""
         while True:
-            question = await self._next()
+            question = await self._wait_for_question()
             self._screen.close_line()
             if question is None:
-                if not await self._idle():
+                if not await self._read_idle_input():
                     return
-            elif not await self._ask(question):
+            elif not await self._ask_question(question):
                 return
 
-    async def _next(self) -> Question | None:
-        """Return the next question, ``None`` when the run is idle; pass on what is typed on a terminal meanwhile."""
+    async def _wait_for_question(self) -> Question | None:
+        """Return the next question, ``None`` if the run is idle; send the lines typed meanwhile."""
         if not self._terminal.lines.is_terminal:
             return await self.news.get()
         news = asyncio.ensure_future(self.news.get())
         try:
             while not news.done():
-                line = asyncio.ensure_future(self._listen())
+                line = asyncio.ensure_future(self._send_next_line())
                 try:
                     await asyncio.wait((news, line), return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -967,26 +943,27 @@ class _Person:
         finally:
             news.cancel()
 
-    async def _listen(self) -> bool:
-        """Pass on the next line that is typed; return whether there was one."""
+    async def _send_next_line(self) -> bool:
+        """Read and send the next line; return ``False`` at the end of the input."""
         text = await self._terminal.meanwhile()
         if text is not None:
-            await self._send(text)
+            await self._send_line(text)
         return text is not None
 
-    async def _send(self, text: str) -> None:
-        """Send what was typed; a run that ended meanwhile takes nothing."""
+    async def _send_line(self, text: str) -> None:
+        """Send a typed line to the run; report it if the run has ended."""
         if not text.strip() or await self._terminal.takes(text):
             return
-        self._terminal.echo()
+        self._terminal.print_typed_line()
         try:
-            self._handle.send_input(self._terminal.meant(text))
+            self._handle.send_input(self._terminal.message_from_line(text))
         except StepEngineError as error:
             self._terminal.unsent(text, error)
         else:
             self._terminal.note("(sent; the run reads it before its next model call)", "")
 
-    async def _idle(self) -> bool:
+    async def _read_idle_input(self) -> bool:
+        """Read the next input of an idle run; return ``False`` and shut the run down if the person quits."""
         while True:
             line = await self._terminal.line("> ")
             if line is None or line.strip() in QUIT:
@@ -996,14 +973,16 @@ class _Person:
                 self._handle.send_input(line)
                 return True
 
-    async def _ask(self, question: Question) -> bool:
+    async def _ask_question(self, question: Question) -> bool:
+        """Ask a question; return ``False`` at the end of the input."""
+
         def answer(said: Any) -> None:
             self._handle.answer(question.id, said)
 
         if question.id in self._settled:
             return True
         self._screen.mark_asked(question)
-        asking = asyncio.create_task(self._terminal.asked(question, answer, self._send))
+        asking = asyncio.create_task(self._terminal.asked(question, answer, self._send_line))
         self._asking = question.id, asking
         try:
             await asyncio.wait((asking,))
@@ -1019,7 +998,7 @@ class _Person:
 
 class TerminalInteractor:
     """
-    Somebody at a terminal, for ``Engine(interactor=...)`` and ``ask_user_tool(interactor)``.
+    Asks the person at a terminal, for ``Engine(interactor=...)`` and ``ask_user_tool(interactor)``.
 
     Args:
         input: What is typed; stdin by default.
@@ -1035,32 +1014,32 @@ class TerminalInteractor:
         input: TextIO | None = None,
         output: TextIO | None = None,
         colors: ColorScheme = COLORS,
-        progress: Progress | None = None,
+        progress: ProgressDisplay | None = None,
         color: str = "auto",
     ) -> None:
-        self._terminal = Terminal(console_on(output or sys.stderr, color=color), TypedLines(input or sys.stdin), colors)
+        self._terminal = Terminal(
+            make_console(output or sys.stderr, color=color), TypedLines(input or sys.stdin), colors
+        )
         self._progress = progress
         self._one_at_a_time = asyncio.Lock()
         if progress is not None:
             progress.shows_questions = False
 
     async def ask(self, question: Question, /) -> Any:
-        """Return what is typed, or ``None`` when nothing more will be."""
+        """Return the typed answer, or ``None`` at the end of the input."""
         answers: list[object] = []
 
         def answer(said: Any) -> None:
-            if problem := answer_problem(said, question):
-                raise AnswerRejected(problem)
-            answers.append(said)
+            answers.append(check_answer(said, question))
 
-        held = contextlib.nullcontext() if self._progress is None else self._progress.held()
+        held = contextlib.nullcontext() if self._progress is None else self._progress.pause()
         async with self._one_at_a_time:
             with held:
-                await self._terminal.asked(question, answer, self._other)
+                await self._terminal.asked(question, answer, self._report_unsent)
         if self._progress is not None:
             self._progress.mark_asked(question)
         return answers[0] if answers else None
 
-    async def _other(self, typed: str) -> None:
+    async def _report_unsent(self, typed: str) -> None:
         if typed.strip():
             self._terminal.say(f"(no answer, and not sent: {one_line(typed)})")

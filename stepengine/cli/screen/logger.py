@@ -7,13 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from stepengine.cli.screen.render import cut, one_line, visible
+from stepengine.cli.screen.render import one_line, truncate_text, visible
 from stepengine.data.codec import plain
 from stepengine.data.messages import Message, ToolResult
 from stepengine.data.state import RunResult
 from stepengine.errors import DefinitionError
-
-__all__ = ("ConsoleLogger",)
 
 LEVELS = ("debug", "info", "warn", "error")
 MAX_LINE = 8_192
@@ -22,7 +20,7 @@ MAX_TEXT = 200
 
 class ConsoleLogger:
     """
-    Prints one line for each thing that is logged: ``Engine(logger=ConsoleLogger(level="info"))``.
+    Prints one line for each log entry: ``Engine(logger=ConsoleLogger(level="info"))``.
 
     With ``observers=[LogObserver(logger)]`` it is told what agents do: at ``"debug"`` each step, tool call and result, at
     ``"info"`` how each run ended. Text of models and tools is
@@ -44,37 +42,37 @@ class ConsoleLogger:
         self._file = file
 
     def debug(self, message: str, data: object = None, /, **more: object) -> None:
-        """Print what developers want to know."""
-        self._print("debug", message, data, more)
+        """Print a debug line."""
+        self._print_entry("debug", message, data, more)
 
     def info(self, message: str, data: Any = None, /, **more: Any) -> None:
-        """Print what users want to know who asked for detail."""
-        self._print("info", message, data, more)
+        """Print an info line."""
+        self._print_entry("info", message, data, more)
 
     def warn(self, message: str, data: object = None, /, **more: object) -> None:
-        """Print what somebody should look at."""
-        self._print("warn", message, data, more)
+        """Print a warning line."""
+        self._print_entry("warn", message, data, more)
 
     warning = warn
 
     def error(self, message: str, data: Any = None, /, **more: Any) -> None:
-        """Print what went wrong."""
-        self._print("error", message, data, more)
+        """Print an error line."""
+        self._print_entry("error", message, data, more)
 
     def on_tool_call(self, tool_name: str, input: object) -> None:
-        """Print a tool call that begins."""
+        """Print the start of a tool call."""
         self.debug("tool call", input, tool=tool_name)
 
     def on_tool_result(self, tool_name: str, result: ToolResult) -> None:
-        """Print how a tool call ended."""
+        """Print the result of a tool call."""
         self.debug("tool result", tool=tool_name, status=result.status, text=one_line(result.text, MAX_TEXT))
 
     def on_step(self, step: int, messages: Sequence[Message]) -> None:
-        """Print a step that begins."""
+        """Print the start of a step."""
         self.debug("step", step=step, messages=len(messages))
 
     def on_complete(self, result: RunResult) -> None:
-        """Print how a run ended."""
+        """Print the end of a run."""
         usage = result.usage
         self.info(
             "run ended",
@@ -85,7 +83,8 @@ class ConsoleLogger:
             output_tokens=usage.completion_tokens,
         )
 
-    def _print(self, level: str, message: str, data: object, more: dict[str, object]) -> None:
+    def _print_entry(self, level: str, message: str, data: object, more: dict[str, object]) -> None:
+        """Print one line with the level, the message and the data, unless the level is too low."""
         if LEVELS.index(level) < self._lowest:
             return
         fields = {"data": data, **more} if data is not None else more
@@ -94,12 +93,12 @@ class ConsoleLogger:
             for name, value in fields.items()
             if value not in (None, "")
         ]
-        line = cut(" ".join([f"{level}:", visible(str(message), strict=True), *said]), MAX_LINE)
+        line = truncate_text(" ".join([f"{level}:", visible(str(message), strict=True), *said]), MAX_LINE)
         print(line, file=self._file or sys.stderr, flush=True)
 
 
 def _format_value(value: object) -> str:
-    """Return a value as it is if it is one word, else as JSON, so that its ends can be seen."""
+    """Format a value as it is if it is one word, else as JSON."""
     if isinstance(value, str):
         shown = visible(value, strict=True)
         return shown if shown.isprintable() and " " not in shown and '"' not in shown else f'"{shown}"'

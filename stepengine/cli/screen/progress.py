@@ -1,7 +1,7 @@
 """
 Live progress of a run, from its events to lines on stderr.
 
-``Progress`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
+``ProgressDisplay`` is an observer. On a terminal it keeps one status line below what it prints and shows text while it
 streams; elsewhere it prints plain lines. Many children at once are one line that counts them. Whatever comes from a model, a tool
 or a file is made visible first. Where children run at the same time, a line in brackets says whose lines follow.
 """
@@ -9,13 +9,23 @@ or a file is made visible first. Where children run at the same time, a line in 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.screen.render import ColorScheme, counted, money, one_line, shell_text, tokens, visible, wrapped
+from stepengine.cli.screen.render import (
+    ColorScheme,
+    format_cost,
+    format_count,
+    format_tokens,
+    one_line,
+    visible,
+    wrap_lines,
+)
 from stepengine.data import events as ev
+from stepengine.data.call_text import diff_of, shell_text, written_diff
+from stepengine.data.origins import describe_origin, sort_origins
 from stepengine.data.questions import Question
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
@@ -24,8 +34,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
-
-__all__ = ("COLORS", "LEVELS", "Progress", "diff_lines", "diff_of")
 
 MAX_DIFF_LINES = 40
 HANG = 2
@@ -50,14 +58,7 @@ TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
-class SpentSoFar(NamedTuple):
-    """What was used so far, and what it cost; ``None`` when that is unknown."""
-
-    usage: Usage
-    cost: Decimal | None
-
-
-class Progress:
+class ProgressDisplay:
     """
     Shows the events of one run.
 
@@ -71,7 +72,12 @@ class Progress:
 
     Attributes:
         shows_questions: Whether questions are lines like others; not where somebody is asked them on the same console.
-        filled: Tokens of the root's last prompt and its reply; 0 where no model said it.
+        colors: The style of each kind of line.
+        verbose: Whether whole inputs are shown.
+        thinking: How thoughts are shown.
+        level: The number of the lowest level of log lines.
+        counts: The counts of the run.
+        children: The children of the run.
     """
 
     def __init__(
@@ -85,33 +91,24 @@ class Progress:
         colors: ColorScheme = COLORS,
     ) -> None:
         self.shows_questions = True
-        self.filled = 0
+        self.colors = colors
+        self.verbose = verbose
+        self.thinking = "show" if verbose else thinking
+        self.level = 0 if verbose else LEVELS.index(level)
+        self.counts = _RunCounts()
+        self.children = _Children()
         self._console = console
-        self._colors = colors
-        self._verbose = verbose
-        self._thinking = "show" if verbose else thinking
-        self._level = 0 if verbose else LEVELS.index(level)
         self._partial: dict[str, str] = {}
         self._streamed: set[str] = set()
-        self._steps: dict[str, int] = {}
-        self._siblings: dict[str, str] = {}
         self._speaker = ""
-        self._usage = Usage()
-        self._cost: Decimal | None = Decimal(0)
-        self._step = 0
-        self._below = _Below()
-        self._crowds: dict[str, _Crowd] = {}
-        self._folded: set[str] = set()
-        self._doing = "starting"
-        self._start = time.monotonic()
         self._wants_live = live
         self._live: Live | None = None
         self._todos: dict[tuple[str, str], Any] = {}
         self._asked_diffs: list[str] = []
 
     @contextmanager
-    def shown(self) -> Iterator[Progress]:
-        """Show the status line, on a terminal, for as long as the block lasts."""
+    def show_live(self) -> Iterator[ProgressDisplay]:
+        """Show the status line during the block, if the output is a terminal."""
         if not self._wants_live:
             yield self
             return
@@ -119,7 +116,7 @@ class Progress:
 
         with Live(
             console=self._console,
-            get_renderable=self._status,
+            get_renderable=self._render_live_text,
             refresh_per_second=10,
             transient=True,
             redirect_stdout=False,
@@ -128,8 +125,8 @@ class Progress:
         self._live = None
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Take the status line away for as long as the block lasts, so that somebody can type."""
+    def pause(self) -> Iterator[None]:
+        """Hide the status line during the block, so that the user can type."""
         live = self._live
         if live is None:
             yield
@@ -142,76 +139,58 @@ class Progress:
 
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
-        self._below.count(event)
+        self.counts.count(event)
         if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._count_child(event):
             return
-        if self._folded and self._is_folded(event.path) and not isinstance(event, OF_MANY):
+        if self.children.is_folded(event.path) and not isinstance(event, OF_MANY):
             return
-        show = getattr(self, f"_on_{event.type}", None)
+        self._show(event)
+
+    def _show(self, event: ev.Event) -> None:
+        show = SHOWN.get(type(event))
         if show is not None:
-            show(event)
-
-    # --- many children ------------------------------------------------------------------------------------------------
-
-    def _is_folded(self, path: str) -> bool:
-        """Return whether the run at *path*, or one above it, is one of many."""
-        return any(path[:end] in self._folded for end in [*_dots(path), len(path)])
+            show(self, event)
 
     def _count_child(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
-        """Count a child that is one of many; return whether that is all that is to be shown of it."""
-        path = event.child_path
+        """Count the start or end of one of many children; return whether nothing more is to be printed for it."""
         if isinstance(event, ev.AgentSpawned):
-            if self._verbose or event.of < MANY:
-                return self._is_folded(event.path)
-            crowd = self._crowds.setdefault(event.path, _Crowd(event.agent_id))
-            crowd.began(event.of)
-            self._folded.add(path)
-            self._siblings[path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
-            return True
-        if path not in self._folded:
-            return self._is_folded(event.path)
-        crowd = self._crowds[event.path]
-        crowd.ended += 1
+            return self.children.start(event, are_shown=self.verbose)
+        crowd = self.children.end(event)
+        if crowd is None:
+            return self.children.is_folded(event.path)
         if event.status is not RunStatus.COMPLETED:
-            self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self._colors.agent)
-        if crowd.is_worth_a_line:
-            self._tell(event.path, crowd)
+            self.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self.colors.agent)
+        if crowd.should_print_progress:
+            self._print_group_progress(event.path, crowd)
         return True
 
-    def _tell(self, path: str, crowd: _Crowd) -> None:
+    def _print_group_progress(self, path: str, crowd: _SiblingGroup) -> None:
+        """Print how many of the sibling children have ended."""
         crowd.told = crowd.ended
-        self._line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", self._colors.agent)
+        self.print_line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", self.colors.agent)
 
     def mark_asked(self, question: Question) -> None:
-        """Record that a person saw the difference of *question*, so that the result does not show the same one again."""
+        """Record that the person saw the diff of *question*, so that the result does not print it again."""
         diff = diff_of(question)
         self._asked_diffs += [diff] if diff else []
 
     def finish(self, result: RunResult) -> None:
-        """Show how the run ended and what it spent."""
+        """Print the status of the run, its counts and its cost."""
         for path in list(self._partial):
-            self._flush(path)
-        for path, crowd in self._crowds.items():
+            self.flush_text(path)
+        for path, crowd in self.children.crowds.items():
             if crowd.told != crowd.ended:
-                self._tell(path, crowd)
-        self._line("", " | ".join([part for part in self._summary(result) if part]), self._colors.summary)
+                self._print_group_progress(path, crowd)
+        self.print_line("", " | ".join([part for part in self._summary_parts(result) if part]), self.colors.summary)
 
-    def _summary(self, result: RunResult) -> list[str]:
-        """Return the end of a run and its cost, in parts."""
-        below = self._below
-        return [
-            result.status.value.replace("_", " "),
-            counted(result.state.step_index + below.steps, "step"),
-            counted(len(result.tool_calls) + below.tool_calls, "tool call"),
-            counted(below.agents, "child run") if below.agents else "",
-            tokens(result.usage),
-            money(result.cost, of=result.usage) if result.usage.requests else "no model call",
-            f"{time.monotonic() - self._start:.1f} s",
-        ]
+    def _summary_parts(self, result: RunResult) -> list[str]:
+        """Return the parts of the last line: status, steps, calls, tokens, cost and time."""
+        return self.counts.summary_parts(result)
 
     # --- what is shown ------------------------------------------------------------------------------------------------
 
-    def _status(self) -> Text:
+    def _render_live_text(self) -> Text:
+        """Return the text of the live display: unfinished lines and the status line."""
         from rich.text import Text
 
         # The screen is refreshed by another thread, so the dict may change meanwhile.
@@ -221,260 +200,212 @@ class Progress:
         return text.append_text(self.status())
 
     def status(self) -> Text:
-        """Return one line: what goes on, how far it is, what it spent."""
+        """Return the status line: step, activity, tokens, cost and time."""
         from rich.text import Text
 
-        spent = tokens(self._usage)
-        parts = [
-            f"step {self._step}" if self._step else "",
-            self._doing,
-            *[
-                f"{crowd.agent_id} {crowd.ended}/{crowd.asked}"
-                for crowd in list(self._crowds.values())
-                if crowd.is_open
-            ],
-            spent,
-            money(self._cost, of=self._usage) if spent else "",
-            f"{time.monotonic() - self._start:.0f} s",
-        ]
-        return Text(" | ".join([p for p in parts if p]), style=self._colors.note)
+        crowds = [crowd for crowd in list(self.children.crowds.values()) if crowd.is_open]
+        parts = self.counts.status_parts([f"{crowd.agent_id} {crowd.ended}/{crowd.asked}" for crowd in crowds])
+        return Text(" | ".join([p for p in parts if p]), style=self.colors.note)
 
-    @property
-    def spent(self) -> SpentSoFar:
-        """What the models of the run have used so far."""
-        return SpentSoFar(self._usage, self._cost)
-
-    def _line(self, path: str, text: str, style: str = "") -> None:
+    def print_line(self, path: str, text: str, style: str = "") -> None:
+        """Print a line, indented by the depth of its run; a heading names the run if it changed."""
         from rich.text import Text
 
-        speaker = self._speaker_of(path)
+        speaker = self.children.find_sibling_path(path)
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
-                self._console.print(
-                    Text("  " * _depth(speaker) + self._siblings[speaker], style=self._colors.note), soft_wrap=True
-                )
-        line = "  " * _depth(path) + text
+                heading = "  " * _indent_level(speaker) + self.children.siblings[speaker]
+                self._console.print(Text(heading, style=self.colors.note), soft_wrap=True)
+        line = "  " * _indent_level(path) + text
         if self._console.is_terminal:
-            line = wrapped(line, self._console.width, HANG)
+            line = wrap_lines(line, self._console.width, HANG)
         self._console.print(Text(line, style=style), soft_wrap=True)
 
-    def _speaker_of(self, path: str) -> str:
-        """Return the path of the run with siblings that *path* belongs to, itself or the nearest above; ``""`` if none."""
-        while path and path not in self._siblings:
-            path = path.rpartition(".")[0]
-        return path
-
-    def _text(self, path: str, text: str) -> None:
+    def add_text(self, path: str, text: str) -> None:
+        """Print the finished lines of streamed text, and hold back the last one."""
         lines = (self._partial.pop(path, "") + text).split("\n")
         for line in lines[:-1]:
-            self._line(path, visible(line))
+            self.print_line(path, visible(line))
         if lines[-1]:
             self._partial[path] = lines[-1]
 
-    def _flush(self, path: str) -> None:
+    def flush_text(self, path: str) -> None:
+        """Print the line that was held back."""
         rest = self._partial.pop(path, "")
         if rest:
-            self._line(path, visible(rest))
+            self.print_line(path, visible(rest))
 
-    # --- runs and steps -----------------------------------------------------------------------------------------------
-
-    def _on_step_started(self, event: ev.StepStarted) -> None:
-        self._flush(event.path)
-        self._steps[event.path] = event.step + 1
-
-    def _on_model_started(self, event: ev.ModelStarted) -> None:
-        # Announced here, so that a step which fails for lack of a model shows nothing but its error.
-        step = self._steps.pop(event.path, 0)
-        if step and not event.path:
-            self._step = step
-        if step and not self._is_folded(event.path):
-            self._line(event.path, f"step {step}", self._colors.step)
-
-    def _on_model_finished(self, event: ev.ModelFinished) -> None:
-        if event.reply is not None:
-            self._usage += event.reply.usage or Usage(at_least=True)
-            self._cost = add_cost(self._cost, event.reply.cost)
-            if not event.path and event.reply.usage is not None:
-                self.filled = event.reply.usage.prompt_tokens + event.reply.usage.completion_tokens
-
-    def _on_phase_changed(self, event: ev.PhaseChanged) -> None:
-        if not event.path:
-            self._doing = f"{event.phase.value.replace('_', ' ')} {one_line(event.detail, 40)}".strip()
-
-    def _on_agent_spawned(self, event: ev.AgentSpawned) -> None:
-        beside = " in the background" if event.is_background else ""
-        self._line(
-            event.path,
-            f"agent {event.agent_id} starts{beside}: {one_line(event.prompt)}".rstrip(": "),
-            self._colors.agent,
-        )
-        if not event.only_child:
-            self._siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
-
-    def _on_agent_finished(self, event: ev.AgentFinished) -> None:
-        self._flush(event.child_path)
-        self._line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self._colors.agent)
-
-    def _on_wait_started(self, event: ev.WaitStarted) -> None:
-        self._line(event.path, f"  {one_line(event.words, 300)}", "dim")
-
-    # --- model --------------------------------------------------------------------------------------------------------
-
-    def _on_text_delta(self, event: ev.TextDelta) -> None:
+    def stream_text(self, event: ev.TextDelta) -> None:
+        """Show a piece of a text."""
         self._streamed.add(event.path)
-        self._text(event.path, event.text)
+        self.add_text(event.path, event.text)
 
-    def _on_text_completed(self, event: ev.TextCompleted) -> None:
+    def complete_text(self, event: ev.TextCompleted) -> None:
+        """End a text; print it whole if no piece of it was shown."""
         if event.path in self._streamed:
             self._streamed.discard(event.path)
         else:
-            self._text(event.path, event.text)
-        self._flush(event.path)
+            self.add_text(event.path, event.text)
+        self.flush_text(event.path)
 
-    def _on_thinking_completed(self, event: ev.ThinkingCompleted) -> None:
-        lines = [line for line in event.text.splitlines() if line.strip()]
-        if self._thinking == "show":
-            for line in lines:
-                self._line(event.path, f"  thinks: {visible(line)}", self._colors.thinking)
-        elif self._thinking == "fold" and lines:
-            more = f" ({len(lines) - 1} more line{'s' * (len(lines) > 2)})" if len(lines) > 1 else ""  # noqa: PLR2004
-            self._line(event.path, f"  thinks: {one_line(lines[0], 80)}{more}", self._colors.thinking)
+    def discard_text(self, path: str) -> None:
+        """Drop the text of a reply that does not count."""
+        self._partial.pop(path, None)
+        self._streamed.discard(path)
 
-    def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
-        self._partial.pop(event.path, None)
-        self._streamed.discard(event.path)
-        self._line(event.path, "(the reply broke off; what it said does not count)", self._colors.warning)
+    def store_todos(self, event: ev.ToolStarted) -> None:
+        """Remember the todos that a call is about to write."""
+        self._todos[event.path, event.tool_call_id] = event.input
 
-    def _on_model_retry(self, event: ev.ModelRetry) -> None:
-        why = (
-            f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {one_line(event.error, 200)}"
-        )
-        self._line(event.path, why, self._colors.warning)
+    def print_todos(self, event: ev.ToolFinished) -> None:
+        """Print the todos that a call wrote."""
+        asked = self._todos.pop((event.path, event.tool_call_id), None)
+        for todo in () if event.result.is_error else asked["todos"]:
+            mark, style = ("x", self.colors.result) if todo["completed"] else (" ", "")
+            self.print_line(event.path, f"{'':>11} [{mark}] {one_line(todo['task'], 120)}", style)
 
-    def _on_rate_limited(self, event: ev.RateLimited) -> None:
-        how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
-        self._line(event.path, f"waits for its turn at {event.provider} ({event.limit}{how_long})", self._colors.note)
-
-    # --- tools --------------------------------------------------------------------------------------------------------
-
-    def _on_tool_started(self, event: ev.ToolStarted) -> None:
-        self._flush(event.path)
-        if event.tool_name == TODOS:
-            self._todos[event.path, event.tool_call_id] = event.input
-        call = f"{one_line(event.tool_name, 64)} {self._arguments(event)}".rstrip()
-        self._line(event.path, f"{one_line(event.source, 16):>9} > {call}", self._colors.tool)
-
-    def _on_tool_finished(self, event: ev.ToolFinished) -> None:
-        if self._is_folded(event.path):
-            return
-        result = event.result
-        how = result.status if result.is_error else "waits" if result.status == "pending" else "ok"
-        why = f": {one_line(result.text, 200)}" if result.is_error else ""
-        said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
-        self._line(event.path, f"{'':>9} < {said}", self._colors.error if result.is_error else self._colors.result)
-        diff = result.data.get("unified_diff") if isinstance(result.data, dict) else None
-        if isinstance(diff, str) and diff in self._asked_diffs:
+    def print_diff(self, path: str, diff: str) -> None:
+        """Print the first lines of a diff, unless the person was shown it in a question."""
+        if diff in self._asked_diffs:
             self._asked_diffs.remove(diff)
-        elif isinstance(diff, str):
-            self._diff(event.path, diff)
-        if event.tool_name == TODOS:
-            asked = self._todos.pop((event.path, event.tool_call_id), None)
-            if not result.is_error:
-                self._show_todos(event.path, asked["todos"])
-
-    def _show_todos(self, path: str, todos: Iterable[Any]) -> None:
-        """Show the list as the tool, which has checked it, was given it."""
-        for todo in todos:
-            mark, style = ("x", self._colors.result) if todo["completed"] else (" ", "")
-            self._line(path, f"{'':>11} [{mark}] {one_line(todo['task'], 120)}", style)
-
-    def _on_repeat(self, event: ev.Repeat) -> None:
-        name = one_line(event.tool_name, 64)
-        self._line(
-            event.path, f"  warning: {name} was called {event.count} times with the same result", self._colors.warning
-        )
-
-    def _arguments(self, event: ev.ToolStarted) -> str:
-        value = event.input
-        if not isinstance(value, dict):
-            return ""
-        if self._verbose:
-            return one_line(", ".join([f"{k}={v!r}" for k, v in value.items()]), 2000)
-        if event.category == "execute" and (command := shell_text(value)):
-            return f"$ {one_line(command, 200)}"
-        said = [_short(v) for v in value.values() if isinstance(v, str | list | dict)]
-        return one_line(", ".join([s for s in said if s]), 80)
-
-    def _diff(self, path: str, diff: str) -> None:
-        lines = diff.splitlines()
-        for line, style in diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self._colors):
-            self._line(path, f"{'':>11} {line}", style)
-        if len(lines) > MAX_DIFF_LINES:
-            self._line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", self._colors.note)
-
-    def _on_tool_progress(self, event: ev.ToolProgress) -> None:
-        percent = "" if event.percent is None else f" {event.percent:.0f} %"
-        self._line(event.path, f"  . {one_line(event.message, 200)}{percent}", self._colors.note)
-
-    # --- people and logs ----------------------------------------------------------------------------------------------
-
-    def _on_question_asked(self, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
-        if self.shows_questions:
-            self._line(event.path, f"  ? {one_line(event.question.text, 400)}", self._colors.question)
-
-    def _on_permission_requested(self, event: ev.PermissionRequested) -> None:
-        self._on_question_asked(event)
-        shown = event.question.preview
-        if not self.shows_questions:
             return
-        if shown is not None:
-            self._line(event.path, f"    {one_line(str(shown['action']), 400)}", self._colors.warning)
-        if event.question.remember is not None:
-            self._line(event.path, f"    always: {one_line(str(event.question.remember['id']), 400)}", "dim")
-
-    def _on_answer_received(self, event: ev.AnswerReceived) -> None:
-        if not event.path:
-            self._doing = ""
-
-    def _on_notification(self, event: ev.Notification) -> None:
-        self._line(event.path, f"  * {one_line(event.message, 400)}")
-
-    def _on_log_line(self, event: ev.LogLine | ev.ToolLog) -> None:
-        level = event.level if event.level in LEVELS else "warning"
-        if LEVELS.index(level) >= self._level:
-            colors = self._colors
-            style = {"warning": colors.warning, "error": colors.error}.get(level, colors.note)
-            self._line(event.path, f"  {level}: {one_line(event.message, 400)}", style)
-
-    _on_tool_log = _on_log_line
-
-    def _on_hook_failed(self, event: ev.HookFailed) -> None:
-        self._line(event.path, f"  warning: {one_line(event.error, 400)}", self._colors.warning)
-
-    def _on_handler_notice(self, event: ev.HandlerNotice | ev.Warned) -> None:
-        self._line(event.path, f"  warning: {one_line(event.message, 400)}", self._colors.warning)
-
-    _on_warned = _on_handler_notice
+        lines = diff.splitlines()
+        for line, style in diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self.colors):
+            self.print_line(path, f"{'':>11} {line}", style)
+        if len(lines) > MAX_DIFF_LINES:
+            self.print_line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", self.colors.note)
 
 
-class _Below:
-    """What the runs below the root did: its own result does not count that."""
+class _RunCounts:
+    """
+    What a run and its children did and used, for the status line and the summary.
+
+    Attributes:
+        usage: The tokens of all models.
+        cost: Their cost; ``None`` when it is unknown.
+        filled: Tokens of the root's last prompt and its reply; 0 where no model said it.
+    """
 
     def __init__(self) -> None:
-        self.agents = self.steps = self.tool_calls = 0
+        self.usage = Usage()
+        self.cost: Decimal | None = Decimal(0)
+        self.filled = 0
+        self._step = 0
+        self._doing = "starting"
+        self._started: dict[str, int] = {}
+        self._start = time.monotonic()
+        # The root's result has none of its children's.
+        self._agents = self._steps = self._tool_calls = 0
 
     def count(self, event: ev.Event) -> None:
         """Count *event*."""
-        self.agents += isinstance(event, ev.AgentSpawned)
+        self._agents += isinstance(event, ev.AgentSpawned)
+        if isinstance(event, ev.StepStarted):
+            self._started[event.path] = event.step + 1
         if event.path:
-            self.steps += isinstance(event, ev.StepStarted)
-            self.tool_calls += isinstance(event, ev.ToolFinished)
+            self._steps += isinstance(event, ev.StepStarted)
+            self._tool_calls += isinstance(event, ev.ToolFinished)
+
+    def add_reply(self, event: ev.ModelFinished) -> None:
+        """Add the tokens and the cost of a reply."""
+        if event.reply is None:
+            return
+        used = event.reply.usage
+        self.usage += used or Usage(at_least=True)
+        self.cost = add_cost(self.cost, event.reply.cost)
+        if not event.path and used is not None:
+            self.filled = used.prompt_tokens + used.completion_tokens
+
+    def change_phase(self, event: ev.PhaseChanged | ev.AnswerReceived) -> None:
+        """Store the activity of the root for the status line; none after an answer."""
+        said = ""
+        if isinstance(event, ev.PhaseChanged):
+            said = f"{event.phase.value.replace('_', ' ')} {one_line(event.detail, 40)}".strip()
+        if not event.path:
+            self._doing = said
+
+    def announce_step(self, path: str) -> int:
+        """Return the step that the run at *path* has started, once; else 0."""
+        step = self._started.pop(path, 0)
+        if step and not path:
+            self._step = step
+        return step
+
+    def status_parts(self, crowds: Iterable[str]) -> list[str]:
+        """Return the parts of the status line; *crowds* are those of the children."""
+        spent = format_tokens(self.usage)
+        return [
+            f"step {self._step}" if self._step else "",
+            self._doing,
+            *crowds,
+            spent,
+            format_cost(self.cost, of=self.usage) if spent else "",
+            f"{time.monotonic() - self._start:.0f} s",
+        ]
+
+    def summary_parts(self, result: RunResult) -> list[str]:
+        """Return the parts of the summary of an ended run."""
+        return [
+            result.status.value.replace("_", " "),
+            format_count(result.state.step_index + self._steps, "step"),
+            format_count(len(result.tool_calls) + self._tool_calls, "tool call"),
+            format_count(self._agents, "child run") if self._agents else "",
+            format_tokens(result.usage),
+            format_cost(result.cost, of=result.usage) if result.usage.requests else "no model call",
+            f"{time.monotonic() - self._start:.1f} s",
+        ]
 
 
-class _Crowd:
+class _Children:
     """
-    Children of one run of which many are asked for at once.
+    The children of a run: which are followed, and which are only counted since they are many.
+
+    Attributes:
+        crowds: The many children of a run, by its path.
+        siblings: The heading of each child that runs alongside others, by its path.
+    """
+
+    def __init__(self) -> None:
+        self.crowds: dict[str, _SiblingGroup] = {}
+        self.siblings: dict[str, str] = {}
+        self._folded: set[str] = set()
+
+    def is_folded(self, path: str) -> bool:
+        """Return whether the run at *path*, or a parent, is one of many siblings that are only counted."""
+        return bool(self._folded) and any(path[:end] in self._folded for end in [*_dot_positions(path), len(path)])
+
+    def find_sibling_path(self, path: str) -> str:
+        """Return the path of the run with siblings that *path* belongs to, itself or the nearest above; ``""`` if none."""
+        while path and path not in self.siblings:
+            path = path.rpartition(".")[0]
+        return path
+
+    def name(self, event: ev.AgentSpawned) -> None:
+        """Store the heading of a child that runs alongside others."""
+        self.siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
+
+    def start(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
+        """Count a child if it is one of many, unless all *are_shown*; return whether nothing is printed for it."""
+        if are_shown or event.of < MANY:
+            return self.is_folded(event.path)
+        self.crowds.setdefault(event.path, _SiblingGroup(event.agent_id)).began(event.of)
+        self._folded.add(event.child_path)
+        self.name(event)
+        return True
+
+    def end(self, event: ev.AgentFinished) -> _SiblingGroup | None:
+        """Count the end of one of many children and return them; ``None`` for another child."""
+        if event.child_path not in self._folded:
+            return None
+        crowd = self.crowds[event.path]
+        crowd.ended += 1
+        return crowd
+
+
+class _SiblingGroup:
+    """
+    Many children that one run started together.
 
     Attributes:
         agent_id: The agent of the first of them.
@@ -489,7 +420,7 @@ class _Crowd:
         self._awaited = 0
 
     def began(self, of: int) -> None:
-        """Count one child, which was asked for with *of* together."""
+        """Count a started child of a group of *of*."""
         if not self._awaited:
             self._awaited = of
             self.asked += of
@@ -497,42 +428,216 @@ class _Crowd:
 
     @property
     def is_open(self) -> bool:
-        """Whether some have not ended."""
+        """Whether some children have not ended."""
         return self.ended < self.asked
 
     @property
-    def is_worth_a_line(self) -> bool:
-        """Whether all that were asked for have ended, and they are twice as many as when that was last told."""
+    def should_print_progress(self) -> bool:
+        """Whether all children have ended, and twice as many as at the last printed line."""
         return not self.is_open and self.ended >= 2 * self.told
 
 
-def _dots(path: str) -> list[int]:
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+# --- runs and steps -----------------------------------------------------------------------------------------------
+
+
+def _on_model_started(display: ProgressDisplay, event: ev.ModelStarted) -> None:
+    # Announced here, so that a step which fails for lack of a model shows nothing but its error.
+    step = display.counts.announce_step(event.path)
+    if step and not display.children.is_folded(event.path):
+        display.print_line(event.path, f"step {step}", display.colors.step)
+
+
+def _on_agent_spawned(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
+    beside = " in the background" if event.is_background else ""
+    display.print_line(
+        event.path,
+        f"agent {event.agent_id} starts{beside}: {one_line(event.prompt)}".rstrip(": "),
+        display.colors.agent,
+    )
+    if not event.only_child:
+        display.children.name(event)
+
+
+def _on_agent_finished(display: ProgressDisplay, event: ev.AgentFinished) -> None:
+    display.flush_text(event.child_path)
+    display.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", display.colors.agent)
+
+
+def _on_wait_started(display: ProgressDisplay, event: ev.WaitStarted) -> None:
+    display.print_line(event.path, f"  {one_line(event.words, 300)}", "dim")
+
+
+# --- model --------------------------------------------------------------------------------------------------------
+
+
+def _on_thinking_completed(display: ProgressDisplay, event: ev.ThinkingCompleted) -> None:
+    lines = [line for line in event.text.splitlines() if line.strip()]
+    if display.thinking == "show":
+        for line in lines:
+            display.print_line(event.path, f"  thinks: {visible(line)}", display.colors.thinking)
+    elif display.thinking == "fold" and lines:
+        more = f" ({len(lines) - 1} more line{'s' * (len(lines) > 2)})" if len(lines) > 1 else ""  # noqa: PLR2004
+        display.print_line(event.path, f"  thinks: {one_line(lines[0], 80)}{more}", display.colors.thinking)
+
+
+def _on_reply_discarded(display: ProgressDisplay, event: ev.ReplyDiscarded) -> None:
+    display.discard_text(event.path)
+    display.print_line(event.path, "(the reply was interrupted and does not count)", display.colors.warning)
+
+
+def _on_model_retry(display: ProgressDisplay, event: ev.ModelRetry) -> None:
+    why = f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {one_line(event.error, 200)}"
+    display.print_line(event.path, why, display.colors.warning)
+
+
+def _on_rate_limited(display: ProgressDisplay, event: ev.RateLimited) -> None:
+    how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
+    display.print_line(
+        event.path, f"waits for its turn at {event.provider} ({event.limit}{how_long})", display.colors.note
+    )
+
+
+# --- tools --------------------------------------------------------------------------------------------------------
+
+
+def _on_tool_started(display: ProgressDisplay, event: ev.ToolStarted) -> None:
+    display.flush_text(event.path)
+    if event.tool_name == TODOS:
+        display.store_todos(event)
+    call = f"{one_line(event.tool_name, 64)} {_format_arguments(display, event)}".rstrip()
+    display.print_line(event.path, f"{one_line(event.source, 16):>9} > {call}", display.colors.tool)
+
+
+def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
+    if display.children.is_folded(event.path):
+        return
+    result, colors = event.result, display.colors
+    how = result.status if result.is_error else "waits" if result.status == "pending" else "ok"
+    why = f": {one_line(result.text, 200)}" if result.is_error else ""
+    said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
+    display.print_line(event.path, f"{'':>9} < {said}", colors.error if result.is_error else colors.result)
+    display.print_diff(event.path, written_diff(result.data))
+    if event.tool_name == TODOS:
+        display.print_todos(event)
+
+
+def _on_repeat(display: ProgressDisplay, event: ev.Repeat) -> None:
+    name = one_line(event.tool_name, 64)
+    display.print_line(
+        event.path, f"  warning: {name} was called {event.count} times with the same result", display.colors.warning
+    )
+
+
+def _format_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> str:
+    value = event.input
+    if not isinstance(value, dict):
+        return ""
+    if display.verbose:
+        return one_line(", ".join([f"{k}={v!r}" for k, v in value.items()]), 2000)
+    if event.category == "execute" and (command := shell_text(value)):
+        return f"$ {one_line(command, 200)}"
+    said = [_format_argument(v) for v in value.values() if isinstance(v, str | list | dict)]
+    return one_line(", ".join([s for s in said if s]), 80)
+
+
+def _on_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> None:
+    percent = "" if event.percent is None else f" {event.percent:.0f} %"
+    display.print_line(event.path, f"  . {one_line(event.message, 200)}{percent}", display.colors.note)
+
+
+# --- people and logs ----------------------------------------------------------------------------------------------
+
+
+def _on_question_asked(display: ProgressDisplay, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
+    if display.shows_questions:
+        display.print_line(event.path, f"  ? {one_line(event.question.text, 400)}", display.colors.question)
+
+
+def _on_permission_requested(display: ProgressDisplay, event: ev.PermissionRequested) -> None:
+    _on_question_asked(display, event)
+    shown = event.question.preview
+    if not display.shows_questions:
+        return
+    if shown is not None:
+        display.print_line(event.path, f"    {one_line(str(shown['action']), 400)}", display.colors.warning)
+    for origin in sort_origins(event.question.provenance):
+        style = display.colors.note if origin["trusted"] else display.colors.warning
+        display.print_line(event.path, f"    {one_line(describe_origin(origin), 400)}", style)
+    if event.question.remember is not None:
+        display.print_line(event.path, f"    always: {one_line(str(event.question.remember['id']), 400)}", "dim")
+
+
+def _on_notification(display: ProgressDisplay, event: ev.Notification) -> None:
+    display.print_line(event.path, f"  * {one_line(event.message, 400)}")
+
+
+def _on_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) -> None:
+    level = event.level if event.level in LEVELS else "warning"
+    if LEVELS.index(level) >= display.level:
+        colors = display.colors
+        style = {"warning": colors.warning, "error": colors.error}.get(level, colors.note)
+        display.print_line(event.path, f"  {level}: {one_line(event.message, 400)}", style)
+
+
+def _on_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned | ev.HookFailed) -> None:
+    said = event.error if isinstance(event, ev.HookFailed) else event.message
+    display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
+
+
+def _dot_positions(path: str) -> list[int]:
     return [position for position, character in enumerate(path) if character == "."]
 
 
-def _depth(path: str) -> int:
+def _indent_level(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-def _short(value: object) -> str:
+def _format_argument(value: object) -> str:
     if isinstance(value, list):
-        return ", ".join([_short(v) for v in value])
+        return ", ".join([_format_argument(v) for v in value])
     if isinstance(value, dict):
-        return _short(next(iter(value.values()), ""))
+        return _format_argument(next(iter(value.values()), ""))
     return str(value)
 
 
-def diff_of(question: Question) -> str:
-    """Return the unified diff that a permission question shows; ``""`` when it shows none."""
-    details = None if question.preview is None else question.preview["details"]
-    found = [details.get(name) for name in ("unified_diff", "diff")] if isinstance(details, Mapping) else []
-    return next((diff for diff in found if isinstance(diff, str)), "")
-
-
 def diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, str]]:
-    """Give each line of a unified diff, made visible, with its style."""
+    """Yield each line of a unified diff, made visible, with its style."""
     styles = {
         "+++": colors.summary, "---": colors.summary, "@@": colors.place, "+": colors.added, "-": colors.removed,
     }  # fmt: skip
     for line in diff.splitlines():
         yield visible(line), next((style for begin, style in styles.items() if line.startswith(begin)), "")
+
+
+SHOWN: Mapping[type[ev.Event], Callable[[ProgressDisplay, Any], None]] = {
+    ev.StepStarted: lambda display, event: display.flush_text(event.path),
+    ev.ModelStarted: _on_model_started,
+    ev.ModelFinished: lambda display, event: display.counts.add_reply(event),
+    ev.PhaseChanged: lambda display, event: display.counts.change_phase(event),
+    ev.AnswerReceived: lambda display, event: display.counts.change_phase(event),
+    ev.AgentSpawned: _on_agent_spawned,
+    ev.AgentFinished: _on_agent_finished,
+    ev.WaitStarted: _on_wait_started,
+    ev.TextDelta: ProgressDisplay.stream_text,
+    ev.TextCompleted: ProgressDisplay.complete_text,
+    ev.ThinkingCompleted: _on_thinking_completed,
+    ev.ReplyDiscarded: _on_reply_discarded,
+    ev.ModelRetry: _on_model_retry,
+    ev.RateLimited: _on_rate_limited,
+    ev.ToolStarted: _on_tool_started,
+    ev.ToolFinished: _on_tool_finished,
+    ev.Repeat: _on_repeat,
+    ev.ToolProgress: _on_tool_progress,
+    ev.QuestionAsked: _on_question_asked,
+    ev.PermissionRequested: _on_permission_requested,
+    ev.Notification: _on_notification,
+    ev.LogLine: _on_log_line,
+    ev.ToolLog: _on_log_line,
+    ev.HookFailed: _on_warning,
+    ev.HandlerNotice: _on_warning,
+    ev.Warned: _on_warning,
+}
+"""How each kind of event is shown; those of the counts are in the status line."""

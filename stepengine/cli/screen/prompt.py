@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from attrs import frozen
 
 from stepengine.cli.screen.console import Terminal, TypedLines
-from stepengine.cli.screen.interrupting import interruptible
+from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.screen.render import visible
 from stepengine.errors import StepEngineError
 from stepengine.redaction import ANY
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stepengine.workspace.root import Root
-
-__all__ = ("Above", "Attached", "Prompt", "PromptHistory", "attached", "shell_output")
 
 PASTED = "a !command that was pasted is not run; type it"
 COMPLETIONS = 1_000
@@ -55,9 +53,9 @@ ESCAPE = 0.1
 """How long after Esc the rest of a longer key, such as Alt-Enter, may arrive, in seconds."""
 
 
-class Above:
+class AbovePromptStream:
     """
-    What is printed while lines are read below: a text stream that puts it above them.
+    A text stream that prints above the line that is being typed.
 
     Args:
         stream: The terminal; printed on directly while nothing is read.
@@ -74,12 +72,12 @@ class Above:
         self.encoding = stream.encoding
 
     def write(self, text: str) -> int:
-        """Keep *text* until it is flushed."""
+        """Buffer *text* until it is flushed."""
         self._waiting += text
         return len(text)
 
     def flush(self) -> None:
-        """Print what was written; what is typed below it is drawn again."""
+        """Print the buffered text above the prompt, and redraw the prompt."""
         text, self._waiting = self._waiting, ""
         reading = self.reading if self.reading is not None and self.reading.is_running else None
         if reading is not None and text:
@@ -98,9 +96,9 @@ class Above:
         return self._stream.fileno()
 
 
-class Prompt(Terminal):
+class PromptReader(Terminal):
     """
-    Reads what a person says next, and what they type while a run works.
+    Reads the next prompt, and the input typed while a run works.
 
     Args:
         console: Where questions are shown.
@@ -123,7 +121,7 @@ class Prompt(Terminal):
         self,
         console: Console,
         lines: TypedLines,
-        above: Above,
+        above: AbovePromptStream,
         *,
         commands: Sequence[str],
         root: Path,
@@ -135,7 +133,7 @@ class Prompt(Terminal):
         self._session: Any = None
         self._answers: Any = None
         if not plain:
-            self._session, self._answers = self._sessions(commands, root, history)
+            self._session, self._answers = self._make_sessions(commands, root, history)
         self._draft = ""
         self._accepted: str | None = None
         self._pastes: list[str] = []
@@ -150,9 +148,9 @@ class Prompt(Terminal):
         self.status: Callable[[], str] = str
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
+    def capture_terminal(self) -> Iterator[None]:
         """
-        Take the terminal for as long as the block lasts: what is typed while nobody reads is not shown twice, and Enter stays Enter.
+        Put the terminal into raw mode during the block, so that early input is not echoed twice and Enter stays Enter.
 
         Ctrl-C is a signal while nobody reads.
         """
@@ -173,9 +171,9 @@ class Prompt(Terminal):
                 termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
     @contextlib.contextmanager
-    def during(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
+    def show_during_turn(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
         """
-        While a run works: show the text of *live* above the input, and call *interrupt* at Ctrl-C and at the first Esc.
+        Show the text of *live* above the input while the block runs, and call *interrupt* at Ctrl-C and at the first Esc.
 
         Only Ctrl-C calls it again, since that leaves.
         """
@@ -186,7 +184,7 @@ class Prompt(Terminal):
             self._live, self._interrupt = str, None
 
     async def next(self) -> str | None:
-        """Return what is said next; ``None`` when the person leaves: with Ctrl-D, or with Ctrl-C twice."""
+        """Read the next prompt; ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
         if self._unsent:
             said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
             self.say(f"> {visible(said)}", "dim")
@@ -196,7 +194,7 @@ class Prompt(Terminal):
         last = -SOON
         while True:
             try:
-                return await self._read(self._session, "> ")
+                return await self._read_session_line(self._session, "> ")
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -217,17 +215,17 @@ class Prompt(Terminal):
             live = self._live()
             return ANSI(f"{live}\n> " if live else "> ")
 
-        said = await self._read(self._session, message, refresh_interval=REFRESH)
+        said = await self._read_session_line(self._session, message, refresh_interval=REFRESH)
         self._hidden = "\n".join([f"> {line}" for line in visible(said).splitlines()])
         return said
 
     async def line(self, prompt: str) -> str | None:
-        """Return an answer, ``None`` when nothing more will be typed."""
+        """Read an answer; ``None`` at the end of the input."""
         if self._answers is None:
             return await super().line(prompt)
         while True:
             try:
-                answer: str = await self._read(self._answers, prompt, keeps=False)
+                answer: str = await self._read_session_line(self._answers, prompt, keeps=False)
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -239,30 +237,30 @@ class Prompt(Terminal):
                 return answer
 
     def is_command(self, text: str) -> bool:
-        """Return whether a line is a command of the chat, which is never an answer; ``/skip`` is one."""
+        """Return whether a line is a command of the chat and not an answer; ``/skip`` is an answer."""
         word = "".join(text.split(maxsplit=1)[:1])
         return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
 
     async def takes(self, text: str) -> bool:
-        """Do a command of the chat that only tells something; keep others, and those of the person's shell, until the turn is over."""
+        """Execute a read-only chat command or queue another one; return whether the line was a command."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
-            self.echo()
+            self.print_typed_line()
             self.note(PASTED, "yellow")
         elif is_command and not (text.startswith("/") and self.at_once is not None and await self.at_once(text)):
             self._unsent.append(text)
-            self.echo()
+            self.print_typed_line()
             self.note("(done when the turn is over)", "dim")
         return is_command
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """What was typed while a turn went on, and is said next."""
+        """The queued lines, which are sent after the turn."""
         return tuple(self._unsent)
 
-    def take_back(self, *, to_line: bool = False) -> None:
+    def clear_queue(self, *, to_line: bool = False) -> None:
         """
-        Have nothing said next.
+        Remove all queued lines; with *to_line*, put them back into the input line.
 
         With *to_line* what would have been said stands in the line again, where a line can be edited: the last command only
         where there is nothing else.
@@ -272,20 +270,20 @@ class Prompt(Terminal):
             self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
         self._unsent.clear()
 
-    def meant(self, text: str) -> str:
-        """Return what goes to the agent: two slashes stand for one."""
+    def message_from_line(self, text: str) -> str:
+        """Return the message to the agent; two slashes at the start become one."""
         return text.removeprefix("/") if text.startswith("//") else text
 
-    def say_next(self, texts: Iterable[str]) -> None:
-        """Say next what a run did not read any more, before what was typed for after it."""
+    def queue_first(self, texts: Iterable[str]) -> None:
+        """Queue messages that a run did not read, before lines typed later."""
         self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
     def unsent(self, text: str, error: StepEngineError) -> None:
-        """What was typed when the run had just ended is what is said next."""
+        """Queue a line that was typed when the run had just ended."""
         self._unsent.append(text)
 
     def typed_ahead(self) -> list[str]:
-        """Drop keys that nobody has read; what was read but not sent stays in the line, and is not an answer."""
+        """Discard keys typed before a read; text in the input line stays there and is no answer."""
         if self._session is None:
             return super().typed_ahead()
         from prompt_toolkit.input.typeahead import clear_typeahead
@@ -295,11 +293,13 @@ class Prompt(Terminal):
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         return []
 
-    async def _read(self, session: Any, message: object, *, keeps: bool = True, refresh_interval: float = 0) -> str:
-        """Read once; what is not sent, because somebody else has to be asked, is there again the next time."""
+    async def _read_session_line(
+        self, session: Any, message: object, *, keeps: bool = True, refresh_interval: float = 0
+    ) -> str:
+        """Read a line. Unsent text is stored when a question interrupts, and restored at the next read."""
         self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
         self._above.reading = session.app
-        session.bottom_toolbar = self._toolbar() if self.status() else None
+        session.bottom_toolbar = self._make_toolbar_function() if self.status() else None
         session.app.erase_when_done = bool(refresh_interval)
         draft = self._draft if keeps else ""
         sent = False
@@ -319,49 +319,49 @@ class Prompt(Terminal):
             self._above.reading = None
             if keeps:
                 self._draft = "" if sent else session.default_buffer.text
-        return self._unfold_pastes(said)
+        return self._expand_pastes(said)
 
-    def _toolbar(self) -> object:
-        """Return what draws the status line, and draws it anew with the line above it."""
+    def _make_toolbar_function(self) -> object:
+        """Return a function that renders the status line."""
         return lambda: [("class:bottom-toolbar.text", self.status())]
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    def _sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
-        """Return the readers of prompts and of answers; nothing without prompt_toolkit."""
+    def _make_sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
+        """Return the prompt_toolkit sessions for prompts and for answers; ``None`` twice without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
         except ImportError:
             return None, None
-        keys = self._bindings()
+        keys = self._make_bindings()
         from prompt_toolkit.styles import Style
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
         said: Any = PromptSession(
-            history=_load_history(history, self._unfold_pastes), completer=_completer(commands, root), complete_while_typing=False,
+            history=_load_history(history, self._expand_pastes), completer=_make_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
-        answers: Any = PromptSession(style=style, key_bindings=_answer_bindings())
+        answers: Any = PromptSession(style=style, key_bindings=_make_answer_bindings())
         for session in (said, answers):
             session.app.ttimeoutlen = session.app.timeoutlen = ESCAPE
         return said, answers
 
-    def _bindings(self) -> Any:
-        """Return the keys that are not those of a line editor."""
+    def _make_bindings(self) -> Any:
+        """Return the key bindings in addition to those of a line editor."""
         from prompt_toolkit.filters import Condition
         from prompt_toolkit.key_binding import KeyBindings
         from prompt_toolkit.keys import Keys
 
         keys = KeyBindings()
-        is_typed = Condition(lambda: bool(self._typed_text()))
+        is_typed = Condition(lambda: bool(self._current_input_text()))
         is_working = Condition(lambda: self._interrupt is not None)
         is_interrupted = Condition(lambda: self._is_interrupted)
         for names, does, when in (
-            (("enter",), self._accept, None),
+            (("enter",), self._accept_line, None),
             (("c-j",), lambda event: event.current_buffer.insert_text("\n"), None),
             (("escape", "enter"), lambda event: event.current_buffer.insert_text("\n"), None),
             (("c-c",), lambda event: event.current_buffer.reset(), is_typed),
-            (("c-c",), _leave_line, ~is_working & ~is_typed),
+            (("c-c",), _erase_line_and_interrupt, ~is_working & ~is_typed),
             (("escape",), self._interrupt_turn, is_working & ~is_interrupted),
             (("c-c",), self._interrupt_turn, is_working & ~is_typed),
             (("<sigint>",), self._interrupt_turn, is_working),
@@ -369,12 +369,12 @@ class Prompt(Terminal):
             (("c-d",), lambda _: None, is_working & ~is_typed),
             (("c-o",), lambda _: self.keys.get("c-o", str)(), None),
             (("s-tab",), lambda _: self.keys.get("s-tab", str)(), None),
-            ((Keys.BracketedPaste,), self._insert_paste, None),
+            ((Keys.BracketedPaste,), self._insert_pasted_text, None),
         ):
             keys.add(*names, filter=True if when is None else when)(does)
         return keys
 
-    def _accept(self, event: Any) -> None:
+    def _accept_line(self, event: Any) -> None:
         self._accepted = event.current_buffer.text
         event.current_buffer.validate_and_handle()
 
@@ -383,17 +383,17 @@ class Prompt(Terminal):
             self._is_interrupted = True
             self._interrupt()
 
-    def _insert_paste(self, event: Any) -> None:
+    def _insert_pasted_text(self, event: Any) -> None:
         self.was_pasted = True
-        event.current_buffer.insert_text(self._folded(event.data.replace("\r\n", "\n").replace("\r", "\n")))
+        event.current_buffer.insert_text(self._fold_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
-    def _typed_text(self) -> str:
+    def _current_input_text(self) -> str:
         return "" if self._session is None else self._session.default_buffer.text
 
     # --- pastes -------------------------------------------------------------------------------------------------------
 
-    def _folded(self, pasted: str) -> str:
-        """Return what the line shows for a paste; a long paste is one word until it is sent."""
+    def _fold_paste(self, pasted: str) -> str:
+        """Return a short paste as it is; replace a long one by a placeholder until it is sent."""
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
             self.say(
@@ -406,8 +406,8 @@ class Prompt(Terminal):
         self._pastes.append(pasted)
         return f"[paste {len(self._pastes)}: {lines} lines]"
 
-    def _unfold_pastes(self, said: str) -> str:
-        """Return what was typed with the pastes in place of the words that stand for them."""
+    def _expand_pastes(self, said: str) -> str:
+        """Return the typed text with its placeholders replaced by the pastes."""
         known = {
             f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
             for number, pasted in enumerate(self._pastes, start=1)
@@ -416,8 +416,8 @@ class Prompt(Terminal):
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
 
 
-def _answer_bindings() -> Any:
-    """Return the keys of a question: Esc does what Ctrl-C does."""
+def _make_answer_bindings() -> Any:
+    """Return the key bindings of a question: Esc works like Ctrl-C."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -425,21 +425,21 @@ def _answer_bindings() -> Any:
     return keys
 
 
-def _leave_line(event: Any) -> None:
+def _erase_line_and_interrupt(event: Any) -> None:
     """Discard the empty line and remove it from the screen."""
     event.app.erase_when_done = True
     event.app.exit(exception=KeyboardInterrupt())
 
 
 def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:
-    """Return the history of what was said."""
+    """Return the stored history as a prompt_toolkit history."""
     from prompt_toolkit.history import History as Shown
 
     class Kept(Shown):
         """What was said before, newest first."""
 
         def load_history_strings(self) -> Iterable[str]:
-            return reversed(history.said())
+            return reversed(history.load())
 
         def store_string(self, string: str) -> None:
             history.remember(unfolded(string))
@@ -447,8 +447,8 @@ def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any
     return Kept()
 
 
-def _completer(commands: Sequence[str], root: Path) -> Any:
-    """Return what completes commands behind a slash at the start, and files behind an at sign."""
+def _make_completer(commands: Sequence[str], root: Path) -> Any:
+    """Return a completer for commands after a slash at the start, and for files after an at sign."""
     from prompt_toolkit.completion import Completer, Completion
 
     class Names(Completer):
@@ -460,15 +460,15 @@ def _completer(commands: Sequence[str], root: Path) -> Any:
             known = commands if before.startswith("/") and before == word else []
             found = [name for name in known if name.startswith(word)]
             if word.startswith("@"):
-                found = [f"@{path}" for path in _paths(root, word[1:])]
+                found = [f"@{path}" for path in _complete_path(root, word[1:])]
             for name in found:
                 yield Completion(name, start_position=-len(word))
 
     return Names()
 
 
-def _paths(root: Path, begun: str) -> list[str]:
-    """Return the paths below *root* that begin so, as they are typed; none where they cannot be looked up."""
+def _complete_path(root: Path, begun: str) -> list[str]:
+    """Return the paths below *root* that start with the typed text; nothing if they cannot be listed."""
     folder, _, start = begun.rpartition("/")
     if ".." in Path(folder).parts or Path(folder).is_absolute():
         return []
@@ -486,7 +486,7 @@ def _paths(root: Path, begun: str) -> list[str]:
 
 class PromptHistory:
     """
-    What was said in chats.
+    The stored inputs of chats.
 
     Args:
         file: Where it is kept; ``None`` keeps nothing.
@@ -495,8 +495,8 @@ class PromptHistory:
     def __init__(self, file: Path | None) -> None:
         self._file = file
 
-    def said(self) -> list[str]:
-        """Return what was said before, oldest first."""
+    def load(self) -> list[str]:
+        """Load the earlier inputs, oldest first."""
         try:
             lines = [] if self._file is None else self._file.read_text(encoding="utf-8").splitlines()[-HISTORY_LINES:]
         except (OSError, ValueError):
@@ -508,11 +508,11 @@ class PromptHistory:
         return said
 
     def remember(self, said: str) -> None:
-        """Add what was said, without secrets; where that cannot be written, nothing is kept."""
+        """Append an input to the file, with secrets redacted; ignore write errors."""
         file = self._file
         if file is None or len(said) > HISTORY_CHARS:
             return
-        kept = [*self.said(), ANY.text(said)][-HISTORY_LINES:]
+        kept = [*self.load(), ANY.text(said)][-HISTORY_LINES:]
         with contextlib.suppress(OSError):
             file.parent.mkdir(0o700, parents=True, exist_ok=True)
             made = file.with_suffix(f".{os.getpid()}.tmp")
@@ -526,9 +526,9 @@ class PromptHistory:
 
 
 @frozen
-class Attached:
+class ExpandedMessage:
     """
-    What is sent.
+    A message with the content of the files that it names, and a note about each file.
 
     Attributes:
         text: What was said, with the files behind it.
@@ -539,9 +539,9 @@ class Attached:
     notes: tuple[str, ...]
 
 
-def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
+def expand_attachments(said: str, folder: Path, withhold: Sequence[str] = ()) -> ExpandedMessage:
     """
-    Return what was said with the files that it names as ``@path`` at the start of a word; ``@@`` stands for ``@``.
+    Return a message with the content of the files named ``@path`` at word starts; ``@@`` is a plain ``@``.
 
     Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
     is in it, by name.
@@ -552,8 +552,8 @@ def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
     notes: list[str] = []
     left = ALL_BYTES
     for name in names:
-        read, kind = (_listing, "folder") if os.path.isdir(folder / name) else (_content, "file")  # noqa: PTH112  (never raises)
-        content = _read_below(folder, withhold, read, name, min(left, FILE_BYTES))
+        read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_file, "file")  # noqa: PTH112  (never raises)
+        content = _read_in_folder(folder, withhold, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
@@ -562,13 +562,13 @@ def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
             notes.append(f"{name} does not go along: {content}")
     for word in {word for word in words if word.startswith("@@")}:
         said = said.replace(word, word[1:])
-    return Attached("\n\n".join([said, *parts]), tuple(notes))
+    return ExpandedMessage("\n\n".join([said, *parts]), tuple(notes))
 
 
-def _read_below(
+def _read_in_folder(
     folder: Path, withhold: Sequence[str], read: Callable[[Root, str, int], str], name: str, most: int
 ) -> str | Exception:
-    """Return what *read* gives of *name* below *folder*, or why it cannot."""
+    """Call *read* for *name* below *folder*; return its text, or the error."""
     from stepengine.errors import ToolError
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
@@ -577,12 +577,12 @@ def _read_below(
         with contextlib.closing(Root(folder, PathPolicy(withhold=tuple(withhold), allow_wide_root=True))) as root:
             return read(root, name, most)
     except UnicodeDecodeError:
-        return ValueError("it is no text in UTF-8")
+        return ValueError("it is not UTF-8 text")
     except (ToolError, OSError, ValueError) as error:
         return error
 
 
-def _content(root: Root, name: str, most: int) -> str:
+def _read_file(root: Root, name: str, most: int) -> str:
     from stepengine.workspace import calls
     from stepengine.workspace.text import read_capped
 
@@ -597,7 +597,7 @@ def _content(root: Root, name: str, most: int) -> str:
     return content.decode()
 
 
-def _listing(root: Root, name: str, most: int) -> str:
+def _list_folder(root: Root, name: str, most: int) -> str:
     from stepengine.workspace import calls
 
     opened = root.open_folder(name)
@@ -620,8 +620,8 @@ def _listing(root: Root, name: str, most: int) -> str:
 # --- the person's own shell -------------------------------------------------------------------------------------------
 
 
-async def shell_output(command: str, folder: Path) -> str:
-    """Run a command that the person typed in their own shell, and return what it printed; Ctrl-C and 120 s end it."""
+async def run_shell_command(command: str, folder: Path) -> str:
+    """Run a command in the shell and return its output; Ctrl-C or 120 s end it."""
     process: asyncio.subprocess.Process | None = None
     is_ended = False
 
@@ -633,7 +633,7 @@ async def shell_output(command: str, folder: Path) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
 
     said = b""
-    with interruptible(end):  # before it is started: Ctrl-C may come as soon as it runs
+    with handle_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
         process = await asyncio.create_subprocess_shell(
             command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT, start_new_session=True,

@@ -8,10 +8,9 @@ Everything from models, tools and files that would steer the terminal or hide it
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -21,34 +20,30 @@ from attrs import frozen
 from stepengine.data.codec import plain
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.data.visible import visible
-from stepengine.data.waiting import Waits
+from stepengine.data.visible import one_line, to_ascii_json, truncate_text, visible
+from stepengine.data.waits import wait_to_json
 from stepengine.errors import ChildError
 
 __all__ = (
     "ColorScheme",
-    "as_text",
-    "counted",
-    "cut",
-    "draws_lines",
-    "dumps",
-    "error_of",
+    "can_draw_lines",
+    "error_to_json",
+    "format_cost",
+    "format_count",
+    "format_error",
+    "format_tokens",
+    "format_value",
     "is_terminal",
-    "json_of",
-    "message_of",
-    "money",
     "one_line",
-    "output_of",
+    "output_to_json",
     "print_output",
-    "say",
-    "shell_text",
-    "tokens",
+    "print_visible",
+    "result_to_json",
+    "to_ascii_json",
+    "truncate_text",
     "visible",
-    "wrapped",
+    "wrap_lines",
 )
-
-NEEDS_A_SHELL = "needs_a_shell_because_of"
-"""The detail that says why a command is a script."""
 
 
 @frozen(kw_only=True)
@@ -89,44 +84,12 @@ class ColorScheme:
     removed: str = "red"
 
 
-def cut(text: str, width: int) -> str:
-    """Return *text*, cut with an ellipsis to at most *width* characters."""
-    return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
-
-
-def one_line(text: str, width: int = 100) -> str:
-    """Return *text* as one visible line of at most *width* characters."""
-    return cut(visible(" ".join(text[: 4 * width].split()), strict=True), width)
-
-
-def shell_text(details: object) -> str:
-    """
-    Return the command in a tool's input or preview as it is typed in a shell; ``""`` where there is none.
-
-    Next to a file, ``command`` is a word of the tool's own, such as the ``view`` of an editor.
-    """
-    if not isinstance(details, Mapping) or any(name in details for name in ("path", "file_path", "file")):
-        return ""
-    for name in ("command", "argv", *(("script",) if NEEDS_A_SHELL in details else ())):
-        value = details.get(name)
-        if isinstance(value, str) and value.strip():
-            return value
-        if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
-            return shlex.join(value)
-    return ""
-
-
-def dumps(value: object) -> str:
-    """Return *value* as indented JSON in ASCII, so that no byte of it can steer a terminal."""
-    return json.dumps(value, indent=2).replace("\x7f", "\\u007f")
-
-
 def is_terminal(stream: Any = None) -> bool:
     """Return whether *stream*, by default stderr, is a terminal that can redraw a line."""
     return bool((stream or sys.stderr).isatty())
 
 
-def say(text: str, hang: int | Callable[[str], int] = 0) -> None:
+def print_visible(text: str, hang: int | Callable[[str], int] = 0) -> None:
     """
     Print lines on stdout, made visible; on a terminal they break at words.
 
@@ -135,11 +98,11 @@ def say(text: str, hang: int | Callable[[str], int] = 0) -> None:
         hang: How far the rest of a line that was broken is indented more than the line, or what tells that of a line.
     """
     shown = visible(text)
-    print(wrapped(shown, shutil.get_terminal_size().columns, hang) if is_terminal(sys.stdout) else shown, flush=True)
+    print(wrap_lines(shown, shutil.get_terminal_size().columns, hang) if is_terminal(sys.stdout) else shown, flush=True)
 
 
-def wrapped(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
-    """Return *text* with lines of at most *width* cells, broken at spaces; what is broken off keeps the indentation of its line."""
+def wrap_lines(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
+    """Break the lines of *text* at spaces to at most *width* cells; continuation lines keep the indentation plus *hang*."""
     more = hang if callable(hang) else lambda _: hang
     return "\n".join([part for line in text.split("\n") for part in _break_line(line, width, more(line))])
 
@@ -174,40 +137,40 @@ def _break_line(line: str, width: int, hang: int) -> Iterator[str]:
     yield now.rstrip(" ")
 
 
-def draws_lines(stream: object = None) -> bool:
-    """Return whether the characters that lines are drawn with can be written to *stream*, by default stdout."""
+def can_draw_lines(stream: object = None) -> bool:
+    """Return whether *stream*, by default stdout, can encode box-drawing characters."""
     return "utf" in str(getattr(stream or sys.stdout, "encoding", None) or "").lower()
 
 
-def as_text(value: object, indent: str = "") -> str:
-    """Return a JSON value as a person reads it: a member a line, lists with dashes, texts as they are."""
-    return "\n".join(_text_lines(value, indent))
+def format_value(value: object, indent: str = "") -> str:
+    """Format a JSON value for a person: one member per line, lists with dashes, texts as they are."""
+    return "\n".join(_value_lines(value, indent))
 
 
-def _text_lines(value: object, indent: str) -> Iterator[str]:
+def _value_lines(value: object, indent: str) -> Iterator[str]:
     if isinstance(value, dict) and value:
         for name, member in value.items():
-            yield from _member(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
+            yield from _member_lines(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
     elif isinstance(value, list) and value:
         for member in value:
             if isinstance(member, dict) and member:
-                first, *rest = _text_lines(member, f"{indent}  ")
+                first, *rest = _value_lines(member, f"{indent}  ")
                 yield from [f"{indent}- {first.lstrip(' ')}", *rest]
             else:
-                yield from _member(f"{indent}-", member, f"{indent}  ")
+                yield from _member_lines(f"{indent}-", member, f"{indent}  ")
     elif isinstance(value, str):
         yield from [f"{indent}{line}".rstrip() for line in visible(value).split("\n")]
     else:
         yield f"{indent}{json.dumps(value)}"
 
 
-def _member(head: str, value: object, indent: str) -> Iterator[str]:
-    lines = list(_text_lines(value, indent))
+def _member_lines(head: str, value: object, indent: str) -> Iterator[str]:
+    lines = list(_value_lines(value, indent))
     is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
     yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
 
 
-def json_of(result: RunResult) -> dict[str, Any]:
+def result_to_json(result: RunResult) -> dict[str, Any]:
     """Return *result* as one JSON object: everything but the final state, of which it keeps ids and counts."""
     state = result.state
     return {
@@ -215,18 +178,18 @@ def json_of(result: RunResult) -> dict[str, Any]:
         "run_id": state.run_id,
         "status": result.status.value,
         "stop_reason": result.stop_reason and result.stop_reason.value,
-        "output": output_of(result.output),
+        "output": output_to_json(result.output),
         "text": plain(result.text),
-        "error": error_of(result.error),
+        "error": error_to_json(result.error),
         "usage": {**attrs.asdict(result.usage), "total_tokens": result.usage.total_tokens},
         "cost": None if result.cost is None else str(result.cost),
         "steps": state.step_index,
-        "tool_calls": [_call(c) for c in result.tool_calls],
+        "tool_calls": [_call_to_json(c) for c in result.tool_calls],
         "pending_questions": [plain(q) for q in result.pending_questions],
-        "waits_for": [wait_of(one) for one in result.waits_for],
+        "waits_for": [wait_to_json(one) for one in result.waits_for],
         "wakes_at": result.wakes_at and result.wakes_at.isoformat(),
         "children": [
-            {"agent": c.agent_id, "run_id": c.run_id, "status": c.status.value, "output": output_of(c.output)}
+            {"agent": c.agent_id, "run_id": c.run_id, "status": c.status.value, "output": output_to_json(c.output)}
             for c in result.children
         ],
         "session_id": result.session_id,
@@ -235,26 +198,7 @@ def json_of(result: RunResult) -> dict[str, Any]:
     }
 
 
-def wait_of(one: Waits) -> dict[str, Any]:
-    """Return one thing that a run waits for as JSON; a question by its id."""
-    return {
-        "kind": one.kind,
-        "said": waiting_for(one),
-        "path": one.path,
-        "seq": one.seq,
-        "wakes_at": one.wakes_at and one.wakes_at.isoformat(),
-        "question": one.question and one.question.id,
-        "topic": one.topic or None,
-        "paths": list(one.children),
-    }
-
-
-def waiting_for(one: Waits) -> str:
-    """Return in words that a run waits for something."""
-    return one_line(one.words, 300)
-
-
-def output_of(output: object) -> object:
+def output_to_json(output: object) -> object:
     """Return an output as JSON; a pydantic model by its own JSON form."""
     dump = getattr(output, "model_dump", None)
     return plain(output if dump is None else dump(mode="json"))
@@ -262,40 +206,40 @@ def output_of(output: object) -> object:
 
 def print_output(output: object) -> None:
     """Print an output, if there is one: for a person as text, for a pipe as JSON, texts as they are."""
-    told = output_of(output)
+    told = output_to_json(output)
     if told in (None, ""):
         return
     if isinstance(told, str):
-        say(told)
+        print_visible(told)
     elif is_terminal(sys.stdout):
-        say(as_text(told), hang=2)
+        print_visible(format_value(told), hang=2)
     else:
-        print(dumps(told))
+        print(to_ascii_json(told))
 
 
-def error_of(error: BaseException | None) -> dict[str, Any] | None:
+def error_to_json(error: BaseException | None) -> dict[str, Any] | None:
     """Return an error as JSON: its class, its message and its notes."""
     if error is None:
         return None
     return {
         "type": type(error).__name__,
         "message": plain(str(error)),
-        "notes": [plain(note) for note in _notes(error)],
+        "notes": [plain(note) for note in _collect_notes(error)],
     }
 
 
-def message_of(error: BaseException) -> str:
-    """Return what an error says, and on lines below it what is noted with it: where it happened, what else went wrong."""
-    return "\n  ".join([str(error), *_notes(error)])
+def format_error(error: BaseException) -> str:
+    """Return the message of an error, with its notes on the lines below."""
+    return "\n  ".join([str(error), *_collect_notes(error)])
 
 
-def _notes(error: BaseException) -> list[str]:
+def _collect_notes(error: BaseException) -> list[str]:
     """Return the notes of an error, those of a child's own first."""
-    cause = _notes(error.__cause__) if isinstance(error, ChildError) and error.__cause__ is not None else []
+    cause = _collect_notes(error.__cause__) if isinstance(error, ChildError) and error.__cause__ is not None else []
     return [*cause, *[note for note in getattr(error, "__notes__", ()) if note not in cause]]
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _call_to_json(call: Any) -> dict[str, Any]:
     return {
         "tool": call.tool_name,
         "input": plain(call.input),
@@ -306,21 +250,21 @@ def _call(call: Any) -> dict[str, Any]:
     }
 
 
-def tokens(usage: Usage) -> str:
-    """Return the tokens of *usage* in words; ``""`` when there are none."""
+def format_tokens(usage: Usage) -> str:
+    """Format the token counts of *usage*; ``""`` for none."""
     if not usage.total_tokens:
         return ""
     about = "at least " if usage.at_least else ""
     return f"{about}{usage.prompt_tokens:,} tokens in, {usage.completion_tokens:,} out"
 
 
-def counted(count: int, what: str) -> str:
-    """Return a number of things in words: ``1 step``, ``1,200 steps``."""
+def format_count(count: int, what: str) -> str:
+    """Return a count with its noun: ``1 step``, ``1,200 steps``."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def money(cost: Decimal | None, *, of: Usage | None = None) -> str:
-    """Return *cost* in US dollars; one that is unknown is not zero, and that *of* a usage that is a lower bound is one, too."""
+def format_cost(cost: Decimal | None, *, of: Usage | None = None) -> str:
+    """Format *cost* in US dollars. An unknown cost is not zero, and the cost of a lower-bound usage is a lower bound."""
     if cost is None:
         return "cost unknown"
     about = "at least " if of is not None and of.at_least else ""

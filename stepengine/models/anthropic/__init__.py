@@ -15,35 +15,35 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSe
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
+from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
-from stepengine.models._json import count_of, object_at
-from stepengine.models._programs import programs_of
-from stepengine.models._reading import HttpExchange
-from stepengine.models._schemas import optional_in
+from stepengine.models._json import object_at, parse_token_count
+from stepengine.models._programs import merge_programs
+from stepengine.models._schemas import count_optional_members
 from stepengine.models._sdks import ANTHROPIC
-from stepengine.models._thinking import CANNOT
-from stepengine.models._wire import ToolsCache, all_headers, extra_headers
-from stepengine.models.anthropic.families import Family, family_of, stated
+from stepengine.models._thinking_levels import CANNOT
+from stepengine.models._wire import ToolsCache, extra_headers, merge_headers
+from stepengine.models.anthropic.families import AnthropicFamily, find_family, with_capabilities
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FALLBACK_BETA,
     FAST_BETA,
     TOOL_SEARCH,
     UNPROMISING,
+    AnthropicRequestOptions,
     Site,
-    Ways,
-    binds_thinking,
+    choose_offered_tools,
+    demands_unsupported_call,
     encode,
-    encode_count,
+    encode_settings,
+    encode_token_count_request,
     encode_tool,
     is_fast,
-    limit_of,
-    offered,
-    promised,
-    said_by,
+    limit_strict_tools,
+    needs_binding_beta,
+    resolve_output_limit,
     thinks_anyway,
-    undemanded,
-    ways_of,
+    with_cache_setting,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
@@ -112,12 +112,12 @@ class AnthropicProvider(HttpProvider):
     ) -> None:
         super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
-        self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache, site=self.site)
+        self._ways = AnthropicRequestOptions(provider=name, max_tokens=max_tokens, cache=cache, site=self.site)
         self._tools: dict[tuple[str | None, Programs | None], ToolsCache] = {}
-        self._fitting: _Fitting | None = None
+        self._fitting: _StrictToolsCache | None = None
         self._asks = ask_models
         self._asked_for: set[str] = set()
-        self._described: dict[str, tuple[ModelInfo, Family]] = {}
+        self._described: dict[str, tuple[ModelInfo, AnthropicFamily]] = {}
 
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from."""
@@ -129,7 +129,7 @@ class AnthropicProvider(HttpProvider):
         )
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._sdk().AsyncAnthropic(
+        return self._load_sdk().AsyncAnthropic(
             api_key=NO_KEY if credentials.key is None else credentials.key.reveal(),
             base_url=base_url,
             max_retries=0,
@@ -166,10 +166,12 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when the request cannot be sent.
         """
-        body = self._in_batch(request)
-        headers = all_headers(body.headers, extra_headers(request.settings))
+        body = self._encode_for_batch(request)
+        headers = merge_headers(body.headers, extra_headers(request.settings))
         group = " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
-        return BatchMember(request, group, _BatchRequest(body.content, headers, self._family(self.bare(request.model))))
+        return BatchMember(
+            request, group, _BatchRequest(body.content, headers, self._get_family(self.bare(request.model)))
+        )
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
@@ -181,15 +183,15 @@ class AnthropicProvider(HttpProvider):
         parts, headers = list[bytes](), dict[str, str]()
         for name, member in members.items():
             model = self.bare(member.request.model)
-            await self._learn(model)
+            await self._describe_if_new(model)
             part: _BatchRequest = member.content
-            if part.family != self._family(model):
+            if part.family != self._get_family(model):
                 part = self.batch_member(member.request).content
             # Of what was learnt meanwhile the headers of one request may tell and those of the others not.
             headers = {**headers, **part.headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), part.content))
         content = b'{"requests":[%s]}' % b",".join(parts)
-        return self._batch_id(await self._batch_answer(BATCHES, content, **headers))
+        return self._read_batch_id(await self._call_batch_api(BATCHES, content, **headers))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -199,11 +201,11 @@ class AnthropicProvider(HttpProvider):
             ModelError: when it cannot be asked for.
         """
         path = f"{BATCHES}/{quote(batch, safe='')}"
-        if (await self._batch_answer(path)).get("processing_status") != "ended":
+        if (await self._call_batch_api(path)).get("processing_status") != "ended":
             return None
         # One without its name is nobody's, and what stands under no name would be everybody's.
-        lines = await self._batch_lines(f"{path}/results")
-        return {str(line["custom_id"]): _result(line) for line in lines if line.get("custom_id")}
+        lines = await self._fetch_batch_lines(f"{path}/results")
+        return {str(line["custom_id"]): _parse_batch_result(line) for line in lines if line.get("custom_id")}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
@@ -213,8 +215,8 @@ class AnthropicProvider(HttpProvider):
             ModelError: when there is none.
         """
         model = self.bare(request.model)
-        await self._learn(model)
-        if limit_of(request, model, self._family(model), self._ways) <= MAX_UNSTREAMED:
+        await self._describe_if_new(model)
+        if resolve_output_limit(request, model, self._get_family(model), self._ways) <= MAX_UNSTREAMED:
             return await super().complete(request)
         async with aclosing(cast("AsyncGenerator[ModelDelta]", self.stream(request))) as deltas:
             replies = [delta.reply async for delta in deltas if isinstance(delta, ReplyDone)]
@@ -234,28 +236,28 @@ class AnthropicProvider(HttpProvider):
             body = RequestBody(b"", path=f"/v1/models/{quote(model, safe='')}", is_question=True)
             request = ModelRequest(f"{self.name}/{model}")
             answer = await self._answer(body, request)
-            self._described[model] = self._understood(answer, model)
+            self._described[model] = self._parse_model(answer, model)
         return self._described[model][0]
 
-    def _understood(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, Family]:
+    def _parse_model(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
         try:
-            most, capabilities = count_of(answer.get("max_tokens")), object_at(answer, "capabilities")
-            family = stated(family_of(model), capabilities, most)
+            most, capabilities = parse_token_count(answer.get("max_tokens")), object_at(answer, "capabilities")
+            family = with_capabilities(find_family(model), capabilities, most)
             types = object_at(object_at(capabilities, "thinking"), "types")
             takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
         except (TypeError, ValueError) as error:
             msg = f"{self.name} describes {model!r} in a form that is not known: {error}"
             raise ModelError(msg, kind="protocol") from None
-        window = count_of(answer.get("max_input_tokens"))
+        window = parse_token_count(answer.get("max_input_tokens"))
         return ModelInfo(window, most, thinking=takes, efforts=family.efforts), family
 
-    def _family(self, model: str) -> Family:
+    def _get_family(self, model: str) -> AnthropicFamily:
         known = self._described.get(model)
-        return family_of(model) if known is None else known[1]
+        return find_family(model) if known is None else known[1]
 
-    async def _learn(self, model: str) -> None:
+    async def _describe_if_new(self, model: str) -> None:
         """Ask once what a model takes whose name is newer than the table, where that is wished for."""
-        if not self._asks or model in self._asked_for or not family_of(model).is_guess:
+        if not self._asks or model in self._asked_for or not find_family(model).is_guess:
             return
         self._asked_for.add(model)
         try:
@@ -265,13 +267,15 @@ class AnthropicProvider(HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        await self._learn(self.bare(request.model))
+        await self._describe_if_new(self.bare(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
-    def _tools_of(self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: Ways | None = None) -> bytes:
+    def _encode_tools(
+        self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: AnthropicRequestOptions | None = None
+    ) -> bytes:
         """Return the encoded tools, for each way of caching, and of programs, kept by itself."""
-        mark, programs = None if ways is None else ways.mark, programs_of(settings)
+        mark, programs = None if ways is None else ways.mark, merge_programs(settings)
         key = (None if ways is None else ways.cache, programs)
         if key not in self._tools:
             if len(self._tools) >= MOST_WAYS:
@@ -280,58 +284,63 @@ class AnthropicProvider(HttpProvider):
             self._tools[key] = ToolsCache(encode_one, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[key](tools)
 
-    def _promise(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
+    def _limit_strict_tools(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request* as strict as they can be together, the same objects for the same tools."""
-        tools = offered(request, self._family(self.bare(request.model)))
+        tools = choose_offered_tools(request, self._get_family(self.bare(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
-        known, programs = self._fitting, programs_of(request.settings)
+        known, programs = self._fitting, merge_programs(request.settings)
         schema = request.settings.response_schema
         beside = (after, programs)
-        if known is not None and known.schema is schema and known.beside == beside and _same(tools, known.tools):
+        if (
+            known is not None
+            and known.schema is schema
+            and known.beside == beside
+            and _are_same_tools(tools, known.tools)
+        ):
             return known.fitting
-        self._fitting = _Fitting(tools, schema, beside, promised(tools, schema, after, programs))
+        self._fitting = _StrictToolsCache(tools, schema, beside, limit_strict_tools(tools, schema, after, programs))
         return self._fitting.fitting
 
     def _searches(self, model: str) -> bool:
-        return self.site.searches and self._family(model).searches
+        return self.site.searches and self._get_family(model).searches
 
     def _why_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if UNPROMISING.search(self.bare(request.model)):
             return "the model is older than such promises"
-        if schema is not None and optional_in(schema, "anthropic") is None:
+        if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
     def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
-        dropped = said_by(request, model, self.site).dropped
-        shaped = self._shaped(request)
+        dropped = encode_settings(request, model, self.site).dropped
+        shaped = self._prepare_request(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
-        if wanted and wanted.intersection([tool.name for tool in self._promise(shaped) if not tool.strict]):
+        if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
-        if programs_of(request.settings) is not None and request.settings.parallel_tool_calls is False:
+        if merge_programs(request.settings) is not None and request.settings.parallel_tool_calls is False:
             dropped = (*dropped, "parallel_tool_calls")
-        return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
+        return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         model = self.bare(request.model)
-        family = self._family(model)
+        family = self._get_family(model)
         if thinks_anyway(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
-        request, ways = self._shaped(request, after), ways_of(self._ways, request.settings)
-        tools = self._tools_of(self._promise(request, after), request.settings, ways)
+        request, ways = self._prepare_request(request, after), with_cache_setting(self._ways, request.settings)
+        tools = self._encode_tools(self._limit_strict_tools(request, after), request.settings, ways)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
-        if binds_thinking(request, model, family):
+        if needs_binding_beta(request, model, family):
             headers["anthropic-beta"] = BINDING_BETA
         if is_fast(request.settings.service_tier, model, self.site):
-            headers = all_headers(headers, {"anthropic-beta": FAST_BETA})
+            headers = merge_headers(headers, {"anthropic-beta": FAST_BETA})
         if request.settings.fallbacks and self.site.stands_in:
-            headers = all_headers(headers, {"anthropic-beta": FALLBACK_BETA})
-        more = self._more(request, headers)
+            headers = merge_headers(headers, {"anthropic-beta": FALLBACK_BETA})
+        more = self._make_version_members(request, headers)
         content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
         return RequestBody(content, headers, self._path_of(model, stream=stream))
 
@@ -339,23 +348,23 @@ class AnthropicProvider(HttpProvider):
         """Return where requests for *model* go; ``""`` for where all go."""
         return ""
 
-    def _more(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
+    def _make_version_members(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
         """Return what a body says where the site has no headers for it: the version of the API, and betas."""
         if self.site.names_model:
             return {}
-        given = all_headers(self._headers, headers, extra_headers(request.settings))
+        given = merge_headers(self._headers, headers, extra_headers(request.settings))
         betas = given.get("anthropic-beta", "")
         more = {"anthropic_version": given.get("anthropic-version") or VERSION}
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
-        model, request = self.bare(request.model), self._shaped(request, is_count=True)
-        tools = self._tools_of(self._promise(request), request.settings)
-        content = encode_count(request, model, self._family(model), self._ways, tools)
+        model, request = self.bare(request.model), self._prepare_request(request, is_count=True)
+        tools = self._encode_tools(self._limit_strict_tools(request), request.settings)
+        content = encode_token_count_request(request, model, self._get_family(model), self._ways, tools)
         return RequestBody(content, path=f"{self.path}/count_tokens")
 
 
-def _result(line: Mapping[str, object]) -> Mapping[str, Any]:
+def _parse_batch_result(line: Mapping[str, object]) -> Mapping[str, Any]:
     match line.get("result"):
         case {"type": "succeeded", "message": message}:
             return {"reply": message}
@@ -367,7 +376,7 @@ def _result(line: Mapping[str, object]) -> Mapping[str, Any]:
             return {}
 
 
-def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
+def _are_same_tools(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
     return len(tools) == len(others) and all(a is b for a, b in zip(tools, others, strict=True))
 
 
@@ -377,12 +386,12 @@ class _BatchRequest:
 
     content: bytes
     headers: Mapping[str, str]
-    family: Family
+    family: AnthropicFamily
 
 
 @frozen
-class _Fitting:
-    """Tools, and what became of them beside a schema."""
+class _StrictToolsCache:
+    """The last tools, and the strict ones that were chosen of them beside a schema."""
 
     tools: tuple[ToolSpec, ...]
     schema: Mapping[str, Any] | None

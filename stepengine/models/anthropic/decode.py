@@ -15,13 +15,18 @@ from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, Te
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
-from stepengine.models._deferring import SEARCH, loaded_by
-from stepengine.models._failures import RequestLabel, protocol_failure
-from stepengine.models._iterations import STOOD_IN, iterations_of, ran_beside
-from stepengine.models._json import call_part, count_of, newer_in, objects_at, text_at
-from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
-
-__all__ = ("KEPT", "decode", "program_of", "usage_of")
+from stepengine.models._failures import RequestLabel, make_protocol_error
+from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
+from stepengine.models._iterations import STOOD_IN, list_iterations, list_uncounted_iterations
+from stepengine.models._json import (
+    find_newer_members,
+    make_call_part,
+    objects_at,
+    parse_token_count,
+    text_at,
+    wrap_newer_members,
+)
+from stepengine.models._reply import find_objects, find_text, listed, make_reply, select_members, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -66,7 +71,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     Raises:
         ContextOverflow: when the model stopped because its context is full.
     """
-    usage = usage_of(message.get("usage"))
+    usage = parse_usage(message.get("usage"))
     raw = text_at(message, "stop_reason") or None
     # A stop reason, and still no reply: what the model said until its context was full is cut anywhere. Told as the
     # error that pruning hooks know, the step is tried once more with a shorter view (reliability:MP02).
@@ -74,12 +79,12 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         msg = f"the context of {call.model!r} is full; nothing of its reply counts"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if message.get("content") is None:
-        raise protocol_failure(call, "it holds no content", usage)
-    blocks = _standing(objects_at(message, "content"))
-    newer = newer_in(message, IN_MESSAGE)
-    container = word_at(message, "container", "id")
-    content = tuple([part for block in blocks for part in _parts(block, call.provider, model, container)])
-    return reply_of(
+        raise make_protocol_error(call, "it holds no content", usage)
+    blocks = _drop_withdrawn_blocks(objects_at(message, "content"))
+    newer = find_newer_members(message, IN_MESSAGE)
+    container = find_text(message, "container", "id")
+    content = tuple([part for block in blocks for part in _decode_parts(block, call.provider, model, container)])
+    return make_reply(
         content,
         call,
         model,
@@ -91,13 +96,13 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         kept={
             "id": message.get("id"),
             "usage": message.get("usage"),
-            **kept_of(message, *KEPT),
+            **select_members(message, *KEPT),
             **({"more": newer} if newer else {}),
         },
     )
 
 
-def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
+def _drop_withdrawn_blocks(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return *blocks* without those of a model that gave way to another one which do not count any more."""
     # When one model gives way to another in the middle of a reply, the first one's calls and thoughts are void: carried
     # out they would happen beside the second one's, and sent back their signatures do not fit the model that answered.
@@ -115,90 +120,90 @@ def _answering_model(message: Mapping[str, object], blocks: list[Mapping[str, ob
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
     # Who answered has to be named for the price (reliability:MP62). Blocks say it best; the usage says it for whole
     # replies; the beginning of a stream only knows who was asked.
-    named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
-    served = [word_at(entry, "model") for entry in iterations_of(message.get("usage")) if entry.get("type") == STOOD_IN]
+    named = [find_text(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
+    served = [
+        find_text(entry, "model") for entry in list_iterations(message.get("usage")) if entry.get("type") == STOOD_IN
+    ]
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _parts(block: Mapping[str, object], provider: str, model: str, container: str) -> list[AssistantPart]:
-    part = _part(block, provider, model, container)
-    cited = seen(block, "citations") if block["type"] == "text" else []
-    return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
+def _decode_parts(block: Mapping[str, object], provider: str, model: str, container: str) -> list[AssistantPart]:
+    part = _decode_part(block, provider, model, container)
+    cited = find_objects(block, "citations") if block["type"] == "text" else []
+    return [part, *[_decode_citation(citation, find_text(block, "text")) for citation in cited]]
 
 
-def _citation(citation: Mapping[str, object], said: str) -> CitationPart:
-    title = word_at(citation, "title") or word_at(citation, "document_title")
-    url = word_at(citation, "url") or word_at(citation, "source")
+def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
+    title = find_text(citation, "title") or find_text(citation, "document_title")
+    url = find_text(citation, "url") or find_text(citation, "source")
     return CitationPart(
-        url, title, quote=word_at(citation, "cited_text"), said=said, source=word_at(citation, "file_id")
+        url, title, quote=find_text(citation, "cited_text"), said=said, source=find_text(citation, "file_id")
     )
 
 
-def _part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
+def _decode_part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
     kind = block["type"]
     mark: Json = {"provider": provider}
     # Text without anything beside it carries no mark of its provider, so the same words by whoever are equal values,
     # and may go to any provider.
     if kind == "text":
-        newer = _beside(block, IN_TEXT)
-        kept = {**kept_of(block, "citations"), **({"model": model, **newer} if newer else {})}
+        newer = wrap_newer_members(block, IN_TEXT)
+        kept = {**select_members(block, "citations"), **({"model": model, **newer} if newer else {})}
         return TextPart(
             block["text"], provider_data=freeze({**mark, **kept}) if kept.get("citations") or newer else None
         )
     mark["model"] = model
     if kind == "thinking":
         signed = {"signature": text_at(block, "signature")}
-        return ThinkingPart(block["thinking"], provider_data=freeze({**mark, **signed, **_beside(block, IN_THINKING)}))
+        return ThinkingPart(
+            block["thinking"], provider_data=freeze({**mark, **signed, **wrap_newer_members(block, IN_THINKING)})
+        )
     # Nothing to show, but it must go back byte for byte and in its place, or the API refuses the turn.
     if kind == "redacted_thinking":
-        kept = {"redacted": block["data"], **_beside(block, IN_REDACTED)}
+        kept = {"redacted": block["data"], **wrap_newer_members(block, IN_REDACTED)}
         return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
         # A call that a program in the provider's container made has to be answered into that container, whose name
         # stands only on the message around it.
-        where = container if program_of(block) else ""
+        where = container if find_calling_program(block) else ""
         given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
-        return call_part(block["name"], block.get("input"), {**mark, **given, **_beside(block, IN_CALL)})
-    tool = _tool_of(block, kind)
-    return OpaquePart(provider, freeze(block), tool=tool, text=_server_tool_text(block) if tool else "")
+        return make_call_part(
+            block["name"], block.get("input"), {**mark, **given, **wrap_newer_members(block, IN_CALL)}
+        )
+    tool = _server_tool_name(block, kind)
+    return OpaquePart(provider, freeze(block), tool=tool, text=_describe_server_tool(block) if tool else "")
 
 
-def _beside(block: Mapping[str, object], known: frozenset[str]) -> Json:
-    """Return the members of a block that are newer than this package: they go back to the model that made it."""
-    newer = newer_in(block, known)
-    return {"more": newer} if newer else {}
-
-
-def program_of(block: Mapping[str, object]) -> str:
+def find_calling_program(block: Mapping[str, object]) -> str:
     """Return the id of the program that made a call; ``""`` for one of the model itself."""
-    return word_at(block, "caller", "tool_id")
+    return find_text(block, "caller", "tool_id")
 
 
-def _tool_of(block: Mapping[str, object], kind: str) -> str:
+def _server_tool_name(block: Mapping[str, object], kind: str) -> str:
     """Return the tool of the provider that a block tells of, in our words where there is one; ``""`` for none."""
     if kind == "server_tool_use":
-        name = word_at(block, "name")
+        name = find_text(block, "name")
         return TOOLS.get(name, name)
     name = kind.removesuffix(RESULT)
     return "" if name == kind else TOOLS.get(name, name)
 
 
-def _server_tool_text(block: Mapping[str, object]) -> str:
+def _describe_server_tool(block: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, or what came of it."""
     asked = block.get("input")
     if isinstance(asked, Mapping):
-        words = [word_at(asked, name) for name in ("query", "pattern", "url", "code", "command")]
-        return shown_text(next((word for word in words if word), compact(asked)))
+        words = [find_text(asked, name) for name in ("query", "pattern", "url", "code", "command")]
+        return shorten_text(next((word for word in words if word), compact(asked)))
     found = block.get("content")
     if isinstance(found, Mapping):
-        outputs = [word_at(found, name) for name in ("stdout", "stderr", "url", "error_code", "text")] + loaded_by(
-            block
-        )
-        return shown_text("\n".join([output.rstrip("\n") for output in outputs if output]))
-    return listed([(word_at(entry, "title"), word_at(entry, "url")) for entry in seen(block, "content")])
+        outputs = [
+            find_text(found, name) for name in ("stdout", "stderr", "url", "error_code", "text")
+        ] + find_loaded_tools(block)
+        return shorten_text("\n".join([output.rstrip("\n") for output in outputs if output]))
+    return listed([(find_text(entry, "title"), find_text(entry, "url")) for entry in find_objects(block, "content")])
 
 
-def usage_of(raw: object) -> Usage | None:
+def parse_usage(raw: object) -> Usage | None:
     """
     Return the API's usage in our buckets; ``None`` when it does not say.
 
@@ -213,15 +218,15 @@ def usage_of(raw: object) -> Usage | None:
         for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     ]
     details = raw.get("output_tokens_details")
-    fresh, output, read, written = [count_of(figure) or 0 for figure in figures]
-    thought = count_of(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
+    fresh, output, read, written = [parse_token_count(figure) or 0 for figure in figures]
+    thought = parse_token_count(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
     # Buckets are disjoint (ecosystem:EC76): thoughts are in the API's output already. `min`, since a service that says
     # more thoughts than output must not make the rest negative.
     reasoning = min(output, thought or 0)
-    unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
+    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
     usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
     objects_at(raw, "iterations")  # raises for anything but a list of objects
     # Billed, and in none of the totals above. An entry that says nothing makes the sum a lower bound and not a lie.
-    for entry in ran_beside(raw):
-        usage += usage_of(entry) or Usage(at_least=True)
+    for entry in list_uncounted_iterations(raw):
+        usage += parse_usage(entry) or Usage(at_least=True)
     return usage

@@ -39,40 +39,38 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
-from stepengine.models._deferring import is_search, loaded_by
-from stepengine.models._reply import seen, word_at
+from stepengine.models._hidden_tools import find_loaded_tools, is_tool_search
+from stepengine.models._reply import find_objects, find_text
 from stepengine.models._wire import (
     MADE,
     NUDGE,
-    RolesInTurn,
-    arguments_of,
-    base64_of,
+    MessageJoiner,
+    call_arguments,
     call_text,
-    cannot_take,
-    check_holder,
+    check_file_provider,
     check_image,
-    encoded,
+    choose_wire_ids,
+    encode_base64,
+    encode_json,
+    encode_turns,
     is_own,
     is_paused,
     joined,
-    kind_of,
-    made_by_model,
+    list_generated_media,
+    make_unsupported_part_error,
+    media_kind,
     safe_name,
-    turns_of,
-    wire_ids,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
-from stepengine.models.anthropic.decode import program_of
-
-__all__ = ("Flags", "encode_history", "encode_message", "encode_messages")
+from stepengine.models.anthropic.decode import find_calling_program
 
 Json = dict[str, Any]
 
 
 @frozen
-class Flags:
+class AnthropicEncodeOptions:
     """
-    What the encoded form of a message depends on beside the message.
+    The options that the encoded form of a message depends on.
 
     Attributes:
         provider: Whose ids, signatures and opaque parts are sent back.
@@ -113,7 +111,7 @@ class AnthropicEncoded(BaseTurn):
 
 
 @frozen
-class Encoded:
+class EncodedHistory:
     """
     The ``messages`` array, and what a request says beside it.
 
@@ -126,29 +124,29 @@ class Encoded:
     container: str = ""
 
 
-def encode_messages(request: ModelRequest, flags: Flags, *, lost: bool = False) -> bytes:
+def encode_messages(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> bytes:
     """Return the ``messages`` array: history and tail, roles in turn, from user to user; see ``encode_history``."""
     return encode_history(request, flags, lost=lost).messages
 
 
-def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -> Encoded:
+def encode_history(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> EncodedHistory:
     """
     Return the ``messages`` array, and the container of a program that waits.
 
     A program that waits gets nothing but its results: what the tail says is left out. One that was never continued, as
     someone spoke instead or its container is *lost*, is given up: its calls stand there as text (providers:PV121).
     """
-    turns = turns_of(request, flags, encode_message)
+    turns = encode_turns(request, flags, encode_message)
     if any(turn.waits for turn in turns if turn.role == "assistant"):
-        turns = _given_up(request, turns, flags, lost=lost)
-    joiner = _Joiner()
+        turns = _replace_abandoned_turns(request, turns, flags, lost=lost)
+    joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.add(turn)
-    return Encoded(joiner.joined(nudge=not is_paused(request)), joiner.container)
+    return EncodedHistory(joiner.joined(nudge=not is_paused(request)), joiner.container)
 
 
-def _given_up(
-    request: ModelRequest, turns: list[AnthropicEncoded], flags: Flags, *, lost: bool
+def _replace_abandoned_turns(
+    request: ModelRequest, turns: list[AnthropicEncoded], flags: AnthropicEncodeOptions, *, lost: bool
 ) -> list[AnthropicEncoded]:
     """Return *turns*, with those whose programs are not continued as text."""
     history = len(request.messages)
@@ -156,7 +154,7 @@ def _given_up(
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
-        found.append(_as_text(message, flags) if is_gone else turn)
+        found.append(_encode_abandoned_as_text(message, flags) if is_gone else turn)
     return found
 
 
@@ -179,11 +177,11 @@ def _abandoned_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool)
 
 
 THINKING = frozenset(("thinking", "redacted_thinking"))
-NUDGE_BLOCK = encoded({"type": "text", "text": NUDGE})
+NUDGE_BLOCK = encode_json({"type": "text", "text": NUDGE})
 OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant","content":['}
 
 
-class _Joiner(RolesInTurn):
+class _AnthropicJoiner(MessageJoiner):
     def __init__(self) -> None:
         super().__init__(OPEN, NUDGE_BLOCK)
         self._ids: Mapping[str, bytes] = {}
@@ -209,7 +207,7 @@ class _Joiner(RolesInTurn):
             self._waits, self.container = bool(turn.waits), turn.container
         if turn.body:
             self.put(turn.role, turn.body)
-        self.later(turn.after)
+        self.defer_to_user_turn(turn.after)
 
 
 DIRECT = ("caller", {"type": "direct"})
@@ -218,33 +216,35 @@ DIRECT = ("caller", {"type": "direct"})
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> AnthropicEncoded:
+def encode_message(message: Message, flags: AnthropicEncodeOptions, *, own_ids: bool = True) -> AnthropicEncoded:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            return AnthropicEncoded("user", joined([_content(part, flags) for part in message.content]))
+            return AnthropicEncoded("user", joined([_encode_content(part, flags) for part in message.content]))
         case AssistantMessage():
-            return _assistant(message, flags, own_ids)
+            return _encode_assistant(message, flags, own_ids)
         case ToolMessage():
-            return _result(message, flags)
+            return _encode_result(message, flags)
         case _ as never:
             assert_never(never)
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
+def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
     calls = message.tool_calls
-    ids = wire_ids(calls, flags.provider, own=own_ids)
-    blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
-    made = made_by_model(message)
-    after = joined([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
+    ids = choose_wire_ids(calls, flags.provider, own=own_ids)
+    blocks = [
+        block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
+    ]
+    made = list_generated_media(message)
+    after = joined([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     if not calls:
         return AnthropicEncoded(
             "assistant",
             joined(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
             after=after,
-            ends=_ended_in(blocks),
+            ends=_answered_tool_use_ids(blocks),
         )
-    waits = frozenset(filter(None, [program_of(block) for block in blocks if block["type"] == "tool_use"]))
+    waits = frozenset(filter(None, [find_calling_program(block) for block in blocks if block["type"] == "tool_use"]))
     # With a thinking budget the API demands thinking at the beginning of a turn with calls. A history from another
     # model has none, so its calls are told as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
@@ -253,30 +253,34 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Anthro
     return AnthropicEncoded(
         "assistant",
         joined(blocks),
-        ids={ours: encoded(theirs) for ours, theirs in ids.items()},
+        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
-        ends=_ended_in(blocks),
-        container=next(filter(None, [word_at(call.provider_data, "container") for call in calls]), "") if waits else "",
+        ends=_answered_tool_use_ids(blocks),
+        container=next(filter(None, [find_text(call.provider_data, "container") for call in calls]), "")
+        if waits
+        else "",
     )
 
 
 def _call_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
-    return {call.tool_call_id: encoded(_text(call_text(call))) for call in calls}
+    return {call.tool_call_id: encode_json(_encode_text(call_text(call))) for call in calls}
 
 
-def _ended_in(blocks: list[Json]) -> frozenset[str]:
+def _answered_tool_use_ids(blocks: list[Json]) -> frozenset[str]:
     """Return the uses of the provider's own tools that *blocks* tell the results of."""
     return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
 
 
-def _as_text(message: Message, flags: Flags) -> AnthropicEncoded:
+def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
     """Encode a reply whose program is given up, or a result for it, without calls."""
     if not isinstance(message, AssistantMessage):
         return encode_message(message, attrs.evolve(flags, manual=True))
-    ids = wire_ids(message.tool_calls, flags.provider)
-    blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
-    answered = _ended_in(blocks)
+    ids = choose_wire_ids(message.tool_calls, flags.provider)
+    blocks = [
+        block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
+    ]
+    answered = _answered_tool_use_ids(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
         "assistant", joined(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
@@ -301,65 +305,65 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
     return blocks
 
 
-def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
+def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart():
-            block = _text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
-            return block and {**_newer(part.provider_data, flags), **block}
+            block = _encode_text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
+            return block and {**_stored_newer_members(part.provider_data, flags), **block}
         case RefusalPart():
-            return _text(part.text)
+            return _encode_text(part.text)
         case ThinkingPart():
-            return _thinking(part, flags)
+            return _encode_thinking(part, flags)
         case ToolCallPart():
-            return _call(part, flags, ids)
+            return _encode_call(part, flags, ids)
         case OpaquePart():
-            return _own_block(part.data, flags) if part.provider == flags.provider else None
+            return _encode_own_block(part.data, flags) if part.provider == flags.provider else None
         case CitationPart() | ImagePart() | DocumentPart():
             return None
         case _ as never:
             assert_never(never)
 
 
-def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
+def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json:
     """Return a call with what else it held; that the model itself made it is what the API takes for granted."""
-    more = _newer(part.provider_data, flags)
+    more = _stored_newer_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
-    name, given = safe_name(part.tool_name), arguments_of(part)
+    name, given = safe_name(part.tool_name), call_arguments(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
-def _newer(data: Mapping[str, Any] | None, flags: Flags) -> Mapping[str, object]:
+def _stored_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
     """Return what a block held that is newer than this package, for the model that made it."""
     return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
 
 
-def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:
+def _encode_own_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions) -> Json | None:
     """Return a block as it came; of a search of tools what it found that is still there, and nothing when there is no search."""
-    if flags.hidden is None or not is_search(data):
+    if flags.hidden is None or not is_tool_search(data):
         return dict(data)
     if not flags.hidden:
         return None
-    if flags.hidden.issuperset(loaded_by(data)):
+    if flags.hidden.issuperset(find_loaded_tools(data)):
         return dict(data)
     content = data["content"]
-    kept = [one for one in seen(content, "tool_references") if one.get("tool_name") in flags.hidden]
+    kept = [one for one in find_objects(content, "tool_references") if one.get("tool_name") in flags.hidden]
     return {**data, "content": {**content, "tool_references": kept}}
 
 
-def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
+def _encode_thinking(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json | None:
     data = part.provider_data
     # Thinking goes back to who made it and to nobody else; elsewhere its signature is refused, and its text would
     # become something that was said (ecosystem:EC99).
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
-        return {**_newer(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
+        return {**_stored_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    newer = _newer(data, flags)
+    newer = _stored_newer_members(data, flags)
     return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 
-def _text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:
+def _encode_text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:
     """Return a text block; the API refuses one without a visible character."""
     if not text.strip():
         return None
@@ -375,8 +379,8 @@ def _text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:
     return block
 
 
-def _result(message: ToolMessage, flags: Flags) -> AnthropicEncoded:
-    blocks = [block for block in [_content(part, flags) for part in message.content] if block is not None]
+def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
+    blocks = [block for block in [_encode_content(part, flags) for part in message.content] if block is not None]
     rest: Json = {}
     if len(blocks) == 1 and blocks[0]["type"] == "text":
         rest["content"] = blocks[0]["text"]
@@ -384,52 +388,54 @@ def _result(message: ToolMessage, flags: Flags) -> AnthropicEncoded:
         rest["content"] = blocks
     if message.is_error:
         rest["is_error"] = True
-    members = encoded(rest)[1:]
-    as_text = joined(blocks or [_text("(nothing)")]) if flags.manual else b""
+    members = encode_json(rest)[1:]
+    as_text = joined(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
-def _content(part: ResultPart, flags: Flags) -> Json | None:
+def _encode_content(part: ResultPart, flags: AnthropicEncodeOptions) -> Json | None:
     match part:
         case TextPart():
-            return _text(part.text)
+            return _encode_text(part.text)
         case JsonPart():
-            return _text(compact(part.value))
+            return _encode_text(compact(part.value))
         case ToolReferencePart(tool_name=name):
             known = flags.hidden is not None and name in flags.hidden
-            return {"type": "tool_reference", "tool_name": name} if known else _text(part.text)
+            return {"type": "tool_reference", "tool_name": name} if known else _encode_text(part.text)
         case ImagePart() | DocumentPart():
-            return _media(part, flags)
+            return _encode_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
-    check_holder(flags.provider, part)
-    kind = kind_of(part)
+def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions) -> Json:
+    check_file_provider(flags.provider, part)
+    kind = media_kind(part)
     if kind == "image":
         check_image(flags.provider, part)
-        return {"type": "image", "source": _source(part)}
+        return {"type": "image", "source": _encode_source(part)}
     if part.file_id is not None and kind not in {"pdf", "text"} and flags.container:
         return {"type": "container_upload", "file_id": part.file_id}
     if part.file_id is not None and kind == "office":
-        raise cannot_take(
+        raise make_unsupported_part_error(
             flags.provider, part, "it takes office files beside CodeExecution() only; else PDF or plain text"
         )
     if kind not in {"pdf", "text"}:
-        raise cannot_take(flags.provider, part, "it takes images, PDF and plain text")
+        raise make_unsupported_part_error(flags.provider, part, "it takes images, PDF and plain text")
     if part.url is not None and kind == "text":
-        raise cannot_take(flags.provider, part, "it takes text as bytes or uploaded, and images and PDF by address")
-    block: Json = {"type": "document", "source": _source(part)}
+        raise make_unsupported_part_error(
+            flags.provider, part, "it takes text as bytes or uploaded, and images and PDF by address"
+        )
+    block: Json = {"type": "document", "source": _encode_source(part)}
     name = getattr(part, "name", "")
     return {**block, "title": name} if name else block
 
 
-def _source(part: ImagePart | DocumentPart) -> Json:
+def _encode_source(part: ImagePart | DocumentPart) -> Json:
     if part.file_id is not None:
         return {"type": "file", "file_id": part.file_id}
     if part.data is None:
         return {"type": "url", "url": part.url}
-    if kind_of(part) == "text":
+    if media_kind(part) == "text":
         return {"type": "text", "media_type": "text/plain", "data": part.data.decode("utf-8", "replace")}
-    return {"type": "base64", "media_type": part.mime_type, "data": base64_of(part.data)}
+    return {"type": "base64", "media_type": part.mime_type, "data": encode_base64(part.data)}

@@ -13,17 +13,15 @@ from attrs import frozen
 from stepengine.models._failures import SMALL_LIMIT
 from stepengine.models._json import object_at
 
-__all__ = ("DEFAULT_MAX_TOKENS", "Family", "family_of", "stated")
-
 DEFAULT_MAX_TOKENS = SMALL_LIMIT
 """The output limit for a model that nothing is known of."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 @frozen(kw_only=True)
-class Family:
+class AnthropicFamily:
     """
-    Models that take the same. The defaults are those of a name that is not known, on another server of this wire.
+    Models that accept the same requests. The defaults are for an unknown model name on a compatible server.
 
     Attributes:
         names: How their names begin, as a regular expression.
@@ -55,8 +53,8 @@ class Family:
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
 
 
-MANUAL = Family(adaptive=False)
-NEWEST = Family(enabled=False, off="word", display=True, max_output=128_000, searches=True)
+MANUAL = AnthropicFamily(adaptive=False)
+NEWEST = AnthropicFamily(enabled=False, off="word", display=True, max_output=128_000, searches=True)
 K64_TOKENS = 64_000
 """The output limit that Anthropic documents for these families."""
 
@@ -72,7 +70,7 @@ FAMILIES = (
     attrs.evolve(MANUAL, names=r"claude-opus-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=32_000),
     attrs.evolve(MANUAL, names=r"claude-(?:sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=K64_TOKENS),
     attrs.evolve(MANUAL, names=r"claude-(?:opus|sonnet|haiku)-4-5", max_output=K64_TOKENS, searches=True),
-    Family(names=r"claude-(?:opus|sonnet|haiku)-4-6", display=True, max_output=128_000, searches=True),
+    AnthropicFamily(names=r"claude-(?:opus|sonnet|haiku)-4-6", display=True, max_output=128_000, searches=True),
     attrs.evolve(NEWEST, names=r"claude-(?:opus-4-[78]|(?:opus|sonnet)-5)(?:[-@]\d{8}|$)"),
     attrs.evolve(NEWEST, names=r"claude-(?:opus|sonnet)-", is_guess=True),
     # Names that are newer than this table: the nearest family, and a limit that all since 4.5 take.
@@ -81,13 +79,17 @@ FAMILIES = (
 
 
 @lru_cache(maxsize=256)
-def family_of(model: str) -> Family:
+def find_family(model: str) -> AnthropicFamily:
     """Return what is known of *model*, whatever a cloud has put before its name."""
     start = max(model.find("claude-"), 0)
-    return next((family for family in FAMILIES if re.match(family.names, model[start:])), Family(is_guess=True))
+    return next(
+        (family for family in FAMILIES if re.match(family.names, model[start:])), AnthropicFamily(is_guess=True)
+    )
 
 
-def stated(family: Family, capabilities: Mapping[str, object], max_output: int | None) -> Family:
+def with_capabilities(
+    family: AnthropicFamily, capabilities: Mapping[str, object], max_output: int | None
+) -> AnthropicFamily:
     """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output."""
     thinking = object_at(capabilities, "thinking")
     types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")

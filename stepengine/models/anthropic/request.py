@@ -17,39 +17,21 @@ from attrs import frozen
 from stepengine.data.models import DEFAULT_BUDGET_TOKENS, ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
-from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, LOST_PROGRAM
-from stepengine.models._programs import RUNS_NEWER_CODE, called_by, check_programs, programs_of
-from stepengine.models._schemas import MAX_OPTIONAL, optional_in, strict_form
-from stepengine.models._settings import Way, WireSettings, located, no_tool, said_of
-from stepengine.models._thinking import budget_of, effort_of
-from stepengine.models._wire import encoded, is_paused, join_members, members_of, tool_choice_of
-from stepengine.models.anthropic.encode import Flags, encode_history, encode_messages
-from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family
-
-__all__ = (
-    "BINDING_BETA",
-    "FALLBACK_BETA",
-    "FAST_BETA",
-    "MIN_BUDGET_TOKENS",
-    "TOOL_SEARCH",
-    "UNPROMISING",
-    "Site",
-    "Ways",
-    "binds_thinking",
-    "encode",
-    "encode_count",
-    "encode_tool",
-    "is_fast",
-    "limit_of",
-    "offered",
-    "promised",
-    "said_by",
-    "thinking_of",
-    "thinks_anyway",
-    "undemanded",
-    "ways_of",
+from stepengine.models._hidden_tools import find_hidden_tools
+from stepengine.models._programs import RUNS_NEWER_CODE, check_programs, make_callers_member, merge_programs
+from stepengine.models._schemas import MAX_OPTIONAL, count_optional_members, make_strict_schema
+from stepengine.models._settings import (
+    Way,
+    WireSettings,
+    convert_settings,
+    encode_location,
+    make_unsupported_tool_error,
 )
+from stepengine.models._thinking_levels import budget_from_thinking, effort_from_thinking
+from stepengine.models._wire import encode_json, encode_members, is_paused, join_members, resolve_tool_choice
+from stepengine.models.anthropic.encode import AnthropicEncodeOptions, encode_history, encode_messages
+from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, AnthropicFamily
 
 MIN_BUDGET_TOKENS = 1024
 """Anthropic documents 1,024 tokens as the smallest budget of thinking."""
@@ -118,9 +100,9 @@ class Site:
 
 
 @frozen(kw_only=True)
-class Ways:
+class AnthropicRequestOptions:
     """
-    What a provider decides for all of its requests.
+    The options of all requests to one provider.
 
     Attributes:
         provider: The provider's name.
@@ -145,8 +127,8 @@ class Ways:
 def encode(
     request: ModelRequest,
     model: str,
-    family: Family,
-    ways: Ways,
+    family: AnthropicFamily,
+    ways: AnthropicRequestOptions,
     tools: bytes,
     *,
     stream: bool,
@@ -171,33 +153,33 @@ def encode(
         ModelError: for a tool that the provider does not have.
     """
     settings, site = request.settings, ways.site
-    said = said_by(request, model, site)
-    asked = thinking_of(request, model, family, off=after == FORCED_THINKING)
-    limit = limit_of(request, model, family, ways, after=after)
+    said = encode_settings(request, model, site)
+    asked = encode_thinking(request, model, family, off=after == FORCED_THINKING)
+    limit = resolve_output_limit(request, model, family, ways, after=after)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, limit - 1)}
     optional = {
         "model": model if site.names_model else None,
         "max_tokens": limit,
-        "system": _system(request, ways),
+        "system": _encode_system_prompt(request, ways),
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
         "thinking": asked,
-        "output_config": _output(request, asked, family),
-        "tool_choice": _tool_choice(request, family),
+        "output_config": _encode_output_config(request, asked, family),
+        "tool_choice": _encode_tool_choice(request, family),
         "cache_control": ways.mark if site.marks_whole else None,
         "stream": True if stream and site.says_stream else None,
         **(more or {}),
         **said.members,
     }
     known = "" if after == INVALID_SIGNATURE else model
-    flags = Flags(ways.provider, known, manual, _runs_code(request), hidden_names(request))
+    flags = AnthropicEncodeOptions(ways.provider, known, manual, _runs_code(request), find_hidden_tools(request))
     history = encode_history(request, flags, lost=after == LOST_PROGRAM)
     if history.container:
         optional["container"] = history.container
-    members = members_of(request, optional, tools)
+    members = encode_members(request, optional, tools)
     members["messages"] = (
         history.messages if site.marks_whole else _mark_last_block(history.messages, request, ways.mark)
     )
@@ -211,14 +193,16 @@ def _mark_last_block(messages: bytes, request: ModelRequest, mark: Json | None) 
     """Return *messages* with *mark* in the last block, which no thought is, as the user has the last word."""
     if mark is None or is_paused(request) or not messages.endswith(END):
         return messages
-    return b"".join([messages[: -len(END)], b',"cache_control":', encoded(mark), END])
+    return b"".join([messages[: -len(END)], b',"cache_control":', encode_json(mark), END])
 
 
 def _runs_code(request: ModelRequest) -> bool:
     return any(isinstance(tool, CodeExecution | Programs) for tool in request.settings.server_tools)
 
 
-def limit_of(request: ModelRequest, model: str, family: Family, ways: Ways, *, after: str = "") -> int:
+def resolve_output_limit(
+    request: ModelRequest, model: str, family: AnthropicFamily, ways: AnthropicRequestOptions, *, after: str = ""
+) -> int:
     """
     Return the output limit of a request: its own, else the provider's, else the largest that the model has.
 
@@ -228,52 +212,54 @@ def limit_of(request: ModelRequest, model: str, family: Family, ways: Ways, *, a
         return request.settings.max_tokens
     most = family.max_output
     limit = DEFAULT_MAX_TOKENS if after == LARGE_LIMIT else ways.max_tokens or most or DEFAULT_MAX_TOKENS
-    asked = thinking_of(request, model, family)
+    asked = encode_thinking(request, model, family)
     if asked is None or after == LARGE_LIMIT or "budget_tokens" not in asked:
         return limit
     wanted: int = asked["budget_tokens"] + limit
     return wanted if most is None else max(limit, min(wanted, most))
 
 
-def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, tools: bytes) -> bytes:
+def encode_token_count_request(
+    request: ModelRequest, model: str, family: AnthropicFamily, ways: AnthropicRequestOptions, tools: bytes
+) -> bytes:
     """Return the body of the question how many tokens a request has."""
-    asked = thinking_of(request, model, family)
+    asked = encode_thinking(request, model, family)
     optional = {
         "model": model,
         "system": request.system_prompt or None,
         "thinking": asked,
-        "tool_choice": _tool_choice(request, family),
+        "tool_choice": _encode_tool_choice(request, family),
     }
     manual = asked is not None and asked["type"] == "enabled"
-    members = members_of(request, optional, tools, extra=False)
-    flags = Flags(ways.provider, model, manual, _runs_code(request), hidden_names(request))
+    members = encode_members(request, optional, tools, extra=False)
+    flags = AnthropicEncodeOptions(ways.provider, model, manual, _runs_code(request), find_hidden_tools(request))
     members["messages"] = encode_messages(request, flags)
     return join_members(members)
 
 
-def _system(request: ModelRequest, ways: Ways) -> object:
+def _encode_system_prompt(request: ModelRequest, ways: AnthropicRequestOptions) -> object:
     text = request.system_prompt
     if not text.strip() or ways.mark is None:
         return text or None
     return [{"type": "text", "text": text, "cache_control": ways.mark}]
 
 
-def _output(request: ModelRequest, asked: Json | None, family: Family) -> Json | None:
+def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
     """Return what is said of the reply as a whole: its schema, and how hard a model thinks that decides by itself."""
     schema, thinking = request.settings.response_schema, request.settings.thinking
     output: Json = {}
     if schema is not None:
-        output["format"] = {"type": "json_schema", "schema": strict_form(schema, "anthropic") or schema}
+        output["format"] = {"type": "json_schema", "schema": make_strict_schema(schema, "anthropic") or schema}
     if thinking is None or (thinking.effort is None and thinking.tokens is None):
         return output or None
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
     if asked is not None and asked["type"] == "adaptive":
-        output["effort"] = family.effort(effort_of(thinking))
+        output["effort"] = family.effort(effort_from_thinking(thinking))
     return output or None
 
 
-def thinking_of(request: ModelRequest, model: str, family: Family, *, off: bool = False) -> Json | None:
+def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, *, off: bool = False) -> Json | None:
     """
     Return the ``thinking`` member; ``None`` sends nothing.
 
@@ -289,66 +275,66 @@ def thinking_of(request: ModelRequest, model: str, family: Family, *, off: bool 
     if thinking is None:
         return None
     bound: Json = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if BOUND.search(model) else {}
-    demanded = tool_choice_of(request) not in UNDEMANDED
+    demanded = resolve_tool_choice(request) not in UNDEMANDED
     if family.adaptive and (thinking.tokens is None or demanded or not family.enabled):
         shown = {"display": "summarized"} if family.display else {}
         return {"type": "adaptive", **bound, **(shown if thinking.show else {"display": "omitted"})}
     if demanded:
         return None
-    budget = budget_of(thinking)
+    budget = budget_from_thinking(thinking)
     amount = max(MIN_BUDGET_TOKENS, DEFAULT_BUDGET_TOKENS if budget is None else budget)
     return {"type": "enabled", "budget_tokens": amount, **bound, **({} if thinking.show else {"display": "omitted"})}
 
 
-def thinks_anyway(request: ModelRequest, family: Family) -> bool:
+def thinks_anyway(request: ModelRequest, family: AnthropicFamily) -> bool:
     """Return whether the request asks for no thinking of a model that cannot be kept from it."""
     thinking = request.settings.thinking
     return thinking is not None and thinking.mode == "none" and family.off == "never"
 
 
-def offered(request: ModelRequest, family: Family) -> tuple[ToolSpec, ...]:
+def choose_offered_tools(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
     """Return the tools to offer: only the wanted one, where a call of it cannot be demanded."""
-    choice = tool_choice_of(request)
+    choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
     return tuple([tool for tool in request.tools if tool.name == choice]) or request.tools
 
 
-def binds_thinking(request: ModelRequest, model: str, family: Family) -> bool:
+def needs_binding_beta(request: ModelRequest, model: str, family: AnthropicFamily) -> bool:
     """Return whether the request says what shall become of thinking that no longer fits, which needs a beta header."""
-    return "block_binding" in (thinking_of(request, model, family) or {})
+    return "block_binding" in (encode_thinking(request, model, family) or {})
 
 
-def undemanded(request: ModelRequest, family: Family) -> bool:
+def demands_unsupported_call(request: ModelRequest, family: AnthropicFamily) -> bool:
     """Return whether the request demands a call of a model of which none can be demanded."""
-    return tool_choice_of(request) not in UNDEMANDED and not family.demands
+    return resolve_tool_choice(request) not in UNDEMANDED and not family.demands
 
 
-def ways_of(ways: Ways, settings: ModelSettings) -> Ways:
+def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
     """Return *ways* with the caching that *settings* ask for."""
     if settings.cache is None:
         return ways
     return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
 
 
-def said_by(request: ModelRequest, model: str, site: Site) -> WireSettings:
+def encode_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # it stands in the marks
-        "server_tools": lambda items: {"tools": _server_tools(items, request, model, site)},
-        "service_tier": lambda tier: _tier(tier, model, site),
+        "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
+        "service_tier": lambda tier: _encode_tier(tier, model, site),
     }
     if site.stands_in:
-        ways["fallbacks"] = lambda names: {"fallbacks": _in_place(names)}
-    return said_of(request.settings, ways)
+        ways["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
+    return convert_settings(request.settings, ways)
 
 
-def _in_place(names: tuple[str, ...]) -> object:
+def _encode_fallbacks(names: tuple[str, ...]) -> object:
     """Return the models that answer when another declines; the prefix of their provider may stand before them (providers:PV110)."""
     return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
-def _tier(tier: str, model: str, site: Site) -> Json | None:
+def _encode_tier(tier: str, model: str, site: Site) -> Json | None:
     if tier == "fast":
         return {"speed": "fast"} if is_fast(tier, model, site) else None
     return {"service_tier": TIERS[tier]} if tier in TIERS and site.has_tiers else None
@@ -359,22 +345,22 @@ def is_fast(tier: str | None, model: str, site: Site) -> bool:
     return tier == "fast" and site.is_fast and FAST.search(model) is not None
 
 
-def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, site: Site) -> list[Json]:
+def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, site: Site) -> list[Json]:
     """Return the definitions of the provider's tools, that of its container once."""
-    programs = programs_of(request.settings)
+    programs = merge_programs(request.settings)
     if programs is not None:
         if not site.runs_programs:
-            raise no_tool(programs, model, site.name)
+            raise make_unsupported_tool_error(programs, model, site.name)
         if not RUNS_NEWER_CODE.search(model):
-            raise no_tool(programs, model, site.name, "programs call tools from Claude 4.5 on")
+            raise make_unsupported_tool_error(programs, model, site.name, "programs call tools from Claude 4.5 on")
         check_programs(request, programs, model, site.name)
     definitions: list[Json] = []
-    for definition in [_server_tool(item, model, site) for item in items]:
+    for definition in [_encode_server_tool(item, model, site) for item in items]:
         definitions += [definition] if definition not in definitions else []
     return definitions
 
 
-def _server_tool(item: ServerTool, model: str, site: Site) -> Json:
+def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
     """
     Return the definition of a tool of the provider.
 
@@ -382,29 +368,33 @@ def _server_tool(item: ServerTool, model: str, site: Site) -> Json:
     ``ModelSettings(extra={"tools": [...]})``.
     """
     if isinstance(item, WebSearch | UrlContext) and not site.opens_pages:
-        raise no_tool(item, model, site.name, "nothing there opens pages; give the agent a tool of its own")
+        raise make_unsupported_tool_error(
+            item, model, site.name, "nothing there opens pages; give the agent a tool of its own"
+        )
     if isinstance(item, WebSearch):
-        tool: Json = {"type": "web_search_20250305", "name": "web_search", **_limits(item, model)}
-        place = located(item.location)
+        tool: Json = {"type": "web_search_20250305", "name": "web_search", **_encode_search_limits(item, model)}
+        place = encode_location(item.location)
         return tool if place is None else {**tool, "user_location": place}
     if isinstance(item, UrlContext):
         fetch = {"type": "web_fetch_20250910", "name": "web_fetch", "citations": {"enabled": True}}
-        return {**fetch, **_limits(item, model)}
+        return {**fetch, **_encode_search_limits(item, model)}
     if isinstance(item, CodeExecution):
         if item.files:
-            raise no_tool(
+            raise make_unsupported_tool_error(
                 item, model, "anthropic", "files go into its container by a part of a message, not by the tool"
             )
         newer = RUNS_NEWER_CODE.search(model)
         return {"type": PROGRAM if newer else "code_execution_20250522", "name": "code_execution"}
     if isinstance(item, Programs):
         return {"type": PROGRAM, "name": "code_execution"}
-    raise no_tool(item, model, "anthropic")
+    raise make_unsupported_tool_error(item, model, "anthropic")
 
 
-def _limits(item: WebSearch | UrlContext, model: str) -> Json:
+def _encode_search_limits(item: WebSearch | UrlContext, model: str) -> Json:
     if item.allowed_domains and item.blocked_domains:
-        raise no_tool(item, model, "anthropic", "it takes allowed_domains or blocked_domains, not both")
+        raise make_unsupported_tool_error(
+            item, model, "anthropic", "it takes allowed_domains or blocked_domains, not both"
+        )
     limits = {
         "max_uses": item.max_uses,
         "allowed_domains": list(item.allowed_domains) or None,
@@ -413,7 +403,7 @@ def _limits(item: WebSearch | UrlContext, model: str) -> Json:
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def promised(
+def limit_strict_tools(
     tools: tuple[ToolSpec, ...],
     schema: Mapping[str, object] | None,
     after: str = "",
@@ -427,10 +417,10 @@ def promised(
     The API counts over all schemas that it shall promise: 20 tools, 24 optional members. After it said that the grammar made
     of them is too large, none is strict.
     """
-    room = MAX_OPTIONAL - (optional_in(schema, "anthropic") or 0 if schema is not None else 0)
+    room = MAX_OPTIONAL - (count_optional_members(schema, "anthropic") or 0 if schema is not None else 0)
     strict, found = 0, []
     for tool in tools:
-        optional = optional_in(tool.input_schema, "anthropic") if tool.strict else None
+        optional = count_optional_members(tool.input_schema, "anthropic") if tool.strict else None
         by_program = programs is not None and tool.name in programs.tools
         if tool.strict and (
             optional is None or optional > room or strict >= MAX_STRICT or after == GRAMMAR or by_program
@@ -446,16 +436,18 @@ def promised(
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     """Return a tool definition."""
     tool: Json = {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
-    tool.update(called_by(programs, spec, PROGRAM))
-    form = strict_form(spec.input_schema, "anthropic") if spec.strict else None
+    tool.update(make_callers_member(programs, spec, PROGRAM))
+    form = make_strict_schema(spec.input_schema, "anthropic") if spec.strict else None
     return tool if form is None else {**tool, "input_schema": form, "strict": True}
 
 
-def _tool_choice(request: ModelRequest, family: Family) -> Json | None:
-    choice = tool_choice_of(request)
+def _encode_tool_choice(request: ModelRequest, family: AnthropicFamily) -> Json | None:
+    choice = resolve_tool_choice(request)
     if choice not in UNDEMANDED and not family.demands:
         choice = "auto"
-    single = request.settings.parallel_tool_calls is False and bool(request.tools) and not programs_of(request.settings)
+    single = (
+        request.settings.parallel_tool_calls is False and bool(request.tools) and not merge_programs(request.settings)
+    )
     if choice is None and not single:
         return None
     words = {None: "auto", "auto": "auto", "none": "none", "required": "any"}

@@ -17,12 +17,10 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
+from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import index_at, list_at, newer_in, object_at, read_json, text_at, utf8
-from stepengine.models._reading import Accumulator
-from stepengine.models.anthropic.decode import decode, usage_of
-
-__all__ = ("AnthropicAccumulator",)
+from stepengine.models._json import encode_utf8, find_newer_members, index_at, list_at, object_at, read_json, text_at
+from stepengine.models.anthropic.decode import decode, parse_usage
 
 TERMINAL = (b"event: message_stop\n", b'data: {"type":"message_stop"', b'data: {"type": "message_stop"')
 BELONGS = {
@@ -52,7 +50,7 @@ Json = dict[str, Any]
 
 
 @attrs.define
-class _OpenBlock:
+class _OpenAnthropicBlock:
     """A content block that is being received."""
 
     block: Json
@@ -69,13 +67,13 @@ class AnthropicAccumulator(Accumulator):
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._message: Json | None = None
-        self._blocks: list[_OpenBlock] = []
+        self._blocks: list[_OpenAnthropicBlock] = []
         self._calls = 0
 
     @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
-        usage = usage_of(self._message.get("usage")) if self._message else None
+        usage = parse_usage(self._message.get("usage")) if self._message else None
         return usage if usage is None or self.done else attrs.evolve(usage, at_least=True)
 
     def event(self, name: str, data: bytes) -> list[ModelDelta]:
@@ -89,25 +87,25 @@ class AnthropicAccumulator(Accumulator):
             return []
         event = read_json(data)
         kind = event.get("type") or name
-        text = self._more_of_text(event) if kind == "content_block_delta" else ""
+        text = self._append_plain_text(event) if kind == "content_block_delta" else ""
         if text:
             return [TextChunk(text)]
         if kind in TOLD and not IN_EVENT.issuperset(event):
-            self._skip(*[f"{kind}.{member}" for member in newer_in(event, IN_EVENT)])
+            self._record_unread(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
         match kind:
             case "content_block_delta":
-                return self._delta(self._block(index_at(event, "index")), object_at(event, "delta"))
+                return self._apply_delta(self._get_open_block(index_at(event, "index")), object_at(event, "delta"))
             case "content_block_start":
-                return self._block_start(index_at(event, "index"), object_at(event, "content_block"))
+                return self._open_block(index_at(event, "index"), object_at(event, "content_block"))
             case "content_block_stop":
-                return self._block_stop(self._block(index_at(event, "index")))
+                return self._close_block(self._get_open_block(index_at(event, "index")))
             case "error":
-                raise self._error_in_stream(event)
+                raise self._make_stream_error(event)
             case _:
-                self._message_event(kind, event)
+                self._handle_message_event(kind, event)
                 return []
 
-    def _more_of_text(self, event: Json) -> str:
+    def _append_plain_text(self, event: Json) -> str:
         """Take *event* if it is more text of an open block of text and nothing else, as most are, and return that, else ``""``."""
         index, delta = event.get("index"), event.get("delta")
         if type(index) is not int or not isinstance(delta, dict) or len(event) != OF_TEXT or len(delta) != OF_DELTA:
@@ -121,34 +119,34 @@ class AnthropicAccumulator(Accumulator):
         opened.pieces.append(text)
         return text
 
-    def _message_event(self, kind: str, event: Json) -> None:
+    def _handle_message_event(self, kind: str, event: Json) -> None:
         if kind == "message_start":
             self._start(object_at(event, "message"))
         elif kind == "message_delta":
-            self._message_delta(event)
+            self._apply_message_delta(event)
         elif kind == "message_stop":
             self._stop()
         elif kind != "ping":
-            self._skip(kind)
+            self._record_unread(kind)
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
         Return the reply.
 
-        A body that ends inside the terminal event counts when all else was there (reliability:MP21).
+        A body that ends inside the terminal event counts when all else was there (reliability:MP20).
 
         Raises:
             TruncatedReply: when the terminal marker is missing.
         """
         begun = bool(tail) and any(mark.startswith(tail) or tail.startswith(mark) for mark in TERMINAL)
         message = self._message
-        if message is None or not (self.done or (begun and self._whole())):
-            self._truncated("its message_stop is missing")
+        if message is None or not (self.done or (begun and self._is_complete())):
+            self._raise_truncated("its message_stop is missing")
         self.done = True
         message["content"] = [opened.block for opened in self._blocks]
         return self._decode_message(message)
 
-    def _whole(self) -> bool:
+    def _is_complete(self) -> bool:
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
 
     def _start(self, message: Mapping[str, object]) -> None:
@@ -156,10 +154,10 @@ class AnthropicAccumulator(Accumulator):
             self._refuse_stream("a second message_start")
         self._message = {**message, "usage": dict(object_at(message, "usage"))}
 
-    def _block_start(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
+    def _open_block(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
         if self._message is None or index != len(self._blocks):
             self._refuse_stream(f"content block {index} starts where block {len(self._blocks)} belongs")
-        opened = _OpenBlock(dict(block))
+        opened = _OpenAnthropicBlock(dict(block))
         self._blocks.append(opened)
         if block["type"] != "tool_use":
             return _first_delta(block)
@@ -167,16 +165,16 @@ class AnthropicAccumulator(Accumulator):
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(block, "name"))]
 
-    def _block(self, index: int) -> _OpenBlock:
+    def _get_open_block(self, index: int) -> _OpenAnthropicBlock:
         if not 0 <= index < len(self._blocks) or self._blocks[index].closed:
             self._refuse_stream(f"an event for content block {index}, which is not open")
         return self._blocks[index]
 
-    def _delta(self, opened: _OpenBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
+    def _apply_delta(self, opened: _OpenAnthropicBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
         block, kind = opened.block, delta["type"]
         if block["type"] not in BELONGS.get(kind, (block["type"],)):
             self._refuse_stream(f"a {kind} in a block of type {block['type']!r}")
-        _merge(block, newer_in(delta, IN_DELTA.get(kind, NOTHING)))
+        _merge_newer_members(block, find_newer_members(delta, IN_DELTA.get(kind, NOTHING)))
         match kind:
             case "text_delta" | "thinking_delta":
                 text = text_at(delta, "text" if kind == "text_delta" else "thinking")
@@ -198,7 +196,7 @@ class AnthropicAccumulator(Accumulator):
                 pass  # of an unknown kind: what it holds is its block's by now
         return []
 
-    def _block_stop(self, opened: _OpenBlock) -> list[ModelDelta]:
+    def _close_block(self, opened: _OpenAnthropicBlock) -> list[ModelDelta]:
         opened.closed = True
         block, text = opened.block, "".join(opened.pieces)
         match block["type"]:
@@ -211,19 +209,19 @@ class AnthropicAccumulator(Accumulator):
                 return [ToolCallEnded(opened.call or 0)]
             case _:
                 if text:
-                    block["input"] = read_json(utf8(text))
+                    block["input"] = read_json(encode_utf8(text))
         return []
 
-    def _message_delta(self, event: Json) -> None:
+    def _apply_message_delta(self, event: Json) -> None:
         if self._message is None:
             self._refuse_stream("a message_delta before message_start")
         usage = object_at(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(object_at(event, "delta"))
-        self._message.update(newer_in(event, IN_EVENT))
+        self._message.update(find_newer_members(event, IN_EVENT))
 
     def _stop(self) -> None:
-        if not self._whole():
+        if not self._is_complete():
             self._refuse_stream("a message_stop while a block is open or the stop reason is missing")
         self.done = True
 
@@ -236,7 +234,7 @@ def _first_delta(block: Mapping[str, object]) -> list[ModelDelta]:
     return []
 
 
-def _merge(block: Json, delta: Mapping[str, Any]) -> None:
+def _merge_newer_members(block: Json, delta: Mapping[str, Any]) -> None:
     """Add to a block what a delta holds that is newer: texts and lists grow, anything else is replaced."""
     for name, value in delta.items():
         old = block.get(name)

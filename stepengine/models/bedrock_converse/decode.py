@@ -15,11 +15,22 @@ from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, Te
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
-from stepengine.models._failures import RequestLabel, given_up, malformed_call, protocol_failure
-from stepengine.models._json import call_part, count_of, object_at, objects_at, text_at
-from stepengine.models._reply import made_part, reply_of, seen, shown_text, word_at
-
-__all__ = ("IN_CALL", "SERVER", "decode", "usage_of")
+from stepengine.models._failures import (
+    RequestLabel,
+    make_given_up_error,
+    make_malformed_call_error,
+    make_protocol_error,
+)
+from stepengine.models._json import (
+    find_newer_members,
+    make_call_part,
+    object_at,
+    objects_at,
+    parse_token_count,
+    text_at,
+    wrap_newer_members,
+)
+from stepengine.models._reply import find_objects, find_text, make_media_part, make_reply, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -34,6 +45,7 @@ MALFORMED_CALL, MALFORMED = "malformed_tool_use", "malformed_model_output"
 SERVER = "server_tool_use"
 """The type of a call that the service carries out itself."""
 OWN_TYPE = "tool_use"
+TEXT, CALL = frozenset({"text"}), frozenset({"toolUse"})
 IN_CALL = frozenset({"toolUseId", "name", "input", "type"})
 TOOLS = {"nova_code_interpreter": "code_execution", "nova_grounding": "web_search"}
 """The service's words for its tools, and ours."""
@@ -52,15 +64,15 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         ContextOverflow: when the model stopped because its context is full.
         ModelError: when there is no message, and for one that the model broke, which is worth one more try.
     """
-    usage = usage_of(data.get("usage"))
+    usage = parse_usage(data.get("usage"))
     raw = text_at(data, "stopReason") or None
     _refuse_unusable(raw, call, usage, request_id)
     message = object_at(data, "output").get("message")
     if not isinstance(message, Mapping) or message.get("content") is None:
-        raise protocol_failure(call, "it holds no message", usage)
+        raise make_protocol_error(call, "it holds no message", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for block in objects_at(message, "content") for part in _parts(block, mark)]
-    return reply_of(
+    content = [part for block in objects_at(message, "content") for part in _decode_parts(block, mark)]
+    return make_reply(
         tuple(content),
         call,
         model,
@@ -68,7 +80,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         raw=raw,
         usage=usage,
         # A prompt router chooses the model itself, and only its trace says which; the price depends on it.
-        answered=word_at(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
+        answered=find_text(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
         request_id=request_id,
         kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
     )
@@ -80,48 +92,42 @@ def _refuse_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, r
         msg = f"the context of {call.model!r} is full; nothing of its reply counts"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if raw == MALFORMED_CALL:
-        raise malformed_call(call, raw, usage)
+        raise make_malformed_call_error(call, raw, usage)
     if raw == MALFORMED:
-        raise given_up(call, raw, usage)
+        raise make_given_up_error(call, raw, usage)
 
 
-def _parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     """Return what a block holds: one part, and after a text its sources."""
     # Blocks have no type here: what a block is tells the one member that it has. So each kind is looked for, and
     # whatever has none of them is kept whole.
     if isinstance(block.get("text"), str):
-        beside = _beside(block, "text")
+        beside = wrap_newer_members(block, TEXT)
         if not block["text"] and not beside:
             return []
         return [TextPart(block["text"], provider_data=freeze({**mark, **beside}) if beside else None)]
     if isinstance(call := block.get("toolUse"), Mapping) and call.get("type") != SERVER:
-        return [_call(call, {**mark, **_beside(block, "toolUse")})]
+        return [_decode_call(call, {**mark, **wrap_newer_members(block, CALL)})]
     if isinstance(thought := block.get("reasoningContent"), Mapping):
         return [_decode_thought(block, thought, mark)]
     if isinstance(cited := block.get("citationsContent"), Mapping):
-        return _decode_cited(block, cited, mark)
+        return _decode_cited_text(block, cited, mark)
     if isinstance(image := block.get("image"), Mapping) and image.keys() == {"format", "source"}:
-        kind = IMAGES.get(word_at(image, "format"), "")
-        made = made_part(word_at(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
+        kind = IMAGES.get(find_text(image, "format"), "")
+        made = make_media_part(find_text(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
         if made is not None:
             return [made]
-    tool, text = _server_tool_text(block)
+    tool, text = _describe_server_tool(block)
     return [OpaquePart(mark["provider"], freeze(block), tool=tool, text=text)]
 
 
-def _beside(block: Mapping[str, object], known: str) -> Json:
-    """Return the members of a block that are newer than this package: they go back to who sent them."""
-    more = {name: value for name, value in block.items() if name != known and value is not None}
-    return {"more": more} if more else {}
-
-
-def _call(call: Mapping[str, object], data: Json) -> AssistantPart:
+def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
     given = {"id": call["toolUseId"]} if text_at(call, "toolUseId") else {}
-    newer = {name: value for name, value in call.items() if name not in IN_CALL and value is not None}
+    newer = find_newer_members(call, IN_CALL)
     if call.get("type") not in {None, OWN_TYPE}:
         newer["type"] = call["type"]
     data = {**data, **given, **({"in_call": newer} if newer else {})}
-    return call_part(text_at(call, "name"), call.get("input"), data)
+    return make_call_part(text_at(call, "name"), call.get("input"), data)
 
 
 def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
@@ -130,50 +136,54 @@ def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], 
     # Anything but exactly what is known goes back as the whole block: thoughts are signed, and one that was taken apart
     # and put together with a member missing is refused.
     if len(block) > 1 or len(thought) != 1 or not known.issuperset(thought):
-        return OpaquePart(mark["provider"], freeze(block), text=shown_text(word_at(told, "text")))
+        return OpaquePart(mark["provider"], freeze(block), text=shorten_text(find_text(told, "text")))
     if not isinstance(told, Mapping):
         return ThinkingPart("", provider_data=freeze({**mark, "redacted": text_at(thought, "redactedContent")}))
     kept = {name: value for name, value in told.items() if name != "text" and value is not None}
     return ThinkingPart(text_at(told, "text"), provider_data=freeze({**mark, **kept}))
 
 
-def _decode_cited(block: Mapping[str, object], cited: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+def _decode_cited_text(block: Mapping[str, object], cited: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     """Return a text with its sources; the whole block goes back in place of the text."""
-    said = "".join([word_at(piece, "text") for piece in seen(cited, "content")])
-    sources = [_source(citation, said) for citation in seen(cited, "citations")]
+    said = "".join([find_text(piece, "text") for piece in find_objects(cited, "content")])
+    sources = [_decode_citation(citation, said) for citation in find_objects(cited, "citations")]
     return [TextPart(said, provider_data=freeze({**mark, "cited": block})), *sources]
 
 
-def _source(citation: Mapping[str, object], said: str) -> CitationPart:
-    quote = "".join([word_at(piece, "text") for piece in seen(citation, "sourceContent")])
-    url = word_at(citation, "location", "web", "url") or word_at(citation, "source")
-    return CitationPart(url, word_at(citation, "title"), quote=quote, said=said)
+def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
+    quote = "".join([find_text(piece, "text") for piece in find_objects(citation, "sourceContent")])
+    url = find_text(citation, "location", "web", "url") or find_text(citation, "source")
+    return CitationPart(url, find_text(citation, "title"), quote=quote, said=said)
 
 
-def _server_tool_text(block: Mapping[str, object]) -> tuple[str, str]:
+def _describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the service that a block tells of, in our words, and for people what was asked or came of it."""
     asked, found = block.get("toolUse"), block.get("toolResult")
     if isinstance(asked, Mapping):
-        name, given = word_at(asked, "name"), asked.get("input")
-        said = word_at(given, "snippet") or word_at(given, "query")
-        return TOOLS.get(name, name), shown_text(said or compact(given))
+        name, given = find_text(asked, "name"), asked.get("input")
+        said = find_text(given, "snippet") or find_text(given, "query")
+        return TOOLS.get(name, name), shorten_text(said or compact(given))
     if isinstance(found, Mapping):
-        name = word_at(found, "type").removesuffix(RESULT)
+        name = find_text(found, "type").removesuffix(RESULT)
         texts = [
             said.rstrip("\n")
-            for piece in seen(found, "content")
-            for said in (word_at(piece, "text"), word_at(piece, "json", "stdOut"), word_at(piece, "json", "stdErr"))
+            for piece in find_objects(found, "content")
+            for said in (
+                find_text(piece, "text"),
+                find_text(piece, "json", "stdOut"),
+                find_text(piece, "json", "stdErr"),
+            )
         ]
-        return TOOLS.get(name, name or "server_tool"), shown_text("\n".join([text for text in texts if text]))
+        return TOOLS.get(name, name or "server_tool"), shorten_text("\n".join([text for text in texts if text]))
     return "", ""
 
 
-def usage_of(raw: object) -> Usage | None:
+def parse_usage(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say. What the cache took and gave is beside its input."""
     if not isinstance(raw, Mapping) or (raw.get("inputTokens") is None and raw.get("outputTokens") is None):
         return None
     names = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens")
     figures = [raw.get(name) for name in names]
-    fresh, output, read, written = [count_of(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
+    fresh, output, read, written = [parse_token_count(figure) or 0 for figure in figures]
+    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
     return Usage(fresh, output, read, written, at_least=unsure)

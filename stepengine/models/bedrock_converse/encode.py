@@ -43,27 +43,25 @@ from stepengine.models._wire import (
     NUDGE,
     OFFICE,
     Kind,
-    RolesInTurn,
-    arguments_of,
-    base64_of,
+    MessageJoiner,
+    call_arguments,
     call_text,
-    cannot_take,
-    encoded,
+    choose_wire_ids,
+    encode_base64,
+    encode_json,
+    encode_turns,
     is_own,
     is_paused,
     joined,
-    kind_of,
-    made_by_model,
+    list_generated_media,
+    make_unsupported_part_error,
+    media_kind,
     media_label,
     result_text,
     safe_name,
-    turns_of,
-    wire_ids,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
-from stepengine.models.bedrock_converse.families import Family
-
-__all__ = ("BETWEEN", "Flags", "Messages", "document_name", "encode_message", "encode_messages")
+from stepengine.models.bedrock_converse.families import ConverseFamily
 
 Json = dict[str, Any]
 
@@ -97,9 +95,9 @@ BETWEEN = "(The results are there; more follows.)"
 
 
 @frozen
-class Flags:
+class ConverseEncodeOptions:
     """
-    What the encoded form of a message depends on beside the message.
+    The options that the encoded form of a message depends on.
 
     Attributes:
         provider: Whose ids and opaque parts are sent back.
@@ -111,7 +109,7 @@ class Flags:
 
     provider: str
     model: str
-    family: Family
+    family: ConverseFamily
     calls: bool = True
     manual: bool = False
 
@@ -136,14 +134,14 @@ class ConverseEncoded(BaseTurn):
 
 # --- joining --------------------------------------------------------------------------------------------------------
 
-NUDGE_BLOCK = encoded({"text": NUDGE})
-BETWEEN_BLOCK = encoded({"text": BETWEEN})
+NUDGE_BLOCK = encode_json({"text": NUDGE})
+BETWEEN_BLOCK = encode_json({"text": BETWEEN})
 OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant","content":['}
 TEXT = frozenset({"text"})
 
 
 @frozen
-class Messages:
+class EncodedConversation:
     """
     The encoded conversation.
 
@@ -156,19 +154,19 @@ class Messages:
     last: str
 
 
-def encode_messages(request: ModelRequest, flags: Flags) -> Messages:
+def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> EncodedConversation:
     """Return history and tail, roles in turn, from user to user."""
-    joiner = _Joiner(flags.family)
-    for turn in turns_of(request, flags, encode_message):
+    joiner = _ConverseJoiner(flags.family)
+    for turn in encode_turns(request, flags, encode_message):
         joiner.add(turn)
     content = joiner.joined(nudge=not is_paused(request))
-    return Messages(content, joiner.last)
+    return EncodedConversation(content, joiner.last)
 
 
-class _Joiner(RolesInTurn):
+class _ConverseJoiner(MessageJoiner):
     """Puts messages in a row, each document under a name of its own."""
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: ConverseFamily) -> None:
         super().__init__(OPEN, NUDGE_BLOCK)
         self._beside = family.beside
         self._ids: Mapping[str, bytes] = {}
@@ -190,7 +188,7 @@ class _Joiner(RolesInTurn):
         elif turn.body:
             self._say(turn.body, turn.kinds, turn.last)
         if turn.after:
-            self.later(turn.after)
+            self.defer_to_user_turn(turn.after)
             self._kept = (turn.kinds, turn.last)
 
     def _add_result(self, turn: ConverseEncoded) -> None:
@@ -201,7 +199,7 @@ class _Joiner(RolesInTurn):
         self.put("user", b'{"toolResult":{"toolUseId":' + wire_id + turn.body)
         self._has_results, self.last = True, "toolResult"
         if turn.after:
-            self.later(turn.after)
+            self.defer_to_user_turn(turn.after)
             self._kept = (self._kept[0] | turn.kinds, turn.last)
 
     def moved(self) -> None:
@@ -234,60 +232,62 @@ class _Joiner(RolesInTurn):
             number += 1
             name = f"{wanted} ({number})"
         self._names.add(name.lower())
-        return b'"name":' + encoded(name)
+        return b'"name":' + encode_json(name)
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> ConverseEncoded:
+def encode_message(message: Message, flags: ConverseEncodeOptions, *, own_ids: bool = True) -> ConverseEncoded:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            blocks = _add_text_beside_documents([_content(part, flags) for part in message.content])
-            return ConverseEncoded("user", joined(blocks), kinds=_kinds(blocks), last=_last(blocks))
+            blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
+            return ConverseEncoded("user", joined(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
         case AssistantMessage():
-            return _assistant(message, flags, own_ids)
+            return _encode_assistant(message, flags, own_ids)
         case ToolMessage():
-            return _result(message, flags)
+            return _encode_result(message, flags)
         case _ as never:
             assert_never(never)
 
 
-def _add_text_beside_documents(blocks: Iterable[Json | None]) -> list[Json]:
+def _add_text_for_documents(blocks: Iterable[Json | None]) -> list[Json]:
     """Return *blocks*, with a text added where they hold documents: the service refuses documents without a text."""
     found = [block for block in blocks if block is not None]
-    kinds = _kinds(found)
+    kinds = _block_kinds(found)
     if "document" in kinds and "text" not in kinds:
         found.insert(0, {"text": f"{UNNAMED}s:"})
     return found
 
 
-def _kinds(blocks: Iterable[Json]) -> frozenset[str]:
+def _block_kinds(blocks: Iterable[Json]) -> frozenset[str]:
     return frozenset([next(iter(block)) for block in blocks])
 
 
-def _last(blocks: list[Json]) -> str:
+def _last_block_kind(blocks: list[Json]) -> str:
     return next(iter(blocks[-1])) if blocks else ""
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> ConverseEncoded:  # noqa: FBT001 - private
+def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, own_ids: bool) -> ConverseEncoded:  # noqa: FBT001 - private
     calls = message.tool_calls
-    ids = wire_ids(calls, flags.provider, own=own_ids)
-    blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
+    ids = choose_wire_ids(calls, flags.provider, own=own_ids)
+    blocks = [
+        block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
+    ]
     if not flags.calls:
         blocks = [block for block in blocks if not _is_call(block)]
-    made = made_by_model(message)
-    shown = _add_text_beside_documents([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else []
-    more: Json = {"after": joined(shown), "kinds": _kinds(shown), "last": _last(shown)}
+    made = list_generated_media(message)
+    shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
+    more: Json = {"after": joined(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
         return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), **more)
     if not flags.calls or (flags.manual and "reasoningContent" not in blocks[0]):
-        texts = {call.tool_call_id: encoded({"text": call_text(call)}) for call in calls}
+        texts = {call.tool_call_id: encode_json({"text": call_text(call)}) for call in calls}
         said = [block for block in blocks if not _is_call(block)]
         return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(said)), texts=texts, **more)
     return ConverseEncoded(
-        "assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, **more
+        "assistant", joined(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
     )
 
 
@@ -302,19 +302,19 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
     return blocks
 
 
-def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
+def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart():
             data = part.provider_data
             if is_own(data, flags.provider, flags.model) and "cited" in data:
                 return dict(data["cited"])
-            return _text(part.text, _more(data, flags))
+            return _encode_text(part.text, _stored_newer_members(data, flags))
         case RefusalPart():
-            return _text(part.text)
+            return _encode_text(part.text)
         case ThinkingPart():
-            return _thinking(part, flags)
+            return _encode_thinking(part, flags)
         case ToolCallPart():
-            return _call(part, flags, ids)
+            return _encode_call(part, flags, ids)
         case OpaquePart():
             return dict(part.data) if part.provider == flags.provider else None
         case CitationPart() | ImagePart() | DocumentPart():
@@ -323,17 +323,17 @@ def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) 
             assert_never(never)
 
 
-def _text(text: str, more: Mapping[str, object] | None = None) -> Json | None:
+def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | None:
     """Return a text block; the service refuses one without a visible character."""
     return {"text": text, **(more or {})} if text.strip() else None
 
 
-def _more(data: Mapping[str, object] | None, flags: Flags) -> Json:
+def _stored_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
     """Return what stood beside a block, for the model that it came from."""
     return dict(data.get("more", {})) if is_own(data, flags.provider, flags.model) else {}
 
 
-def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
+def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
     """Return thinking that is signed or hidden; other thoughts are for people, and models do not take them back."""
     data = part.provider_data
     if not is_own(data, flags.provider, flags.model):
@@ -344,73 +344,75 @@ def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
     return {"reasoningContent": {"reasoningText": {"text": part.text, **kept}}} if data.get("signature") else None
 
 
-def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
+def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
     data = part.provider_data
     newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
-    call = {"toolUseId": ids[part.tool_call_id], "name": safe_name(part.tool_name), "input": arguments_of(part)}
-    return {"toolUse": {**newer, **call}, **_more(data, flags)}
+    call = {"toolUseId": ids[part.tool_call_id], "name": safe_name(part.tool_name), "input": call_arguments(part)}
+    return {"toolUse": {**newer, **call}, **_stored_newer_members(data, flags)}
 
 
-def _result(message: ToolMessage, flags: Flags) -> ConverseEncoded:
+def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
     """Return a result with what it may hold inside; other media follow it."""
     inside: list[Json] = []
     outside: list[Json | None] = []
     for part in message.content:
-        block = _content(part, flags)
+        block = _encode_content(part, flags)
         if block is not None:
             is_medium = isinstance(part, ImagePart | DocumentPart)
-            (outside if is_medium and _last([block]) not in flags.family.inside else inside).append(block)
+            (outside if is_medium and _last_block_kind([block]) not in flags.family.inside else inside).append(block)
     is_told = not message.is_error or flags.family.status
     if not is_told:
         inside = [{"text": result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
-    after = _add_text_beside_documents([{"text": media_label(message)}, *outside]) if outside else []
+    after = _add_text_for_documents([{"text": media_label(message)}, *outside]) if outside else []
     result: Json = {"content": inside or [{"text": NOTHING}]}
     if flags.family.status:
         result["status"] = "error" if message.is_error else "success"
     everything = [*result["content"], *after]
     return ConverseEncoded(
         "tool",
-        b"," + encoded(result)[1:] + b"}",
+        b"," + encode_json(result)[1:] + b"}",
         call_id=message.tool_call_id,
         after=joined(after),
         as_text=joined(everything),
-        kinds=_kinds(after) if flags.calls and not flags.manual else _kinds(everything),
-        last=_last(everything),
+        kinds=_block_kinds(after) if flags.calls and not flags.manual else _block_kinds(everything),
+        last=_last_block_kind(everything),
     )
 
 
-def _content(part: ResultPart, flags: Flags) -> Json | None:
+def _encode_content(part: ResultPart, flags: ConverseEncodeOptions) -> Json | None:
     match part:
         case TextPart() | ToolReferencePart():
-            return _text(part.text)
+            return _encode_text(part.text)
         case JsonPart():
-            return _text(compact(part.value))
+            return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _media(part, flags)
+            return _encode_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
     mime = part.mime_type.partition(";")[0].strip().lower()
-    kind = kind_of(part)
-    form = _form_of(kind, mime)
+    kind = media_kind(part)
+    form = _find_format(kind, mime)
     if not form:
         why = "it takes PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and the usual kinds of sound and video"
-        raise cannot_take(flags.provider, part, why)
-    source = _source(part, flags)
+        raise make_unsupported_part_error(flags.provider, part, why)
+    source = _encode_source(part, flags)
     if kind in FORMS:
         return {kind: {"format": form, "source": source}}
     # The character before it is in no other name: it says that the name is to be made the only one of its kind.
-    return {"document": {"format": form, "name": f"\0{document_name(getattr(part, 'name', ''))}", "source": source}}
+    return {
+        "document": {"format": form, "name": f"\0{make_document_name(getattr(part, 'name', ''))}", "source": source}
+    }
 
 
-def document_name(told: str) -> str:
+def make_document_name(told: str) -> str:
     """Return what the service takes for the name of a file: without its ending, and of few kinds of characters."""
     return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME_CHARS].strip() or UNNAMED
 
 
-def _form_of(kind: Kind, mime: str) -> str:
+def _find_format(kind: Kind, mime: str) -> str:
     """Return the service's word for a type; ``""`` for one that it does not take."""
     if kind in FORMS:
         return FORMS[kind].get(mime, "")
@@ -420,9 +422,11 @@ def _form_of(kind: Kind, mime: str) -> str:
     return {"pdf": "pdf", "text": TEXTS.get(mime, "txt")}.get(kind, "")
 
 
-def _source(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+def _encode_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
     if part.data is not None:
-        return {"bytes": base64_of(part.data)}
+        return {"bytes": encode_base64(part.data)}
     if part.url is not None and part.url.startswith(STORED):
         return {"s3Location": {"uri": part.url}}
-    raise cannot_take(flags.provider, part, "it takes bytes, and addresses in S3: url='s3://bucket/key'")
+    raise make_unsupported_part_error(
+        flags.provider, part, "it takes bytes, and addresses in S3: url='s3://bucket/key'"
+    )

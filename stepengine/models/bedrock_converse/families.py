@@ -14,8 +14,6 @@ from typing import Literal
 import attrs
 from attrs import frozen
 
-__all__ = ("Family", "family_of", "maker_of")
-
 SEVERAL = r"(?:[a-z]{2}|apac|global|us-gov)\."
 """The geography of an inference profile, which may stand before a name."""
 NAME = re.compile(rf"(?:{SEVERAL})?([a-z][a-z0-9-]*)\.([a-z].*)")
@@ -23,9 +21,9 @@ BARE = ("", "")
 
 
 @frozen(kw_only=True)
-class Family:
+class ConverseFamily:
     """
-    Models that take the same. The defaults are those of a model that nothing is known of: what all take.
+    Models that accept the same requests. The defaults are for an unknown model: the features that all models have.
 
     Attributes:
         names: How ``maker.model`` begins, as a regular expression.
@@ -55,14 +53,14 @@ class Family:
 
 ANY_CALL: frozenset[Literal["any", "tool"]] = frozenset({"any", "tool"})
 NONE: frozenset[str] = frozenset()
-CLAUDE = Family(
+CLAUDE = ConverseFamily(
     caches="tools",
     demands=ANY_CALL,
     inside=frozenset({"image", "document"}),
     beside=frozenset({"text", "image"}),
     thinking="claude",
 )
-NOVA = Family(caches="messages", demands=ANY_CALL, inside=frozenset({"image"}))
+NOVA = ConverseFamily(caches="messages", demands=ANY_CALL, inside=frozenset({"image"}))
 
 FAMILIES = (
     attrs.evolve(
@@ -73,40 +71,42 @@ FAMILIES = (
     attrs.evolve(NOVA, names=r"amazon\.nova-2", thinking="nova", runs=frozenset({"code", "web"})),
     attrs.evolve(NOVA, names=r"amazon\.nova-premier", runs=frozenset({"web"})),
     attrs.evolve(NOVA, names=r"amazon\.nova"),
-    Family(names=r"meta\.", inside=frozenset({"image", "document"}), beside=NONE),
-    Family(
+    ConverseFamily(names=r"meta\.", inside=frozenset({"image", "document"}), beside=NONE),
+    ConverseFamily(
         names=r"mistral\.(?:magistral-small|ministral-3|mistral-large-3|voxtral)",
         inside=frozenset({"document"}),
         beside=NONE,
         promises=True,
     ),
-    Family(names=r"mistral\.", inside=frozenset({"document"}), beside=NONE),
-    Family(names=r"writer\.", beside=NONE, status=False),
-    Family(names=r"deepseek\.r1", thinking="always"),
-    Family(names=r"openai\.gpt-oss", thinking="effort"),
-    Family(names=r"qwen\.(?:qwen3|qwq)", promises=True, thinking="qwen"),
-    Family(names=r"google\.gemma-3-(?:12b|27b)", promises=True),
-    Family(names=r"minimax\.minimax-m2", promises=True, thinking="always"),
-    Family(names=r"nvidia\.nemotron-nano", promises=True),
-    Family(names=r"moonshot(?:ai)?\..*thinking", demands=ANY_CALL, promises=True, thinking="always"),
-    Family(names=r"(?:moonshot(?:ai)?|zai)\.", demands=ANY_CALL, promises=True),
-    Family(),
+    ConverseFamily(names=r"mistral\.", inside=frozenset({"document"}), beside=NONE),
+    ConverseFamily(names=r"writer\.", beside=NONE, status=False),
+    ConverseFamily(names=r"deepseek\.r1", thinking="always"),
+    ConverseFamily(names=r"openai\.gpt-oss", thinking="effort"),
+    ConverseFamily(names=r"qwen\.(?:qwen3|qwq)", promises=True, thinking="qwen"),
+    ConverseFamily(names=r"google\.gemma-3-(?:12b|27b)", promises=True),
+    ConverseFamily(names=r"minimax\.minimax-m2", promises=True, thinking="always"),
+    ConverseFamily(names=r"nvidia\.nemotron-nano", promises=True),
+    ConverseFamily(names=r"moonshot(?:ai)?\..*thinking", demands=ANY_CALL, promises=True, thinking="always"),
+    ConverseFamily(names=r"(?:moonshot(?:ai)?|zai)\.", demands=ANY_CALL, promises=True),
+    ConverseFamily(),
 )
 
 
-def _split(model: str) -> tuple[str, str]:
+def _split_model_name(model: str) -> tuple[str, str]:
     """Return the maker and the maker's name of *model*, which may be an ARN; two empty texts where it names neither."""
     found = [NAME.fullmatch(part) for part in reversed(model.split("/"))]
     return next(((match[1], match[2]) for match in found if match is not None), BARE)
 
 
-def maker_of(model: str) -> str:
+def parse_maker(model: str) -> str:
     """Return the maker in a model's name, such as ``"amazon"``; ``""`` where an opaque id or another name tells of none."""
-    return _split(model)[0]
+    return _split_model_name(model)[0]
 
 
 @lru_cache(maxsize=256)
-def family_of(model: str) -> Family:
+def find_family(model: str) -> ConverseFamily:
     """Return what is known of *model*, with or without a geography, or as an ARN."""
-    name = ".".join(_split(model)).strip(".") or ("anthropic." + model if model.startswith("claude") else model)
+    name = ".".join(_split_model_name(model)).strip(".") or (
+        "anthropic." + model if model.startswith("claude") else model
+    )
     return next(family for family in FAMILIES if re.match(family.names, name))

@@ -18,14 +18,19 @@ from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._schemas import strict_form
-from stepengine.models._settings import DROPPED, Way, WireSettings, no_tool, said_of
-from stepengine.models._thinking import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_of
-from stepengine.models._wire import encoded, is_paused, join_members, members_of, schema_name, tool_choice_of
-from stepengine.models.bedrock_converse.encode import Flags, encode_messages
-from stepengine.models.bedrock_converse.families import Family
-
-__all__ = ("Ways", "asked_of", "encode", "encode_count", "encode_tool", "has_tools", "said_by", "undemanded", "unset")
+from stepengine.models._schemas import make_strict_schema
+from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._thinking_levels import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_from_thinking
+from stepengine.models._wire import (
+    encode_json,
+    encode_members,
+    is_paused,
+    join_members,
+    resolve_tool_choice,
+    schema_name,
+)
+from stepengine.models.bedrock_converse.encode import ConverseEncodeOptions, encode_messages
+from stepengine.models.bedrock_converse.families import ConverseFamily
 
 TIERS = {"auto": None, "standard": "default", "flex": "flex", "priority": "priority"}
 FAST = {"performanceConfig": {"latency": "optimized"}}
@@ -40,9 +45,9 @@ Json = dict[str, Any]
 
 
 @frozen(kw_only=True)
-class Ways:
+class ConverseRequestOptions:
     """
-    What a request is made by beside what is asked.
+    The options of a request apart from its messages and settings.
 
     Attributes:
         provider: The provider's name.
@@ -55,7 +60,7 @@ class Ways:
 
     provider: str
     model: str
-    family: Family
+    family: ConverseFamily
     cache: Literal["5m", "1h"] | None = "5m"
     thinking: Mapping[str, Any] = attrs.field(factory=dict)
     after: str = ""
@@ -65,16 +70,18 @@ class Ways:
         if self.cache is None or not self.family.caches or (what == "tools" and self.family.caches != "tools"):
             return b""
         longer = {"ttl": "1h"} if self.cache == "1h" and self.family.longer else {}
-        return encoded({"cachePoint": {"type": "default", **longer}})
+        return encode_json({"cachePoint": {"type": "default", **longer}})
 
     @property
-    def flags(self) -> Flags:
+    def flags(self) -> ConverseEncodeOptions:
         """What messages are encoded by, but for the tools."""
         manual = self.thinking.get("thinking", {}).get("type") == "enabled"
-        return Flags(self.provider, "" if self.after == INVALID_SIGNATURE else self.model, self.family, manual=manual)
+        return ConverseEncodeOptions(
+            self.provider, "" if self.after == INVALID_SIGNATURE else self.model, self.family, manual=manual
+        )
 
 
-def encode(request: ModelRequest, ways: Ways, tools: bytes) -> bytes:
+def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
     """
     Return the body of a request; whether the reply is a stream stands in the path and not here.
 
@@ -82,32 +89,32 @@ def encode(request: ModelRequest, ways: Ways, tools: bytes) -> bytes:
         ModelError: for a tool that the service does not run for the model, and for a part that it does not take.
     """
     settings = request.settings
-    said = said_by(request, ways.model, ways.family, ways.provider).members
+    said = encode_settings(request, ways.model, ways.family, ways.provider).members
     limits = {
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
     }
-    left_out = unset(ways, settings)
+    left_out = find_unsupported_limits(ways, settings)
     config = {WIRE[name]: value for name, value in limits.items() if value is not None and name not in left_out}
     head = {
         "inferenceConfig": config or None,
         FIELDS: dict(ways.thinking) or None,
-        "outputConfig": _output(request),
+        "outputConfig": _encode_output_config(request),
         **{name: value for name, value in said.items() if name != "toolConfig"},
     }
-    members = members_of(attrs.evolve(request, tools=()), head, b"")
+    members = encode_members(attrs.evolve(request, tools=()), head, b"")
     members.pop("toolConfig", None)
-    members.update(_prompt(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
+    members.update(_encode_prompt(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
     return join_members(members)
 
 
-def encode_count(request: ModelRequest, ways: Ways, tools: bytes) -> bytes:
+def encode_token_count_request(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
     """Return the body of the question how many tokens a request has."""
-    members = _prompt(request, attrs.evolve(ways, cache=None), tools, ())
+    members = _encode_prompt(request, attrs.evolve(ways, cache=None), tools, ())
     if ways.thinking:
-        members[FIELDS] = encoded(ways.thinking)
+        members[FIELDS] = encode_json(ways.thinking)
     return b'{"input":{"converse":' + join_members(members) + b"}}"
 
 
@@ -117,18 +124,20 @@ def has_tools(request: ModelRequest) -> bool:
 
     There is no word for ``"none"``, and a tool that is offered may be called: it is kept by offering none.
     """
-    offered = request.tools or request.settings.server_tools or _tool_config_in_extra(request).get("tools")
-    return bool(offered) and tool_choice_of(request) != "none"
+    offered = request.tools or request.settings.server_tools or _find_extra_tool_config(request).get("tools")
+    return bool(offered) and resolve_tool_choice(request) != "none"
 
 
-def _prompt(request: ModelRequest, ways: Ways, tools: bytes, running: object) -> dict[str, bytes]:
+def _encode_prompt(
+    request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: object
+) -> dict[str, bytes]:
     """Return what is counted of a body: tools, system prompt and conversation, with the marks for the cache."""
     members: dict[str, bytes] = {}
     mark, offers = ways.mark("messages"), has_tools(request)
     if offers:
-        members["toolConfig"] = _tool_config(request, ways, tools, running)
+        members["toolConfig"] = _encode_tool_config(request, ways, tools, running)
     if request.system_prompt.strip():
-        system = encoded({"text": request.system_prompt})
+        system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
     messages = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
     content = messages.content
@@ -138,18 +147,21 @@ def _prompt(request: ModelRequest, ways: Ways, tools: bytes, running: object) ->
     return members
 
 
-def _tool_config(request: ModelRequest, ways: Ways, tools: bytes, running: Any) -> bytes:
-    given = _tool_config_in_extra(request)
+def _encode_tool_config(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: Any) -> bytes:
+    given = _find_extra_tool_config(request)
     more = given.get("tools")
-    lists = [tools[1:-1], *[encoded(tool) for tool in (*running, *(more if isinstance(more, list | tuple) else ()))]]
+    lists = [
+        tools[1:-1],
+        *[encode_json(tool) for tool in (*running, *(more if isinstance(more, list | tuple) else ()))],
+    ]
     config = {"tools": b"[" + b",".join(filter(None, [*lists, ways.mark("tools")])) + b"]"}
-    choice = _tool_choice(request, ways.family)
+    choice = _encode_tool_choice(request, ways.family)
     if choice is not None:
-        config["toolChoice"] = encoded(choice)
-    return join_members({**config, **{name: encoded(value) for name, value in given.items() if name != "tools"}})
+        config["toolChoice"] = encode_json(choice)
+    return join_members({**config, **{name: encode_json(value) for name, value in given.items() if name != "tools"}})
 
 
-def _tool_config_in_extra(request: ModelRequest) -> Mapping[str, Any]:
+def _find_extra_tool_config(request: ModelRequest) -> Mapping[str, Any]:
     """Return the tool config that stands in ``settings.extra``; what it lists comes behind the agent's own tools."""
     extra = request.settings.extra
     body = extra.get("body")
@@ -160,93 +172,95 @@ def _tool_config_in_extra(request: ModelRequest) -> Mapping[str, Any]:
     return merged
 
 
-def _tool_choice(request: ModelRequest, family: Family) -> Json | None:
-    choice = tool_choice_of(request)
-    if choice in UNDEMANDED or undemanded(request, family):
+def _encode_tool_choice(request: ModelRequest, family: ConverseFamily) -> Json | None:
+    choice = resolve_tool_choice(request)
+    if choice in UNDEMANDED or demands_unsupported_call(request, family):
         return None
     if choice == "required":
         return {"any": {}}
     return {"tool": {"name": choice}}
 
 
-def undemanded(request: ModelRequest, family: Family) -> bool:
+def demands_unsupported_call(request: ModelRequest, family: ConverseFamily) -> bool:
     """Return whether the request demands a call of a model of which such a call cannot be demanded."""
-    choice = tool_choice_of(request)
+    choice = resolve_tool_choice(request)
     return choice not in UNDEMANDED and ("any" if choice == "required" else "tool") not in family.demands
 
 
-def unset(ways: Ways, settings: ModelSettings) -> tuple[str, ...]:
+def find_unsupported_limits(ways: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
     """Return the settings that may not stand beside what is said of thinking: Nova refuses limits beside its highest effort."""
     nova = ways.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
     limits = ("max_tokens", "temperature", "top_p") if nova == "high" else ()
     return tuple([name for name in limits if getattr(settings, name) is not None])
 
 
-def _output(request: ModelRequest) -> Json | None:
+def _encode_output_config(request: ModelRequest) -> Json | None:
     schema = request.settings.response_schema
     if schema is None:
         return None
-    form = strict_form(schema, "anthropic") or schema
+    form = make_strict_schema(schema, "anthropic") or schema
     structure = {"jsonSchema": {"schema": compact(form), "name": schema_name(schema)}}
     return {"textFormat": {"type": "json_schema", "structure": structure}}
 
 
 def encode_tool(spec: ToolSpec) -> Json:
     """Return a tool definition."""
-    form = strict_form(spec.input_schema, "anthropic") if spec.strict else None
+    form = make_strict_schema(spec.input_schema, "anthropic") if spec.strict else None
     told = {"description": spec.description} if spec.description else {}
     schema = {"inputSchema": {"json": spec.input_schema if form is None else form}}
     return {"toolSpec": {"name": spec.name, **told, **schema, **({} if form is None else {"strict": True})}}
 
 
-def said_by(request: ModelRequest, model: str, family: Family, provider: str) -> WireSettings:
+def encode_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
-        "service_tier": _tier,
-        "cache": lambda lifetime: _cache_marks(lifetime, family),
-        "server_tools": lambda items: _server_tools(items, model, family, provider),
+        "service_tier": _encode_tier,
+        "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
+        "server_tools": lambda items: _encode_server_tools(items, model, family, provider),
     }
-    return said_of(request.settings, ways)
+    return convert_settings(request.settings, ways)
 
 
-def _tier(tier: str) -> Json | None:
+def _encode_tier(tier: str) -> Json | None:
     if tier == "fast":
         return FAST
     word = TIERS[tier]
     return {} if word is None else {"serviceTier": {"type": word}}
 
 
-def _cache_marks(lifetime: str, family: Family) -> Json | None:
-    """Return no members, as the marks say it; ``None`` where a prompt cannot be cached, or not that long."""
+def _encode_cache_lifetime(lifetime: str, family: ConverseFamily) -> Json | None:
+    """Return no members, as marks set the lifetime; ``None`` if a prompt cannot be cached that long."""
     if lifetime == "off":
         return {}
     return {} if family.caches and (lifetime == "5m" or family.longer) else None
 
 
-def _server_tools(items: tuple[ServerTool, ...], model: str, family: Family, provider: str) -> Json:
+def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: ConverseFamily, provider: str) -> Json:
     tools: list[Json] = []
     dropped: list[str] = []
     for item in items:
         if isinstance(item, CodeExecution) and "code" in family.runs:
             if item.files:
-                raise no_tool(item, model, provider, "it takes no files; put them into a message")
+                raise make_unsupported_tool_error(item, model, provider, "it takes no files; put them into a message")
             tools.append({"systemTool": {"name": "nova_code_interpreter"}})
         elif isinstance(item, WebSearch) and "web" in family.runs:
             if item.allowed_domains or item.blocked_domains:
-                raise no_tool(item, model, provider, "it cannot be held to domains or kept from them")
+                raise make_unsupported_tool_error(
+                    item, model, provider, "it cannot be held to domains or kept from them"
+                )
             dropped += [f"server_tools.{name}" for name in ("max_uses", "location") if getattr(item, name) is not None]
             tools.append({"systemTool": {"name": "nova_grounding"}})
         else:
-            raise no_tool(item, model, provider)
+            raise make_unsupported_tool_error(item, model, provider)
     return {"toolConfig": {"tools": tools}, DROPPED: dropped}
 
 
-def asked_of(settings: ModelSettings, model: str, family: Family) -> ThinkingRequest:
+def make_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
     """Return what is said of thinking to any model but Claude, and what of the wish cannot be had."""
     thinking = settings.thinking
     if thinking is None:
         return ThinkingRequest()
-    is_off, effort = thinking.mode == "none", effort_of(thinking)
+    is_off, effort = thinking.mode == "none", effort_from_thinking(thinking)
     word = "high" if effort == "max" else effort
     hidden = "" if thinking.show or is_off else SHOWN.format(model=model, thinking=thinking)
     match family.thinking:

@@ -18,12 +18,10 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
+from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import index_at, list_at, object_at, read_json, text_at, utf8
-from stepengine.models._reading import Accumulator
-from stepengine.models.bedrock_converse.decode import SERVER, decode, usage_of
-
-__all__ = ("ConverseAccumulator",)
+from stepengine.models._json import encode_utf8, index_at, list_at, object_at, read_json, text_at
+from stepengine.models.bedrock_converse.decode import SERVER, decode, parse_usage
 
 PADDING = "p"
 """Letters that only make the lengths of events say nothing."""
@@ -35,7 +33,7 @@ Json = dict[str, Any]
 
 
 @attrs.define
-class _OpenBlock:
+class _OpenConverseBlock:
     """
     A content block that is being received.
 
@@ -64,7 +62,7 @@ class ConverseAccumulator(Accumulator):
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
         self._message: Json | None = None
-        self._blocks: dict[int, _OpenBlock] = {}
+        self._blocks: dict[int, _OpenConverseBlock] = {}
         self._stopped: Json = {}
         self._metadata: Json = {}
         self._calls = 0
@@ -72,7 +70,7 @@ class ConverseAccumulator(Accumulator):
     @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used: all of it, or nothing."""
-        return usage_of(self._metadata.get("usage"))
+        return parse_usage(self._metadata.get("usage"))
 
     @property
     def ended(self) -> bool:
@@ -91,18 +89,20 @@ class ConverseAccumulator(Accumulator):
             self._refuse_stream(f"an event of the kind {name!r} that is not an object")
         match name:
             case "contentBlockDelta":
-                return self._delta(self._block(index_at(event, "contentBlockIndex")), object_at(event, "delta"))
+                return self._apply_delta(
+                    self._get_open_block(index_at(event, "contentBlockIndex")), object_at(event, "delta")
+                )
             case "contentBlockStart":
                 return self._start(index_at(event, "contentBlockIndex"), object_at(event, "start"))
             case "contentBlockStop":
-                return self._stop(self._block(index_at(event, "contentBlockIndex")))
+                return self._stop(self._get_open_block(index_at(event, "contentBlockIndex")))
             case "error":
-                raise self._error_in_stream(event)
+                raise self._make_stream_error(event)
             case _:
-                self._message_event(name, event)
+                self._handle_message_event(name, event)
                 return []
 
-    def _message_event(self, name: str, event: Mapping[str, object]) -> None:
+    def _handle_message_event(self, name: str, event: Mapping[str, object]) -> None:
         told = {member: value for member, value in event.items() if member != PADDING}
         if name == "messageStart":
             if self._message is not None:
@@ -126,25 +126,26 @@ class ConverseAccumulator(Accumulator):
             TruncatedReply: when the message has not stopped.
         """
         if not self.ended:
-            self._truncated("its messageStop is missing")
+            self._raise_truncated("its messageStop is missing")
         self.done = True
-        content = [self._whole(opened) for _, opened in sorted(self._blocks.items())]
+        content = [self._build_block(opened) for _, opened in sorted(self._blocks.items())]
         message = {**(self._message or {}), "content": [block for block in content if block]}
         return self._decode_message({"output": {"message": message}, **self._stopped, **self._metadata})
 
-    def _block(self, index: int) -> _OpenBlock:
-        """Return the block that an event is for; texts and thoughts begin without being announced."""
+    def _get_open_block(self, index: int) -> _OpenConverseBlock:
+        """Return the open block of an event; create it if missing, as texts begin unannounced."""
         if self._message is None or self.ended:
             self._refuse_stream(f"an event for content block {index} outside of a message")
-        opened = self._blocks.setdefault(index, _OpenBlock())
+        opened = self._blocks.setdefault(index, _OpenConverseBlock())
         if opened.closed:
             self._refuse_stream(f"an event for content block {index}, which is not open")
         return opened
 
     def _start(self, index: int, start: Mapping[str, Any]) -> list[ModelDelta]:
+        """Open the content block at *index*, and return the delta of a call that starts."""
         if index in self._blocks:
             self._refuse_stream(f"content block {index} starts for the second time")
-        opened = self._block(index)
+        opened = self._get_open_block(index)
         opened.kind = next((name for name, value in start.items() if isinstance(value, Mapping)), "")
         opened.block = dict(start[opened.kind]) if opened.kind else {}
         if opened.kind != "toolUse" or opened.block.get("type") == SERVER:
@@ -153,7 +154,7 @@ class ConverseAccumulator(Accumulator):
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(opened.block, "name"))]
 
-    def _delta(self, opened: _OpenBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
+    def _apply_delta(self, opened: _OpenConverseBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
         kind = next(iter(delta), "")
         belongs = BELONGS.get(kind, kind)
         if kind == "citation" and opened.kind == "text":
@@ -169,20 +170,21 @@ class ConverseAccumulator(Accumulator):
                 opened.pieces.append(text)
                 return [TextChunk(text)] if text else []
             case "reasoningContent":
-                return _add_thought(opened, object_at(delta, kind))
+                return _append_thought(opened, object_at(delta, kind))
             case "toolUse":
                 text = text_at(object_at(delta, kind), "input")
                 opened.pieces.append(text)
                 return [ToolCallChunk(opened.call, text)] if opened.call is not None and text else []
             case _:
-                _add(opened, kind, delta)
+                _merge_delta(opened, kind, delta)
                 return []
 
-    def _stop(self, opened: _OpenBlock) -> list[ModelDelta]:
+    def _stop(self, opened: _OpenConverseBlock) -> list[ModelDelta]:
+        """Close a content block, and return the delta of a call that ends."""
         opened.closed = True
         return [] if opened.call is None else [ToolCallEnded(opened.call)]
 
-    def _whole(self, opened: _OpenBlock) -> Json:
+    def _build_block(self, opened: _OpenConverseBlock) -> Json:
         """Return a block as the API would have sent it in one piece; an empty one for a block that held nothing."""
         text = "".join(opened.pieces)
         match opened.kind:
@@ -198,7 +200,7 @@ class ConverseAccumulator(Accumulator):
                     return {opened.kind: {"redactedContent": _join_base64(opened.blobs), **opened.block}}
                 return {opened.kind: {"reasoningText": {"text": text, **opened.block}}}
             case "toolUse":
-                given = read_json(utf8(text)) if text and opened.call is None else text
+                given = read_json(encode_utf8(text)) if text and opened.call is None else text
                 return {opened.kind: {**opened.block, "input": given}}
             case "image" if opened.blobs:
                 return {opened.kind: {**opened.block, "source": {"bytes": _join_base64(opened.blobs)}}}
@@ -206,20 +208,20 @@ class ConverseAccumulator(Accumulator):
                 return {opened.kind: opened.block}
 
 
-def _add_thought(opened: _OpenBlock, thought: Mapping[str, Any]) -> list[ModelDelta]:
+def _append_thought(opened: _OpenConverseBlock, thought: Mapping[str, Any]) -> list[ModelDelta]:
     """Add a piece of thinking: of its text, its signature, or what hides it."""
     for name, value in thought.items():
         if name == "redactedContent":
             opened.blobs.append(text_at(thought, name))
         elif name != "text":
-            _grow(opened.block, name, value)
+            _merge_member(opened.block, name, value)
     text = text_at(thought, "text")
     opened.pieces.append(text)
     return [ThinkingChunk(text)] if text else []
 
 
-def _add(opened: _OpenBlock, kind: str, delta: Mapping[str, Any]) -> None:
-    """Add to a block what nobody watches."""
+def _merge_delta(opened: _OpenConverseBlock, kind: str, delta: Mapping[str, Any]) -> None:
+    """Add a delta that subscribers do not receive to a block."""
     block = opened.block
     if kind == "citation":
         block.setdefault("citations", []).append(delta[kind])
@@ -229,10 +231,10 @@ def _add(opened: _OpenBlock, kind: str, delta: Mapping[str, Any]) -> None:
         opened.blobs.append(text_at(delta[kind]["source"], "bytes"))
     elif kind:
         for name, value in object_at(delta, kind).items():
-            _grow(block, name, value)
+            _merge_member(block, name, value)
 
 
-def _grow(block: Json, name: str, value: Any) -> None:
+def _merge_member(block: Json, name: str, value: Any) -> None:
     """Add to a member without a rule: texts and lists grow, anything else is replaced."""
     old: Any = block.get(name)
     grows = isinstance(value, str | list) and type(value) is type(old)

@@ -8,25 +8,25 @@ from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._failures import RequestLabel, body_failure, transport_failure
+from stepengine.models._byte_reader import Accumulator
+from stepengine.models._failures import RequestLabel, error_from_body, error_from_transport
 from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
-from stepengine.models._json import count_of
-from stepengine.models._reading import Accumulator
+from stepengine.models._json import parse_token_count
 from stepengine.models._sdks import GOOGLE
-from stepengine.models._thinking import asked_of_gemini
-from stepengine.models._wire import ToolsCache, tool_choice_of
+from stepengine.models._thinking_levels import thinking_for_gemini
+from stepengine.models._wire import ToolsCache, resolve_tool_choice
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
-from stepengine.models.google import sending
+from stepengine.models.google import transport
 from stepengine.models.google.decode import GoogleAccumulator
-from stepengine.models.google.encode import generation_of
+from stepengine.models.google.encode import parse_generation
 from stepengine.models.google.request import (
     CIRCULATES_SINCE,
     encode,
-    encode_count,
+    encode_settings,
+    encode_token_count_request,
     encode_tool,
-    path_of,
-    said_by,
-    validates,
+    has_validated_tools,
+    make_request_path,
 )
 from stepengine.models.keys import Credentials, Secret
 
@@ -37,12 +37,12 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUC
 LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
 
 
-def _key(answer: Mapping[str, object]) -> str:
+def _batch_key(answer: Mapping[str, object]) -> str:
     metadata = answer.get("metadata")
     return str(metadata.get("key")) if isinstance(metadata, Mapping) else ""
 
 
-def _result(answer: Mapping[str, object]) -> Mapping[str, Any]:
+def _parse_batch_result(answer: Mapping[str, object]) -> Mapping[str, Any]:
     match answer:
         case {"response": Mapping() as response}:
             return {"reply": response}
@@ -103,22 +103,22 @@ class GoogleProvider(HttpProvider):
     def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         access = {"api_key": key, "vertexai": False}
-        return sending.create_clients(self._sdk(), access, base_url, self._api_version, http_client)
+        return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
     def _errors(self) -> tuple[type[Exception], ...]:
         import httpx2
 
-        errors = self._sdk().errors.APIError
-        return errors, sending.Refused, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
+        errors = self._load_sdk().errors.APIError
+        return errors, transport.GoogleErrorReply, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
     def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
-        if not isinstance(error, self._sdk().errors.APIError | sending.Refused):
-            return transport_failure(error, call)
+        if not isinstance(error, self._load_sdk().errors.APIError | transport.GoogleErrorReply):
+            return error_from_transport(error, call)
         response: Any = error.response
-        return body_failure(response.content, response.status_code, response.headers, call)
+        return error_from_body(response.content, response.status_code, response.headers, call)
 
     async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
-        return await sending.post(client, body.path, None if body.is_question else body.content, body.headers)
+        return await transport.post(client, body.path, None if body.is_question else body.content, body.headers)
 
     async def describe(self, model: str) -> ModelInfo:
         """
@@ -129,12 +129,12 @@ class GoogleProvider(HttpProvider):
         """
         model = self.bare(model)
         if model not in self._described:
-            body = RequestBody(b"", path=quote(path_of(model, "")[:-1]), is_question=True)
+            body = RequestBody(b"", path=quote(make_request_path(model, "")[:-1]), is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/{model}"))
             thinks = told.get("thinking")
             self._described[model] = ModelInfo(
-                count_of(told.get("inputTokenLimit")),
-                count_of(told.get("outputTokenLimit")),
+                parse_token_count(told.get("inputTokenLimit")),
+                parse_token_count(told.get("outputTokenLimit")),
                 thinking=("thinking",) if thinks is True else () if thinks is False else None,
             )
         return self._described[model]
@@ -146,7 +146,7 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when the request cannot be sent.
         """
-        return BatchMember(request, request.model, self._in_batch(request).content)
+        return BatchMember(request, request.model, self._encode_for_batch(request).content)
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
@@ -163,7 +163,9 @@ class GoogleProvider(HttpProvider):
         content = b'{"batch":{"displayName":"stepengine","inputConfig":{"requests":{"requests":[%s]}}}}' % b",".join(
             parts
         )
-        return self._batch_id(await self._batch_answer(path_of(model, "batchGenerateContent"), content), "name")
+        return self._read_batch_id(
+            await self._call_batch_api(make_request_path(model, "batchGenerateContent"), content), "name"
+        )
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -172,7 +174,7 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when it cannot be asked for, or failed as a whole.
         """
-        told = await self._batch_answer(f"batches/{quote(batch.rpartition('/')[2], safe='')}")
+        told = await self._call_batch_api(f"batches/{quote(batch.rpartition('/')[2], safe='')}")
         metadata = told.get("metadata")
         about = metadata if isinstance(metadata, Mapping) else {}
         state = str(about.get("state")).rpartition("_STATE_")[2]
@@ -180,14 +182,14 @@ class GoogleProvider(HttpProvider):
             return None
         if state == "FAILED":
             call = RequestLabel(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
-            raise body_failure({"error": told.get("error")}, None, {}, call)
+            raise error_from_body({"error": told.get("error")}, None, {}, call)
         results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
         for place in (about.get("output"), told.get("response")):
             match place:
                 case {"inlinedResponses": {"inlinedResponses": list(answers)}}:
-                    named = [(_key(answer), answer) for answer in answers if isinstance(answer, Mapping)]
+                    named = [(_batch_key(answer), answer) for answer in answers if isinstance(answer, Mapping)]
                     # One without its name is nobody's, and what stands under no name would be everybody's.
-                    results |= {key: _result(answer) for key, answer in named if key}
+                    results |= {key: _parse_batch_result(answer) for key, answer in named if key}
                 case _:
                     pass
         return results
@@ -204,7 +206,7 @@ class GoogleProvider(HttpProvider):
                 f"{self.name} keeps every file for 48 hours; leave expires_in= out, and delete the file when it is done"
             )
             raise ModelError(msg, kind="settings")
-        held = await self._on_files(lambda to: sending.uploaded(to, data, mime_type, name, self._headers))
+        held = await self._on_files(lambda to: transport.upload_file(to, data, mime_type, name, self._headers))
         if held.state != "ACTIVE" or not held.uri:
             msg = f"{self.name} could not read the file {name!r} of type {mime_type!r}: its state is {held.state}"
             raise ModelError(msg, kind="unsupported_part")
@@ -217,36 +219,38 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when the API does not, such as for a file that it does not know.
         """
-        await self._on_files(lambda at: sending.deleted(at, file_id, self._headers))
+        await self._on_files(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
     def _why_no_schema(self, request: ModelRequest) -> str:
-        if request.tools and generation_of(self.bare(request.model)) < CIRCULATES_SINCE:
+        if request.tools and parse_generation(self.bare(request.model)) < CIRCULATES_SINCE:
             return "before Gemini 3 a schema does not stand beside tools"
         return ""
 
     def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
-        dropped = [*said_by(request, model, is_vertex=self.is_vertex).dropped]
-        choice = tool_choice_of(request)
+        dropped = [*encode_settings(request, model, is_vertex=self.is_vertex).dropped]
+        choice = resolve_tool_choice(request)
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
-        if any(tool.strict for tool in request.tools) and not validates(request, model):
+        if any(tool.strict for tool in request.tools) and not has_validated_tools(request, model):
             dropped.append("strict")
         if choice not in {None, "auto"} and not request.tools:
             dropped.append("tool_choice")
         return tuple(dropped)
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request = self._shaped(request, after)
+        request = self._prepare_request(request, after)
         model = self.bare(request.model)
-        warn_once(asked_of_gemini(request.settings.thinking, model).note)
+        warn_once(thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
         content = encode(request, model, self.name, tools, after=after, is_vertex=is_vertex)
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"
-        return RequestBody(content, path=path_of(model, method, is_vertex=is_vertex))
+        return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
-        request = self._shaped(request)
+        request = self._prepare_request(request)
         model = self.bare(request.model)
-        content = encode_count(request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex)
-        return RequestBody(content, path=path_of(model, "countTokens", is_vertex=self.is_vertex))
+        content = encode_token_count_request(
+            request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex
+        )
+        return RequestBody(content, path=make_request_path(model, "countTokens", is_vertex=self.is_vertex))

@@ -15,9 +15,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.json import ABSENT
-from stepengine.models._json import object_at, objects_at, read_json, text_at, utf8
-
-__all__ = ("IN_PIECES", "NewestCall", "joined_call")
+from stepengine.models._json import encode_utf8, object_at, objects_at, read_json, text_at
 
 IN_PIECES = frozenset({"partialArgs", "willContinue"})
 """What a call holds only where its arguments are streamed."""
@@ -32,7 +30,7 @@ Json = dict[str, Any]
 Key: TypeAlias = str | int
 
 
-class NewestCall:
+class PartialCall:
     """
     The call that is being received: parts of the reply become one.
 
@@ -50,7 +48,7 @@ class NewestCall:
         self._root: Json = {}
         self.take(part)
 
-    def goes_on_in(self, call: Mapping[str, object]) -> bool:
+    def is_continued_by(self, call: Mapping[str, object]) -> bool:
         """Return whether *call* is more of this one: it has no name and id of its own, or the same."""
         return all(text_at(call, name) in {"", text_at(self._call, name)} for name in ("name", "id"))
 
@@ -67,19 +65,19 @@ class NewestCall:
         self._call.update({name: value for name, value in rest.items() if value is not None})
         self._root.update(object_at(call, "args"))
         for piece in objects_at(call, "partialArgs"):
-            if (value := _value_in(piece)) is not ABSENT:
-                _put(self._root, _keys_of(text_at(piece, "jsonPath")), value)
+            if (value := _read_piece_value(piece)) is not ABSENT:
+                _set_at_path(self._root, _parse_json_path(text_at(piece, "jsonPath")), value)
         self.is_open = call.get("willContinue") is True
 
     def whole(self) -> Json:
         """Return the part as the API would have sent it in one piece; a call that is still open says so."""
         more = {"willContinue": True} if self.is_open else {}
-        return {**self._part, "functionCall": {**self._call, "args": _plain(self._root), **more}}
+        return {**self._part, "functionCall": {**self._call, "args": _join_texts(self._root), **more}}
 
 
-def joined_call(part: Mapping[str, object]) -> Mapping[str, Any]:
+def join_arguments(part: Mapping[str, object]) -> Mapping[str, Any]:
     """Return *part*, which holds a call, with its arguments in one piece."""
-    return NewestCall(part).whole() if object_at(part, "functionCall").get("partialArgs") else part
+    return PartialCall(part).whole() if object_at(part, "functionCall").get("partialArgs") else part
 
 
 @attrs.define
@@ -89,7 +87,7 @@ class _OpenText:
     pieces: list[str]
 
 
-def _value_in(piece: Mapping[str, object]) -> object:
+def _read_piece_value(piece: Mapping[str, object]) -> object:
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
@@ -103,7 +101,7 @@ def _value_in(piece: Mapping[str, object]) -> object:
     return ABSENT
 
 
-def _keys_of(path: str) -> list[Key]:
+def _parse_json_path(path: str) -> list[Key]:
     """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535)."""
     keys: list[Key] = []
     at = 1
@@ -114,7 +112,7 @@ def _keys_of(path: str) -> list[Key]:
         name, index, single, double = found.groups()
         if single is not None:
             double = '"' + single.replace("\\'", "'").replace('"', '\\"') + '"'
-        keys.append(int(index) if index else read_json(utf8(double)) if double is not None else name)
+        keys.append(int(index) if index else read_json(encode_utf8(double)) if double is not None else name)
         at = found.end()
     if not keys or at < len(path):
         msg = f"a piece of arguments has the path {path[:MAX_DEPTH_LEVELS]!r}, which leads nowhere"
@@ -122,20 +120,20 @@ def _keys_of(path: str) -> list[Key]:
     return keys
 
 
-def _put(root: Json, keys: list[Key], value: object) -> None:
+def _set_at_path(root: Json, keys: list[Key], value: object) -> None:
     """Set the value that *keys* lead to; a text is added to the one that is there."""
     here: object = root
     for key, below in pairwise(keys):
-        inside = _at(here, key)
-        here = _set(here, key, [] if type(below) is int else {}) if inside is ABSENT else inside
-    before = _at(here, keys[-1])
+        inside = _get_child(here, key)
+        here = _set_child(here, key, [] if type(below) is int else {}) if inside is ABSENT else inside
+    before = _get_child(here, keys[-1])
     if isinstance(before, _OpenText) and isinstance(value, _OpenText):
         before.pieces += value.pieces
     else:
-        _set(here, keys[-1], value)
+        _set_child(here, keys[-1], value)
 
 
-def _at(container: object, key: Key) -> Any:
+def _get_child(container: object, key: Key) -> Any:
     """Return what stands at *key*, ``ABSENT`` where something can be put; raises ``ValueError`` where nothing can."""
     if isinstance(container, dict) and isinstance(key, str):
         return container.get(key, ABSENT)
@@ -145,7 +143,7 @@ def _at(container: object, key: Key) -> Any:
     raise ValueError(msg)
 
 
-def _set(container: Any, key: Key, value: Any) -> object:
+def _set_child(container: Any, key: Key, value: Any) -> object:
     if isinstance(container, list) and key == len(container):
         container.append(value)
     else:
@@ -153,9 +151,9 @@ def _set(container: Any, key: Key, value: Any) -> object:
     return value
 
 
-def _plain(value: object) -> Any:
+def _join_texts(value: object) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(held) for name, held in value.items()}
+        return {name: _join_texts(held) for name, held in value.items()}
     if isinstance(value, list):
-        return [_plain(held) for held in value]
+        return [_join_texts(held) for held in value]
     return "".join(value.pieces) if isinstance(value, _OpenText) else value

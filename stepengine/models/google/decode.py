@@ -26,23 +26,38 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
+from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import (
     MAX_ID_CHARS,
     RequestLabel,
-    given_up,
-    malformed_call,
-    protocol_failure,
-    truncated,
-    unsigned_call,
+    make_given_up_error,
+    make_malformed_call_error,
+    make_protocol_error,
+    make_truncated_error,
+    make_unsigned_call_error,
 )
-from stepengine.models._json import call_part, count_of, newer_in, object_at, objects_at, read_json, text_at
-from stepengine.models._reading import Accumulator
-from stepengine.models._reply import MAX_UNREAD_NAMES, UNKNOWN, made_part, reply_of, seen, shown_text, word_at
-from stepengine.models.google.calls import IN_PIECES, NewestCall, joined_call
+from stepengine.models._json import (
+    find_newer_members,
+    make_call_part,
+    object_at,
+    objects_at,
+    parse_token_count,
+    read_json,
+    text_at,
+    wrap_newer_members,
+)
+from stepengine.models._reply import (
+    MAX_UNREAD_NAMES,
+    UNKNOWN,
+    find_objects,
+    find_text,
+    make_media_part,
+    make_reply,
+    shorten_text,
+)
+from stepengine.models.google.calls import IN_PIECES, PartialCall, join_arguments
 from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import printable
-
-__all__ = ("GoogleAccumulator", "decode", "usage_of")
 
 CONTINUATION = "CONTINUATION"
 """What is said of a reply that is longer than one request gives (providers:PV114)."""
@@ -125,28 +140,28 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Raises:
         ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (ecosystem:EC97).
     """
-    usage = usage_of(data.get("usageMetadata"))
+    usage = parse_usage(data.get("usageMetadata"))
     feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
     # A blocked prompt has no candidate and a reason: that is a refusal. Neither is a broken reply, which may be asked
     # for again (reliability:MP54).
     if not candidates and not feedback.get("blockReason"):
-        raise protocol_failure(call, "it holds no candidate", usage)
+        raise make_protocol_error(call, "it holds no candidate", usage)
     candidate = candidates[0] if candidates else {}
     raw = text_at(candidate, "finishReason") or text_at(feedback, "blockReason") or None
     if candidates:
         _refuse_unusable(candidate, raw, call, usage)
     mark: Json = {"provider": call.provider, "model": model}
     stop = STOPS.get(raw or "") if candidates else StopReason.REFUSAL
-    parts = _whole_parts(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
-    content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
-    content = (*content, *_citations(candidate))
-    if raw == CONTINUATION and (token := text_at(candidate, GOES_ON_WITH)) and not any(map(_is_open, parts)):
+    parts = _join_all_arguments(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
+    content = tuple([part for part in [_decode_part(part, mark) for part in parts] if part is not None])
+    content = (*content, *_decode_citations(candidate))
+    if raw == CONTINUATION and (token := text_at(candidate, GOES_ON_WITH)) and not any(map(_is_partial_call, parts)):
         content, stop = (*content, OpaquePart(call.provider, freeze({GOES_ON_WITH: token}))), StopReason.PAUSE
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
     kept.update({name: data[name] for name in OF_REPLY if data.get(name)})
-    kept.update(_newer(data, candidate))
-    return reply_of(
+    kept.update(_collect_newer_members(data, candidate))
+    return make_reply(
         content,
         call,
         model,
@@ -159,12 +174,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     )
 
 
-def _newer(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
+def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
     """Return what a reply holds that is newer than this package, and by name the candidates that are not taken."""
     found = {
-        "more": newer_in(data, IN_REPLY),
-        "more_of_candidate": newer_in(candidate, IN_CANDIDATE),
-        "more_of_content": newer_in(object_at(candidate, "content"), IN_CONTENT),
+        "more": find_newer_members(data, IN_REPLY),
+        "more_of_candidate": find_newer_members(candidate, IN_CANDIDATE),
+        "more_of_content": find_newer_members(object_at(candidate, "content"), IN_CONTENT),
         "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][
             :MAX_UNREAD_NAMES
         ],
@@ -183,39 +198,39 @@ def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Req
     # The API throws away a call that it could not parse and says so in place of a reply. There is nothing to answer,
     # and the same prompt mostly goes well the next time; so it is an error that is asked again.
     if raw in MALFORMED and not (raw == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)):
-        raise malformed_call(call, said, usage)
+        raise make_malformed_call_error(call, said, usage)
     if raw == UNSIGNED:
-        raise unsigned_call(call, said, usage)
+        raise make_unsigned_call_error(call, said, usage)
     if raw in GIVEN_UP:
-        raise given_up(call, said, usage)
+        raise make_given_up_error(call, said, usage)
 
 
-def _whole_parts(
+def _join_all_arguments(
     parts: list[Mapping[str, Any]], stop: StopReason | None, call: RequestLabel, usage: Usage | None
 ) -> list[Mapping[str, object]]:
     """
-    Return *parts* with the arguments of each call in one piece.
+    Return *parts* with each call's arguments joined; drop or raise for calls that are not whole.
 
     A call that the output limit cut stays, since it is not carried out; of a refusal it is left out.
 
     Raises:
         TruncatedReply: for another call that is not whole.
     """
-    whole = [joined_call(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
-    cut = [part for part in whole if _is_open(part)]
+    whole = [join_arguments(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
+    cut = [part for part in whole if _is_partial_call(part)]
     if cut and stop is StopReason.REFUSAL:
         return [part for part in whole if part not in cut]
     if cut and (stop is not StopReason.MAX_TOKENS or cut != whole[-1:]):
-        raise truncated(call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is not whole", usage)
+        raise make_truncated_error(call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is not whole", usage)
     return whole
 
 
-def _is_open(part: Mapping[str, object]) -> bool:
+def _is_partial_call(part: Mapping[str, object]) -> bool:
     """Return whether *part* is a call of which more is to come."""
     return object_at(part, "functionCall").get("willContinue") is True
 
 
-def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
+def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     """Return a part in our terms; ``None`` for one that says nothing at all."""
     signature = text_at(part, "thoughtSignature")
     signed = {"signature": signature} if signature else {}
@@ -225,10 +240,10 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         # order then (ecosystem:EC83).
         given = {"id": call["id"]} if text_at(call, "id") else {}
         newer = {name: value for name, value in call.items() if name not in IN_CALL}
-        data = {**mark, **signed, **_beside(part, CALL), **given, **({"in_call": newer} if newer else {})}
-        return call_part(text_at(call, "name"), call.get("args"), data)
-    if _is_text(part):
-        kept = {**signed, **_beside(part, TEXT)}
+        data = {**mark, **signed, **wrap_newer_members(part, CALL), **given, **({"in_call": newer} if newer else {})}
+        return make_call_part(text_at(call, "name"), call.get("args"), data)
+    if _is_text_part(part):
+        kept = {**signed, **wrap_newer_members(part, TEXT)}
         if part.get("thought"):
             return ThinkingPart(part["text"], provider_data=freeze({**mark, **kept}))
         # Gemini ends many streams with an empty part. One with a signature is kept although it says nothing: the next
@@ -240,75 +255,72 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     # Taken as an image only where nothing else stands in the part; with anything more it is kept whole, so that what
     # goes back is what came.
     if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
-        made = made_part(blob.get("data"), word_at(blob, "mimeType") or UNKNOWN, {**mark, **signed})
+        made = make_media_part(blob.get("data"), find_text(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
             return made
-    tool, text = _server_tool_text(part)
+    tool, text = _describe_server_tool(part)
     return OpaquePart(mark["provider"], freeze(part), tool=tool, text=text)
 
 
-def _is_text(part: Mapping[str, object]) -> bool:
+def _is_text_part(part: Mapping[str, object]) -> bool:
     return isinstance(part.get("text"), str) and OTHERS.isdisjoint(part)
 
 
-def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
-    """Return the members of a part that are newer than this package: they go back with it, and hide nothing of what is known."""
-    more = newer_in(part, known)
-    return {"more": more} if more else {}
-
-
-def _server_tool_text(part: Mapping[str, object]) -> tuple[str, str]:
+def _describe_server_tool(part: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
     # For people alone, who want to see what was searched or run; what goes back is the part itself.
     if "executableCode" in part:
-        return "code_execution", shown_text(word_at(part, "executableCode", "code"))
+        return "code_execution", shorten_text(find_text(part, "executableCode", "code"))
     if "codeExecutionResult" in part:
-        return "code_execution", shown_text(word_at(part, "codeExecutionResult", "output"))
+        return "code_execution", shorten_text(find_text(part, "codeExecutionResult", "output"))
     for word in ("toolCall", "toolResponse"):
         told = part.get(word)
         if isinstance(told, Mapping):
-            kind = word_at(told, "toolType")
+            kind = find_text(told, "toolType")
             said = told.get("args") if word == "toolCall" else told.get("response")
             queries = said.get("queries") if isinstance(said, Mapping) else None
             lines = [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
-            return TOOLS.get(kind, kind.lower() or "server_tool"), shown_text("\n".join(lines))
+            return TOOLS.get(kind, kind.lower() or "server_tool"), shorten_text("\n".join(lines))
     return "", ""
 
 
-def _citations(candidate: Mapping[str, object]) -> list[CitationPart]:
+def _decode_citations(candidate: Mapping[str, object]) -> list[CitationPart]:
     """
     Return the sources of the text: what it rests on piece by piece, else what was found; and the pages that were read.
 
     Offsets are in bytes of the text, so the words that the API repeats are taken (providers:PV62).
     """
-    chunks = [_source(chunk) for chunk in seen(candidate, "groundingMetadata", "groundingChunks")]
+    chunks = [_decode_citation(chunk) for chunk in find_objects(candidate, "groundingMetadata", "groundingChunks")]
     found: list[CitationPart] = []
-    for support in seen(candidate, "groundingMetadata", "groundingSupports"):
+    for support in find_objects(candidate, "groundingMetadata", "groundingSupports"):
         indices = support.get("groundingChunkIndices")
         for index in indices if isinstance(indices, list | tuple) else ():
             if type(index) is int and 0 <= index < len(chunks):
-                found.append(attrs.evolve(chunks[index], said=word_at(support, "segment", "text")))  # noqa: PERF401
+                found.append(attrs.evolve(chunks[index], said=find_text(support, "segment", "text")))  # noqa: PERF401
     read = [
-        CitationPart(word_at(page, "retrievedUrl")) for page in seen(candidate, "urlContextMetadata", "urlMetadata")
+        CitationPart(find_text(page, "retrievedUrl"))
+        for page in find_objects(candidate, "urlContextMetadata", "urlMetadata")
     ]
     quoted = [
-        CitationPart(word_at(source, "uri"), word_at(source, "title"))
+        CitationPart(find_text(source, "uri"), find_text(source, "title"))
         for word in ("citationSources", "citations")
-        for source in seen(candidate, "citationMetadata", word)
+        for source in find_objects(candidate, "citationMetadata", word)
     ]
     return [*(found or chunks), *read, *quoted]
 
 
-def _source(chunk: Mapping[str, object]) -> CitationPart:
+def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
     for kind in ("web", "retrievedContext", "maps"):
         told = chunk.get(kind)
         if isinstance(told, Mapping):
-            store = word_at(told, "fileSearchStore")
-            return CitationPart(word_at(told, "uri"), word_at(told, "title"), quote=word_at(told, "text"), source=store)
+            store = find_text(told, "fileSearchStore")
+            return CitationPart(
+                find_text(told, "uri"), find_text(told, "title"), quote=find_text(told, "text"), source=store
+            )
     return CitationPart()
 
 
-def usage_of(raw: object) -> Usage | None:
+def parse_usage(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say."""
     if not isinstance(raw, Mapping):
         return None
@@ -316,11 +328,11 @@ def usage_of(raw: object) -> Usage | None:
     figures = [raw.get(name) for name in (*names, "thoughtsTokenCount")]
     if raw.get("totalTokenCount") is None and all(figure is None for figure in figures):
         return None
-    prompt, output, cached, for_tools, thoughts = [count_of(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and count_of(figure) is None for figure in figures)
+    prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
+    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures)
     if raw.get("promptTokenCount") is None:
         # What is stated of the whole and of nothing else in it was sent.
-        total = count_of(raw.get("totalTokenCount"))
+        total = parse_token_count(raw.get("totalTokenCount"))
         prompt = max(0, (total or 0) - output - for_tools - thoughts)
         unsure = unsure or total is None
     read, unsure = min(prompt, cached), unsure or cached > prompt
@@ -352,19 +364,19 @@ class GoogleAccumulator(Accumulator):
         self._quoted: dict[str, list[Any]] = {}
         self._calls = 0
         self._call_at: int | None = None
-        self._newest: NewestCall | None = None
+        self._newest: PartialCall | None = None
 
     @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
-        return usage_of(self._data.get("usageMetadata"))
+        return parse_usage(self._data.get("usageMetadata"))
 
     def event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
         Take one chunk and return what it adds.
 
         Raises:
-            ModelError: for a chunk that holds an error (ecosystem:EC63).
+            ModelError: for a chunk that holds an error (reliability:MP22).
         """
         try:
             chunk = read_json(data)
@@ -374,17 +386,17 @@ class GoogleAccumulator(Accumulator):
             self.done = True  # behind an end, what cannot be read is no piece of the reply
             return []
         if chunk.get("error"):
-            raise self._error_in_stream(chunk)
+            raise self._make_stream_error(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
         for candidate in objects_at(chunk, "candidates"):
             if index := candidate.get("index"):
-                self._skip(f"candidates[{index}]")
+                self._record_unread(f"candidates[{index}]")
             else:
-                deltas += self._take_candidate(candidate)
+                deltas += self._apply_candidate(candidate)
         return deltas
 
-    def _take_candidate(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
+    def _apply_candidate(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
         # The last word of each member counts, but for what comes in pieces: an empty one of a later chunk must not take
         # away what an earlier one said.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
@@ -394,9 +406,9 @@ class GoogleAccumulator(Accumulator):
                 known = self._quoted.setdefault(member, [])
                 # Each chunk tells of its own quotations alone, or of all so far once more, so only new ones are added.
                 known += [source for source in sources if source not in known]
-        self._content.update(newer_in(object_at(candidate, "content"), IN_CONTENT))
+        self._content.update(find_newer_members(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
-            if tokens := seen(candidate, "logprobsResult", member):
+            if tokens := find_objects(candidate, "logprobsResult", member):
                 self._likely.setdefault(member, []).extend(tokens)
         return [delta for part in objects_at(object_at(candidate, "content"), "parts") for delta in self._take(part)]
 
@@ -407,52 +419,53 @@ class GoogleAccumulator(Accumulator):
         return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
 
     def _take(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+        """Add a part to the reply, and return its deltas."""
         if isinstance(part.get("functionCall"), Mapping):
-            return self._take_call(part)
-        is_text = _is_text(part)
+            return self._apply_call(part)
+        is_text = _is_text_part(part)
         text = part["text"] if is_text else ""
         last = self._parts[-1] if self._parts else {}
         # Neighbours are joined only when both are nothing but text: a signature belongs to its very part, and one that
         # is merged into its neighbour is refused when it goes back (ecosystem:EC74).
-        plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text(last)
+        plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text_part(last)
         if plain and bool(last.get("thought")) == bool(part.get("thought")):
             self._texts[-1].append(text)
         else:
-            self._add(part, text)
+            self._append_part(part, text)
         if not text:
             return []
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
-    def _add(self, part: Mapping[str, object], text: str = "") -> None:
+    def _append_part(self, part: Mapping[str, object], text: str = "") -> None:
         self._parts.append(part)
         self._texts.append([text])
 
-    def _take_call(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+    def _apply_call(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         call, newest, number = part["functionCall"], self._newest, self._calls
         # Pieces of a call have no number; which call a piece belongs to is known only because one has to end before the
         # next begins. So two that are open at once are an error and no guess.
         if newest is not None:
-            if not newest.goes_on_in(call):
+            if not newest.is_continued_by(call):
                 self._refuse_stream(f"a call of {text_at(call, 'name')!r} begins while another one is not whole")
             newest.take(part)
-            return [] if newest.is_open else self._end_call()
+            return [] if newest.is_open else self._close_call()
         if call.get("willContinue") is True:
-            self._newest, self._call_at = NewestCall(part), len(self._parts)
-            self._add(part)
+            self._newest, self._call_at = PartialCall(part), len(self._parts)
+            self._append_part(part)
             return [ToolCallStarted(number, text_at(call, "name"))]
-        part = joined_call(part)
-        self._add(part)
-        return [ToolCallStarted(number, text_at(call, "name")), *self._told_arguments(part["functionCall"])]
+        part = join_arguments(part)
+        self._append_part(part)
+        return [ToolCallStarted(number, text_at(call, "name")), *self._make_argument_deltas(part["functionCall"])]
 
-    def _end_call(self) -> list[ModelDelta]:
+    def _close_call(self) -> list[ModelDelta]:
         """Put the call that came in pieces in its place, and return what is told of it."""
         assert self._newest is not None  # noqa: S101 - asked for only then
         assert self._call_at is not None  # noqa: S101
         self._parts[self._call_at] = whole = self._newest.whole()
         self._newest = self._call_at = None
-        return self._told_arguments(whole["functionCall"])
+        return self._make_argument_deltas(whole["functionCall"])
 
-    def _told_arguments(self, call: Mapping[str, object]) -> list[ModelDelta]:
+    def _make_argument_deltas(self, call: Mapping[str, object]) -> list[ModelDelta]:
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])
@@ -466,12 +479,12 @@ class GoogleAccumulator(Accumulator):
             TruncatedReply: when neither a finish reason nor the reason of a blocked prompt came.
         """
         if not self.ended:
-            self._truncated("its finishReason is missing")
+            self._raise_truncated("its finishReason is missing")
         self.done = True
         # A call whose last piece never came, in a reply that has its end: the limit cut it, or a filter. `decode` sees
         # by its mark that it is open, and by the stop reason what that means.
         if self._newest is not None:
-            self._end_call()
+            self._close_call()
         data = dict(self._data)
         if self._candidate:
             parts = [

@@ -43,28 +43,26 @@ from stepengine.data.models import ModelRequest
 from stepengine.models._wire import (
     MADE,
     NUDGE,
-    RolesInTurn,
-    arguments_of,
-    base64_of,
-    cannot_take,
-    check_holder,
-    encoded,
+    MessageJoiner,
+    call_arguments,
+    check_file_provider,
+    encode_base64,
+    encode_json,
+    encode_turns,
     is_own,
     is_paused,
     joined,
-    kind_of,
-    made_by_model,
+    list_generated_media,
+    make_unsupported_part_error,
+    media_kind,
     media_label,
     plain_text,
+    remove_blank_texts,
     safe_name,
-    spoken,
-    turns_of,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
-__all__ = ("DUMMY_SIGNATURE", "Flags", "encode_message", "encode_messages", "generation_of")
-
-DUMMY_SIGNATURE = base64_of(b"skip_thought_signature_validator")
+DUMMY_SIGNATURE = encode_base64(b"skip_thought_signature_validator")
 GENERATION = re.compile(r"(?:models/)?gemini-(\d+)")
 LATEST = re.compile(r"(?:models/)?gemini-[a-z-]+-latest$")
 SIGNED_SINCE = 3
@@ -78,9 +76,9 @@ Json = dict[str, Any]
 
 
 @frozen
-class Flags:
+class GoogleEncodeOptions:
     """
-    What the encoded form of a message depends on beside the message.
+    The options that the encoded form of a message depends on.
 
     Attributes:
         provider: Whose ids and opaque parts are sent back.
@@ -93,7 +91,7 @@ class Flags:
     signed: bool = False
 
 
-def generation_of(model: str) -> int:
+def parse_generation(model: str) -> int:
     """Return the generation in a model's name; the newest known for an alias, 0 for what is no Gemini."""
     found = GENERATION.match(model)
     if found is not None:
@@ -117,7 +115,7 @@ GOES_ON_WITH = "continuationToken"
 """With it, in place of the part of a reply that came, the same request is continued (providers:PV114)."""
 
 
-def continued(request: ModelRequest, provider: str) -> str:
+def find_continuation_token(request: ModelRequest, provider: str) -> str:
     """Return the token of the reply that is handed back to be continued; ``""`` where there is none."""
     begun = request.tail[-1].content if is_paused(request) else ()
     tokens = [
@@ -126,20 +124,20 @@ def continued(request: ModelRequest, provider: str) -> str:
     return next((token for token in reversed(tokens) if isinstance(token, str)), "")
 
 
-NUDGE_PART = encoded({"text": NUDGE})
+NUDGE_PART = encode_json({"text": NUDGE})
 OPEN = {"user": b'{"role":"user","parts":[', "assistant": b'{"role":"model","parts":['}
 ANSWER = b'{"functionResponse":{'
 
 
-def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
+def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
     """Return the ``contents`` array: history and tail, roles in turn, from user to user."""
-    joiner = _Joiner()
-    for turn in turns_of(request, flags, encode_message):
+    joiner = _GoogleJoiner()
+    for turn in encode_turns(request, flags, encode_message):
         joiner.add(turn)
     return joiner.joined(nudge=not is_paused(request))
 
 
-class _Joiner(RolesInTurn):
+class _GoogleJoiner(MessageJoiner):
     def __init__(self) -> None:
         super().__init__(OPEN, NUDGE_PART)
         self._ids: Mapping[str, bytes] = {}
@@ -148,95 +146,102 @@ class _Joiner(RolesInTurn):
     def add(self, turn: GoogleEncoded) -> None:
         if turn.role == "tool":
             self.put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body)
-            self.later(turn.after)
+            self.defer_to_user_turn(turn.after)
             return
         self.moved()
         if turn.role == "assistant":
             self._ids, self._names = turn.ids, turn.names
         if turn.body:
             self.put(turn.role, turn.body)
-        self.later(turn.after)
+        self.defer_to_user_turn(turn.after)
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> GoogleEncoded:
+def encode_message(message: Message, flags: GoogleEncodeOptions, *, own_ids: bool = True) -> GoogleEncoded:
     """Encode one message; *own_ids* false leaves out the provider's ids."""
     match message:
         case UserMessage():
-            return GoogleEncoded("user", joined([_content(part, flags) for part in spoken(message.content)]))
+            return GoogleEncoded(
+                "user", joined([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+            )
         case AssistantMessage():
-            return _assistant(message, flags, own_ids)
+            return _encode_assistant(message, flags, own_ids)
         case ToolMessage():
-            return _result(message, flags)
+            return _encode_result(message, flags)
         case _ as never:
             assert_never(never)
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
-    ids = _ids(message.tool_calls, flags) if own_ids else {}
-    parts = [_assistant_part(part, flags, ids) for part in message.content]
+def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
+    ids = _find_provider_ids(message.tool_calls, flags) if own_ids else {}
+    parts = [_encode_assistant_part(part, flags, ids) for part in message.content]
     calls = [part for part in parts if part is not None and "functionCall" in part]
     if flags.signed and calls and "thoughtSignature" not in calls[0]:
         calls[0]["thoughtSignature"] = DUMMY_SIGNATURE
-    made = [part for part in made_by_model(message) if not is_own(part.provider_data, flags.provider, flags.model)]
+    made = [
+        part for part in list_generated_media(message) if not is_own(part.provider_data, flags.provider, flags.model)
+    ]
     return GoogleEncoded(
         "assistant",
         joined(parts),
-        after=joined([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else b"",
-        ids={ours: b',"id":' + encoded(theirs) for ours, theirs in ids.items()},
-        names={call.tool_call_id: b'"name":' + encoded(_name(call.tool_name)) for call in message.tool_calls},
+        after=joined([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
+        ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
+        names={
+            call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
+            for call in message.tool_calls
+        },
     )
 
 
-def _ids(calls: tuple[ToolCallPart, ...], flags: Flags) -> dict[str, str]:
+def _find_provider_ids(calls: tuple[ToolCallPart, ...], flags: GoogleEncodeOptions) -> dict[str, str]:
     """Return the ids that the provider gave; none of them when two are the same, so that order decides (reliability:MP49)."""
     own = {call.tool_call_id: call.provider_data for call in calls if is_own(call.provider_data, flags.provider)}
     ids = {ours: str(data["id"]) for ours, data in own.items() if data and data.get("id")}
     return ids if len(set(ids.values())) == len(ids) else {}
 
 
-def _name(name: str) -> str:
+def _make_function_name(name: str) -> str:
     safe = safe_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 
 
-def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
+def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart() | RefusalPart():
-            signed = _signature_of(part.provider_data, flags)
+            signed = _stored_signature(part.provider_data, flags)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
             own = is_own(data, flags.provider, flags.model)
-            return {"text": part.text, "thought": True, **_signature_of(data, flags)} if own else None
+            return {"text": part.text, "thought": True, **_stored_signature(data, flags)} if own else None
         case ToolCallPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
-            call: Json = {**newer, "name": _name(part.tool_name), "args": arguments_of(part)}
+            call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": call_arguments(part)}
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_signature_of(part.provider_data, flags)}
+            return {"functionCall": call, **_stored_signature(part.provider_data, flags)}
         case OpaquePart():
-            return _opaque(part, flags)
+            return _encode_opaque(part, flags)
         case ImagePart() | DocumentPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
-            return {**_media(part, flags), **_signature_of(part.provider_data, flags)} if own else None
+            return {**_encode_media(part, flags), **_stored_signature(part.provider_data, flags)} if own else None
         case CitationPart():
             return None
         case _ as never:
             assert_never(never)
 
 
-def _opaque(part: OpaquePart, flags: Flags) -> Json | None:
+def _encode_opaque(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
     if part.provider != flags.provider or GOES_ON_WITH in part.data:
         return None
     # Without a model nothing of thinking is sent: a signature was refused.
     return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
-def _signature_of(data: Mapping[str, object] | None, flags: Flags) -> Json:
+def _stored_signature(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
     """Return the signature, and what else came beside a part, as it came, for the model that made it."""
     if not is_own(data, flags.provider, flags.model):
         return {}
@@ -244,7 +249,7 @@ def _signature_of(data: Mapping[str, object] | None, flags: Flags) -> Json:
     return {**data.get("more", {}), **signature}
 
 
-def _result(message: ToolMessage, flags: Flags) -> GoogleEncoded:
+def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else plain_text(said)
@@ -252,45 +257,47 @@ def _result(message: ToolMessage, flags: Flags) -> GoogleEncoded:
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []
     if outside:
-        after = [{"text": media_label(message)}, *[_content(part, flags) for part in outside]]
+        after = [{"text": media_label(message)}, *[_encode_content(part, flags) for part in outside]]
         if not value:
             value = "(Images and documents follow.)"
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
-        answer["parts"] = [_content(part, flags) for part in inside]
-    return GoogleEncoded("tool", b"," + encoded(answer)[1:] + b"}", call_id=message.tool_call_id, after=joined(after))
+        answer["parts"] = [_encode_content(part, flags) for part in inside]
+    return GoogleEncoded(
+        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=joined(after)
+    )
 
 
-def _content(part: ResultPart, flags: Flags) -> Json | None:
+def _encode_content(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None:
     match part:
         case TextPart() | ToolReferencePart():
             return {"text": part.text} if part.text else None
         case JsonPart():
             return {"text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _media(part, flags)
+            return _encode_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def inline_data(part: ImagePart | DocumentPart, data: bytes, provider: str) -> str:
+def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: str) -> str:
     """Return the base64 text of a part's bytes; raise if they are more than a request holds."""
     if len(data) > MAX_INLINE:
         why = f"it has {len(data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
-        raise cannot_take(provider, part, why)
-    return base64_of(data)
+        raise make_unsupported_part_error(provider, part, why)
+    return encode_base64(data)
 
 
-def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
-    check_holder(flags.provider, part)
-    kind = kind_of(part)
+def _encode_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
+    check_file_provider(flags.provider, part)
+    kind = media_kind(part)
     if kind in {"office", "other"}:
-        raise cannot_take(flags.provider, part, "it takes images, audio, video, text and PDF")
+        raise make_unsupported_part_error(flags.provider, part, "it takes images, audio, video, text and PDF")
     if part.file_id is not None:
         uri = part.file_id if "://" in part.file_id else f"{FILES}{part.file_id.removeprefix('files/')}"
         return {"fileData": {"mimeType": part.mime_type, "fileUri": uri}}
     if part.data is None:
         return {"fileData": {"mimeType": part.mime_type, "fileUri": part.url}}
-    data = inline_data(part, part.data, flags.provider)
+    data = encode_inline_data(part, part.data, flags.provider)
     mime = "text/plain" if kind == "text" and not part.mime_type.startswith("text/") else part.mime_type
     return {"inlineData": {"mimeType": mime, "data": data}}

@@ -16,12 +16,17 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._settings import DROPPED, Way, WireSettings, no_tool, said_of
-from stepengine.models._thinking import asked_of_gemini
-from stepengine.models._wire import encoded, join_members, members_of, tool_choice_of
-from stepengine.models.google.encode import GOES_ON_WITH, SIGNED_SINCE, Flags, continued, encode_messages, generation_of
-
-__all__ = ("CIRCULATES_SINCE", "encode", "encode_count", "encode_tool", "path_of", "said_by", "validates")
+from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._thinking_levels import thinking_for_gemini
+from stepengine.models._wire import encode_json, encode_members, join_members, resolve_tool_choice
+from stepengine.models.google.encode import (
+    GOES_ON_WITH,
+    SIGNED_SINCE,
+    GoogleEncodeOptions,
+    encode_messages,
+    find_continuation_token,
+    parse_generation,
+)
 
 MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 CIRCULATES_SINCE = 3
@@ -34,7 +39,7 @@ OURS = b'[{"functionDeclarations":'
 Json = dict[str, Any]
 
 
-def path_of(model: str, method: str, *, is_vertex: bool = False) -> str:
+def make_request_path(model: str, method: str, *, is_vertex: bool = False) -> str:
     """Return where a request goes; tuned models are named with their collection, those on Vertex AI with their publisher."""
     if is_vertex and not model.startswith(("projects/", "publishers/", "models/")):
         publisher, _, name = model.rpartition("/")
@@ -56,17 +61,21 @@ def encode(
         after: How the same request failed before: a refused signature leaves earlier thoughts and signatures out.
         is_vertex: Whether the model runs on Vertex AI.
     """
-    said = said_by(request, model, is_vertex=is_vertex).members
-    return join_members(_members(request, model, provider, tools, said, thinking=after != INVALID_SIGNATURE))
+    said = encode_settings(request, model, is_vertex=is_vertex).members
+    return join_members(
+        _encode_body_members(request, model, provider, tools, said, thinking=after != INVALID_SIGNATURE)
+    )
 
 
-def encode_count(request: ModelRequest, model: str, provider: str, tools: bytes, *, is_vertex: bool = False) -> bytes:
+def encode_token_count_request(
+    request: ModelRequest, model: str, provider: str, tools: bytes, *, is_vertex: bool = False
+) -> bytes:
     """Return the body of the question how many tokens a request has, with its system prompt and tools."""
-    asked = _members(request, model, provider, tools, {}, thinking=True)
+    asked = _encode_body_members(request, model, provider, tools, {}, thinking=True)
     if is_vertex:
         asked.pop("toolConfig", None)  # it knows the members of a request one by one, and not this one
         return join_members(asked)
-    members = {"model": encoded(path_of(model, "")[:-1]), **asked}
+    members = {"model": encode_json(make_request_path(model, "")[:-1]), **asked}
     return join_members({"generateContentRequest": join_members(members)})
 
 
@@ -75,29 +84,29 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"name": spec.name, "description": spec.description, "parametersJsonSchema": spec.input_schema}
 
 
-def said_by(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
+def encode_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
+        "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
         "logprobs": lambda most: {
             "generationConfig": {"responseLogprobs": True, **({"logprobs": most} if most else {})}
         },
         "store": lambda keep: None if is_vertex else {"store": keep},
-        "safety": lambda safety: {"safetySettings": [_safety(name, word) for name, word in safety.items()]},
+        "safety": lambda safety: {"safetySettings": [_encode_safety(name, word) for name, word in safety.items()]},
         # It caches by itself for minutes, and what is to be kept longer is made by another request.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
-        "server_tools": lambda items: _server_tools(items, request, model, is_vertex=is_vertex),
+        "server_tools": lambda items: _encode_server_tools(items, request, model, is_vertex=is_vertex),
     }
-    return said_of(request.settings, ways)
+    return convert_settings(request.settings, ways)
 
 
-def _tier(tier: str) -> Json:
+def _encode_tier(tier: str) -> Json:
     word = TIERS[tier]
     return {} if word is None else {"serviceTier": word}
 
 
-def _safety(category: str, threshold: str) -> Json:
+def _encode_safety(category: str, threshold: str) -> Json:
     """Return a threshold in the API's words; words that are its own already are left as they are."""
     word, limit = category.upper(), threshold.upper()
     return {
@@ -106,14 +115,14 @@ def _safety(category: str, threshold: str) -> Json:
     }
 
 
-def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, *, is_vertex: bool) -> Json:
+def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, *, is_vertex: bool) -> Json:
     """Return the tools of the provider; from Gemini 3 on their calls and results come as parts, which go back (providers:PV41)."""
-    circulates = generation_of(model) >= CIRCULATES_SINCE and not is_vertex
+    circulates = parse_generation(model) >= CIRCULATES_SINCE and not is_vertex
     if not circulates and (request.tools or request.settings.response_schema is not None):
         where = "on Vertex AI" if is_vertex else "before Gemini 3"
         why = f"{where} it stands beside neither the agent's own tools nor a response_schema"
-        raise no_tool(items[0], model, "google", why)
-    members: Json = {"tools": [_server_tool(item, model, is_vertex=is_vertex) for item in items]}
+        raise make_unsupported_tool_error(items[0], model, "google", why)
+    members: Json = {"tools": [_encode_server_tool(item, model, is_vertex=is_vertex) for item in items]}
     if circulates:
         members["toolConfig"] = {"includeServerSideToolInvocations": True}
     searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
@@ -123,24 +132,24 @@ def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: s
     return {**members, DROPPED: dropped}
 
 
-def _server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Json:
+def _encode_server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Json:
     if isinstance(item, FileSearch):
         if is_vertex:
-            raise no_tool(item, model, "vertex")
+            raise make_unsupported_tool_error(item, model, "vertex")
         most = {} if item.max_results is None else {"topK": item.max_results}
         return {"fileSearch": {"fileSearchStoreNames": list(item.stores), **most}}
     if isinstance(item, CodeExecution):
         if item.files:
-            raise no_tool(item, model, "google", "it takes no files; put them into a message")
+            raise make_unsupported_tool_error(item, model, "google", "it takes no files; put them into a message")
         return {"codeExecution": {}}
     if isinstance(item, Programs):
-        raise no_tool(item, model, "google")
+        raise make_unsupported_tool_error(item, model, "google")
     if item.allowed_domains or item.blocked_domains:
-        raise no_tool(item, model, "google", "it cannot be held to domains or kept from them")
+        raise make_unsupported_tool_error(item, model, "google", "it cannot be held to domains or kept from them")
     return {"googleSearch": {}} if isinstance(item, WebSearch) else {"urlContext": {}}
 
 
-def _members(
+def _encode_body_members(
     request: ModelRequest, model: str, provider: str, tools: bytes, more: Mapping[str, Any], *, thinking: bool
 ) -> dict[str, bytes]:
     settings = request.settings
@@ -149,32 +158,32 @@ def _members(
         "topP": settings.top_p,
         "maxOutputTokens": settings.max_tokens,
         "stopSequences": list(settings.stop_sequences) or None,
-        "thinkingConfig": asked_of_gemini(settings.thinking, model).members or None,
+        "thinkingConfig": thinking_for_gemini(settings.thinking, model).members or None,
         "responseMimeType": "application/json" if settings.response_schema is not None else None,
         "responseJsonSchema": settings.response_schema,
     }
     config = {name: value for name, value in generation.items() if value is not None}
-    # `more` is what the settings that only some wires know have become (`said_by`). Of its objects two are shared with
+    # `more` is what the settings that only some wires know have become (`encode_settings`). Of its objects two are shared with
     # what every wire knows, and are put together here.
     optional = {
         **more,
         "systemInstruction": {"parts": [{"text": request.system_prompt}]} if request.system_prompt else None,
-        "toolConfig": {**(_tool_config(request, model) or {}), **more.get("toolConfig", {})} or None,
+        "toolConfig": {**(_encode_tool_config(request, model) or {}), **more.get("toolConfig", {})} or None,
         "generationConfig": {**config, **more.get("generationConfig", {})} or None,
     }
-    members = members_of(request, optional, OURS + tools + b"}]")
-    flags = Flags(provider, model if thinking else "", generation_of(model) >= SIGNED_SINCE)
-    if token := continued(request, provider):
+    members = encode_members(request, optional, OURS + tools + b"}]")
+    flags = GoogleEncodeOptions(provider, model if thinking else "", parse_generation(model) >= SIGNED_SINCE)
+    if token := find_continuation_token(request, provider):
         request = attrs.evolve(request, tail=request.tail[:-1])
-        members[GOES_ON_WITH] = encoded(token)
+        members[GOES_ON_WITH] = encode_json(token)
     members["contents"] = encode_messages(request, flags)
     return members
 
 
-def _tool_config(request: ModelRequest, model: str) -> Json | None:
+def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
     """Return which functions may be called. Strict ones have a mode that holds a model to their schemas (providers:PV41)."""
-    choice = tool_choice_of(request) if request.tools else None
-    if choice in {None, "auto"} and validates(request, model):
+    choice = resolve_tool_choice(request) if request.tools else None
+    if choice in {None, "auto"} and has_validated_tools(request, model):
         return {"functionCallingConfig": {"mode": "VALIDATED"}}
     if choice is None:
         return None
@@ -183,7 +192,7 @@ def _tool_config(request: ModelRequest, model: str) -> Json | None:
     return {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": [choice]}}
 
 
-def validates(request: ModelRequest, model: str) -> bool:
+def has_validated_tools(request: ModelRequest, model: str) -> bool:
     """Return whether a tool of the request shall be strict and the model can be held to its schema."""
-    held = generation_of(model) >= CIRCULATES_SINCE or VALIDATING.match(model) is not None
+    held = parse_generation(model) >= CIRCULATES_SINCE or VALIDATING.match(model) is not None
     return held and any(tool.strict for tool in request.tools)

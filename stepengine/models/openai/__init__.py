@@ -11,15 +11,22 @@ from stepengine.data.server_tools import Programs
 from stepengine.models._access import TokenSource
 from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._programs import programs_of
+from stepengine.models._programs import merge_programs
 from stepengine.models._reply import cut_at_stops
-from stepengine.models._schemas import unpromised
-from stepengine.models._thinking import asked_of_responses
+from stepengine.models._schemas import has_unsupported_strict_tool
+from stepengine.models._thinking_levels import thinking_for_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import Timeouts
 from stepengine.models.keys import Secret
 from stepengine.models.openai.decode import ResponsesAccumulator
-from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by, searches_here
+from stepengine.models.openai.request import (
+    TOOL_SEARCH,
+    encode,
+    encode_settings,
+    encode_token_count_request,
+    encode_tool,
+    has_own_tool_search,
+)
 
 __all__ = ("OpenAIProvider",)
 
@@ -71,9 +78,9 @@ class OpenAIProvider(PresetProvider):
         )
         self._tools: dict[tuple[Programs | None, bool], ToolsCache] = {}
 
-    def _tools_of(self, request: ModelRequest) -> bytes:
+    def _encode_tools(self, request: ModelRequest) -> bytes:
         """Return the encoded tools, for each way of calling them from programs kept by itself."""
-        programs, search = programs_of(request.settings), None if searches_here(request) else TOOL_SEARCH
+        programs, search = merge_programs(request.settings), None if has_own_tool_search(request) else TOOL_SEARCH
         key = (programs, search is None)
         if key not in self._tools:
             if len(self._tools) >= MOST_WAYS:
@@ -85,18 +92,20 @@ class OpenAIProvider(PresetProvider):
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = said_by(request, self.bare(request.model), self._preset).dropped
-        return (*dropped, "strict") if unpromised(request.tools, "openai") else dropped
+        dropped = encode_settings(request, self.bare(request.model), self._preset).dropped
+        return (*dropped, "strict") if has_unsupported_strict_tool(request.tools, "openai") else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request = self._shaped(request, after)
-        model, tools = self.bare(request.model), self._tools_of(request)
-        warn_once(asked_of_responses(request.settings.thinking, self._preset.thinking, model).note)
+        request = self._prepare_request(request, after)
+        model, tools = self.bare(request.model), self._encode_tools(request)
+        warn_once(thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(encode(request, model, self._preset, tools, stream=stream, after=after))
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
-        request = self._shaped(request)
-        content = encode_count(request, self.bare(request.model), self._preset, self._tools_of(request))
+        request = self._prepare_request(request)
+        content = encode_token_count_request(
+            request, self.bare(request.model), self._preset, self._encode_tools(request)
+        )
         return RequestBody(content, path=f"{self.path}/input_tokens")
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:

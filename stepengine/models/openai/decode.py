@@ -24,23 +24,29 @@ from stepengine.data.models import (
 )
 from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.usage import Usage
-from stepengine.models._deferring import SEARCH, loaded_by
-from stepengine.models._failures import RequestLabel, body_failure, protocol_failure, unanswerable
-from stepengine.models._json import call_part, index_at, newer_in, object_at, objects_at, read_json, text_at
-from stepengine.models._reading import Accumulator
-from stepengine.models._reply import (
-    billed,
-    kept_of,
-    listed,
-    made_part,
-    reply_of,
-    seen,
-    shown_text,
-    usage_in_totals,
-    word_at,
+from stepengine.models._byte_reader import Accumulator
+from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
+from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
+from stepengine.models._json import (
+    find_newer_members,
+    index_at,
+    make_call_part,
+    object_at,
+    objects_at,
+    read_json,
+    text_at,
 )
-
-__all__ = ("ResponsesAccumulator", "decode", "is_client_search", "usage_of")
+from stepengine.models._reply import (
+    find_objects,
+    find_stated_cost,
+    find_text,
+    listed,
+    make_media_part,
+    make_reply,
+    select_members,
+    shorten_text,
+    usage_from_totals,
+)
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -181,21 +187,21 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Raises:
         ModelError: when the response holds an error.
     """
-    usage = usage_of(data.get("usage"))
+    usage = parse_usage(data.get("usage"))
     if data.get("error"):
-        raise body_failure({"error": data["error"]}, None, {}, call, usage)
+        raise error_from_body({"error": data["error"]}, None, {}, call, usage)
     if data.get("output") is None:
-        raise protocol_failure(call, "it holds no output", usage)
+        raise make_protocol_error(call, "it holds no output", usage)
     items = objects_at(data, "output")
     # A reply that waits for something which nobody here can give (a click in a browser, a patch) cannot be gone on
     # with: sent back without it, the API refuses the whole conversation. It is said here, by the kind, and not at the
     # next request.
-    if waiting := _waiting(items, call.provider):
-        raise unanswerable(call, waiting, usage)
+    if waiting := _find_waiting_kinds(items, call.provider):
+        raise make_unanswerable_error(call, waiting, usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = tuple([part for item in items for part in _parts(item, mark)])
-    raw, stop = _stop(data)
-    return reply_of(
+    content = tuple([part for item in items for part in _decode_parts(item, mark)])
+    raw, stop = _parse_stop(data)
+    return make_reply(
         content,
         call,
         model,
@@ -207,12 +213,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         kept={
             "id": data.get("id"),
             "usage": data.get("usage"),
-            **kept_of(data, *KEPT),
-            **_member_if_any("more", newer_in(data, IN_RESPONSE)),
-            **_painter(data),
-            **_likely(items),
+            **select_members(data, *KEPT),
+            **_member_if_any("more", find_newer_members(data, IN_RESPONSE)),
+            **_find_image_model(data),
+            **_collect_logprobs(items),
         },
-        cost=billed(data.get("usage")),
+        cost=find_stated_cost(data.get("usage")),
     )
 
 
@@ -220,20 +226,29 @@ def _member_if_any(name: str, newer: Json) -> Json:
     return {name: newer} if newer else {}
 
 
-def _painter(data: Mapping[str, object]) -> Json:
-    """Return the name of the model that made images for a response; its tokens have a price of their own."""
+def _find_image_model(data: Mapping[str, object]) -> Json:
+    """Return the member with the separately priced model that made a response's images, else ``{}``."""
     # Its tokens have a price of their own, and the reply names only the model that was asked.
-    names = [word_at(tool, "model") for tool in seen(data, "tools") if word_at(tool, "type") == "image_generation"]
+    names = [
+        find_text(tool, "model")
+        for tool in find_objects(data, "tools")
+        if find_text(tool, "type") == "image_generation"
+    ]
     return {"image_model": names[0]} if names and names[0] else {}
 
 
-def _likely(items: list[Mapping[str, object]]) -> Json:
-    """Return the probabilities of the tokens of the text, where they were asked for."""
-    found = [token for item in items for content in seen(item, "content") for token in seen(content, "logprobs")]
+def _collect_logprobs(items: list[Mapping[str, object]]) -> Json:
+    """Return the member with the log probabilities of the text; ``{}`` if they were not requested."""
+    found = [
+        token
+        for item in items
+        for content in find_objects(item, "content")
+        for token in find_objects(content, "logprobs")
+    ]
     return {"logprobs": found} if found else {}
 
 
-def _waiting(items: list[Mapping[str, object]], provider: str) -> list[str]:
+def _find_waiting_kinds(items: list[Mapping[str, object]], provider: str) -> list[str]:
     """
     Return the kinds of those items that wait for an answer of the client other than a function's result.
 
@@ -254,32 +269,32 @@ def is_client_search(item: Mapping[str, object]) -> bool:
     return item.get("type") == "tool_search_call" and item.get("execution") == "client"
 
 
-def _search(item: Mapping[str, object], mark: Json) -> AssistantPart:
+def _decode_search(item: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a search as a call of ``find_tools``; what is asked for stands under the names that the search was given."""
     # The model may write its search in whatever form its schema allowed; what `find_tools` takes is words. The item
     # itself is kept, and goes back as it came.
-    given = {"query": " ".join(_words(item.get("arguments")))}
-    return call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
+    given = {"query": " ".join(_collect_search_words(item.get("arguments")))}
+    return make_call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
 
 
-def _words(asked: object) -> list[str]:
+def _collect_search_words(asked: object) -> list[str]:
     if isinstance(asked, str):
         try:
             read = read_json(asked.encode())
         except ValueError:
             return [asked]
-        return [asked] if isinstance(read, str) else _words(read)
+        return [asked] if isinstance(read, str) else _collect_search_words(read)
     inner = list(asked.values()) if isinstance(asked, Mapping) else asked
-    return [word for value in inner for word in _words_in(value)] if isinstance(inner, list | tuple) else []
+    return [word for value in inner for word in _list_strings(value)] if isinstance(inner, list | tuple) else []
 
 
-def _words_in(value: object) -> list[str]:
+def _list_strings(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
-def _stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
+def _parse_stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
     """Return the API's word, which for an incomplete response is the reason, and what it means (ecosystem:EC97)."""
     status = text_at(data, "status")
     if status != "incomplete":
@@ -288,12 +303,14 @@ def _stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
     return reason, INCOMPLETE.get(reason)
 
 
-def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     match item["type"]:
         case "message":
             contents = objects_at(item, "content")
             return [
-                part for content in contents for part in (_decode_text(content, item, mark), *_decode_cited(content))
+                part
+                for content in contents
+                for part in (_decode_text(content, item, mark), *_decode_citations(content))
             ]
         case "reasoning":
             # All of it but its `status`, which only says how far it was: the encrypted reasoning goes back with the
@@ -302,49 +319,51 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             return [ThinkingPart(_thought_text(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
-            known = {**ids, "more": newer_in(item, IN_CALL)}
+            known = {**ids, "more": find_newer_members(item, IN_CALL)}
             data = {**mark, **{name: value for name, value in known.items() if value}}
-            return [call_part(text_at(item, "name"), item.get("arguments"), data)]
+            return [make_call_part(text_at(item, "name"), item.get("arguments"), data)]
         case "tool_search_call" if is_client_search(item):
-            return [_search(item, mark)]
-        case "image_generation_call" if (made := _image(item, mark)) is not None:
+            return [_decode_search(item, mark)]
+        case "image_generation_call" if (made := _decode_image(item, mark)) is not None:
             return [made]
         case _:
-            # Whatever is not understood is kept whole and goes back to this provider alone (ecosystem:EC103): an item
+            # Whatever is not understood is kept whole and goes back to this provider alone (reliability:MP59): an item
             # that is left out may be the one that a later item refers to.
-            tool = TOOLS.get(word_at(item, "type"), "")
-            return [OpaquePart(mark["provider"], freeze(item), tool=tool, text=_server_tool_text(item) if tool else "")]
+            tool = TOOLS.get(find_text(item, "type"), "")
+            return [
+                OpaquePart(mark["provider"], freeze(item), tool=tool, text=_describe_server_tool(item) if tool else "")
+            ]
 
 
-def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
+def _decode_image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
     rest = {name: value for name, value in item.items() if name != "result"}
-    form = word_at(item, "output_format")
-    return made_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
+    form = find_text(item, "output_format")
+    return make_media_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
 
 
-def _server_tool_text(item: Mapping[str, object]) -> str:
+def _describe_server_tool(item: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
-    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code"), word_at(item, "result")]
+    asked = [find_text(action, "query"), find_text(action, "url"), find_text(item, "code"), find_text(item, "result")]
     arguments = item.get("arguments")
     for queries in (item.get("queries"), arguments.get("paths") if isinstance(arguments, Mapping) else None):
         asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
-    outputs = [word_at(output, "logs") or word_at(output, "url") for output in seen(item, "outputs")]
-    names = [word_at(result, "filename") for result in seen(item, "results")] + loaded_by(item)
+    outputs = [find_text(output, "logs") or find_text(output, "url") for output in find_objects(item, "outputs")]
+    names = [find_text(result, "filename") for result in find_objects(item, "results")] + find_loaded_tools(item)
     found = listed([(name, "") for name in names])
-    return shown_text("\n".join([text for text in (*asked, *outputs, found) if text]))
+    return shorten_text("\n".join([text for text in (*asked, *outputs, found) if text]))
 
 
-def _decode_cited(content: Mapping[str, object]) -> list[CitationPart]:
-    text = word_at(content, "text")
-    return [_citation(annotation, text) for annotation in seen(content, "annotations")]
+def _decode_citations(content: Mapping[str, object]) -> list[CitationPart]:
+    text = find_text(content, "text")
+    return [_decode_citation(annotation, text) for annotation in find_objects(content, "annotations")]
 
 
-def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
+def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     start, end = annotation.get("start_index"), annotation.get("end_index")
     said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
-    title = word_at(annotation, "title") or word_at(annotation, "filename")
-    return CitationPart(word_at(annotation, "url"), title, said=said, source=word_at(annotation, "file_id"))
+    title = find_text(annotation, "title") or find_text(annotation, "filename")
+    return CitationPart(find_text(annotation, "url"), title, said=said, source=find_text(annotation, "file_id"))
 
 
 def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
@@ -357,8 +376,8 @@ def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: J
         "id": item.get("id"),
         "phase": item.get("phase"),
         "annotations": None if refuses else content.get("annotations"),
-        "more": newer_in(content, IN_REFUSAL if refuses else IN_TEXT),
-        "more_of_item": newer_in(item, IN_MESSAGE),
+        "more": find_newer_members(content, IN_REFUSAL if refuses else IN_TEXT),
+        "more_of_item": find_newer_members(item, IN_MESSAGE),
     }
     # What stands with the text goes back with it: `phase`, for one, says to newer models which of their texts were
     # comments and which the answer.
@@ -376,9 +395,9 @@ def _thought_text(item: Mapping[str, object]) -> str:
     return "\n\n".join([text_at(piece, "text") for piece in pieces])
 
 
-def usage_of(raw: object) -> Usage | None:
+def parse_usage(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say."""
-    return usage_in_totals(raw, "input_tokens", "output_tokens")
+    return usage_from_totals(raw, "input_tokens", "output_tokens")
 
 
 class ResponsesAccumulator(Accumulator):
@@ -402,7 +421,7 @@ class ResponsesAccumulator(Accumulator):
     @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
-        return usage_of(self._response.get("usage"))
+        return parse_usage(self._response.get("usage"))
 
     def event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
@@ -414,40 +433,42 @@ class ResponsesAccumulator(Accumulator):
         event = read_json(data)
         kind = event.get("type") or name
         if kind == "error":
-            raise self._error_in_stream(event)
+            raise self._make_stream_error(event)
         # Known and passed over in silence; what is in neither list is passed over, too, but told once by name, so that
         # somebody learns that there is something new to read.
         if kind in REPEATED:
             return []
         if kind not in READ:
-            self._skip(kind)
+            self._record_unread(kind)
             return []
         if not IN_EVENT.issuperset(event):
-            self._skip(*[f"{kind}.{member}" for member in newer_in(event, IN_EVENT)])
+            self._record_unread(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
         return self._take(kind, event)
 
     def _take(self, kind: str, event: Json) -> list[ModelDelta]:
+        """Apply an event, and return its deltas."""
         if kind == "response.created":
             self._begin(object_at(event, "response"))
         elif kind in ENDS:
-            self._end(object_at(event, "response"))
+            self._finish_response(object_at(event, "response"))
         elif kind == "response.output_item.added":
-            return self._add(index_at(event, "output_index"), object_at(event, "item"))
+            return self._open_item(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.output_item.done":
             return self._close_item(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.reasoning_summary_part.added":
             return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
         else:
-            self._in_item(event)
-            return self._take_text(SAID[kind], event)
+            self._check_item_open(event)
+            return self._make_text_deltas(SAID[kind], event)
         return []
 
     def _begin(self, response: Mapping[str, object]) -> None:
+        """Store the response that starts; raise an error for a second one."""
         if self._response:
             self._refuse_stream("a second response.created")
         self._response = {**response, "output": []}
 
-    def _take_text(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
+    def _make_text_deltas(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
         text = text_at(event, "delta")
         if not text:
             return []
@@ -456,14 +477,14 @@ class ResponsesAccumulator(Accumulator):
         number = self._calls.get(event["output_index"])
         return [] if number is None else [ToolCallChunk(number, text)]
 
-    def _in_item(self, event: Json) -> None:
+    def _check_item_open(self, event: Json) -> None:
         # A delta for an item that is not open is a gap in the stream: what was missed cannot be made up, so the call is
         # made again (reliability:MP28).
         index = index_at(event, "output_index")
         if index not in self._open:
             self._refuse_stream(f"a delta for item {index}, which is not open")
 
-    def _add(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
+    def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         newest = max((*self._open, *self._items), default=-1)
         if index <= newest:  # numbers that are left out say nothing: the end tells of all items
             self._refuse_stream(f"item {index} begins behind item {newest}")
@@ -481,10 +502,10 @@ class ResponsesAccumulator(Accumulator):
             return []
         number, given = self._calls[index], list[ModelDelta]()
         if is_client_search(item):
-            given = [ToolCallChunk(number, compact({"query": " ".join(_words(item.get("arguments")))}))]
+            given = [ToolCallChunk(number, compact({"query": " ".join(_collect_search_words(item.get("arguments")))}))]
         return [*given, ToolCallEnded(number)]
 
-    def _end(self, response: Mapping[str, Any]) -> None:
+    def _finish_response(self, response: Mapping[str, Any]) -> None:
         """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""
         items = [self._items[index] for index in sorted(self._items)]
         done = {item.get("id"): item for item in items if item.get("id")}
@@ -503,8 +524,8 @@ class ResponsesAccumulator(Accumulator):
         Return the reply.
 
         Raises:
-            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (reliability:MP21).
+            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (reliability:MP20).
         """
         if not self.done:
-            self._truncated("its response.completed is missing")
+            self._raise_truncated("its response.completed is missing")
         return self._decode_message(self._response)

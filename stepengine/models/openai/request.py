@@ -12,18 +12,24 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
-from stepengine.models._programs import called_by, check_programs, programs_of
-from stepengine.models._reply import seen
-from stepengine.models._schemas import strict_form
-from stepengine.models._settings import DROPPED, Way, WireSettings, cache_members, located, no_tool, said_of
-from stepengine.models._thinking import asked_of_responses
-from stepengine.models._wire import join_members, members_of, schema_name, tool_choice_of
-from stepengine.models.openai.encode import Flags, encode_messages
+from stepengine.models._hidden_tools import find_hidden_tools
+from stepengine.models._programs import check_programs, make_callers_member, merge_programs
+from stepengine.models._reply import find_objects
+from stepengine.models._schemas import make_strict_schema
+from stepengine.models._settings import (
+    DROPPED,
+    Way,
+    WireSettings,
+    cache_members,
+    convert_settings,
+    encode_location,
+    make_unsupported_tool_error,
+)
+from stepengine.models._thinking_levels import thinking_for_responses
+from stepengine.models._wire import encode_members, join_members, resolve_tool_choice, schema_name
+from stepengine.models.openai.encode import OpenAIEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
-
-__all__ = ("TOOL_SEARCH", "encode", "encode_count", "encode_tool", "said_by", "searches_here")
 
 TOOL_SEARCH = {"type": "tool_search"}
 """The API's search of tools (providers:PV64)."""
@@ -66,7 +72,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
             "out: a reply may take as long as Timeouts of the provider say"
         )
         raise ModelError(msg, kind="request")
-    said = dict(said_by(request, model, preset).members)
+    said = dict(encode_settings(request, model, preset).members)
     include = [*(["reasoning.encrypted_content"] if preset.encrypted_reasoning else []), *said.pop("include", [])]
     optional = {
         **_common_members(request, model, preset),
@@ -75,52 +81,52 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "include": include or None,
-        "prompt_cache_key": _cache_key(request) if preset.cache_key else None,
+        "prompt_cache_key": _make_cache_key(request) if preset.cache_key else None,
         "stream": True if stream else None,
         **said,
     }
-    members = members_of(request, optional, tools)
+    members = encode_members(request, optional, tools)
     known = "" if after in (INVALID_SIGNATURE, DANGLING_REASONING) else model
-    flags = Flags(preset.name, known, sources=after != UNKNOWN_FIELD, hidden=hidden_names(request))
-    members["input"] = encode_messages(request, flags, _definitions(request))
+    flags = OpenAIEncodeOptions(preset.name, known, sources=after != UNKNOWN_FIELD, hidden=find_hidden_tools(request))
+    members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
     return join_members(members)
 
 
-def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
+def encode_token_count_request(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
     """Return the body of the question how many tokens a request has."""
-    members = members_of(request, _common_members(request, model, preset), tools, extra=False)
-    flags = Flags(preset.name, model, hidden=hidden_names(request))
-    members["input"] = encode_messages(request, flags, _definitions(request))
+    members = encode_members(request, _common_members(request, model, preset), tools, extra=False)
+    flags = OpenAIEncodeOptions(preset.name, model, hidden=find_hidden_tools(request))
+    members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
     return join_members(members)
 
 
-def _definitions(request: ModelRequest) -> Callable[[str], Json]:
+def _make_definition_lookup(request: ModelRequest) -> Callable[[str], Json]:
     """Return what gives the definition of a hidden tool by its name."""
-    programs = programs_of(request.settings)
+    programs = merge_programs(request.settings)
     return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name), programs)
 
 
-def searches_here(request: ModelRequest) -> bool:
+def has_own_tool_search(request: ModelRequest) -> bool:
     """Return whether the author gives the API's search of tools in its own words, such as one that is asked of the client."""
     extra = request.settings.extra
-    given = [*seen(extra, "tools"), *seen(extra, "body", "tools")]
+    given = [*find_objects(extra, "tools"), *find_objects(extra, "body", "tools")]
     return any(tool.get("type") == TOOL_SEARCH["type"] for tool in given)
 
 
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (ecosystem:EC102)."""
-    form = strict_form(spec.input_schema, "openai") if spec.strict else None
+    form = make_strict_schema(spec.input_schema, "openai") if spec.strict else None
     return {
         "type": "function",
         "name": spec.name,
         "description": spec.description,
         "parameters": spec.input_schema if form is None else form,
         "strict": form is not None,
-        **called_by(programs, spec, PROGRAM),
+        **make_callers_member(programs, spec, PROGRAM),
     }
 
 
-def said_by(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     several = len(request.settings.server_tools) > 1
     ways: dict[str, Way] = {
@@ -129,23 +135,23 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
         "store": lambda keep: {"store": keep},
         "cache": lambda lifetime: cache_members(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
-        "server_tools": lambda items: _server_tools(items, request, model, preset, several=several),
+        "server_tools": lambda items: _encode_server_tools(items, request, model, preset, several=several),
     }
-    return said_of(request.settings, ways)
+    return convert_settings(request.settings, ways)
 
 
 def _member_if_set(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
-def _server_tools(
+def _encode_server_tools(
     items: tuple[ServerTool, ...], request: ModelRequest, model: str, preset: Preset, *, several: bool
 ) -> Json:
     """Return the tools of the provider, and what is wanted of their results."""
-    programs = programs_of(request.settings)
+    programs = merge_programs(request.settings)
     if programs is not None and preset.name == "openai":
         check_programs(request, programs, model, preset.name)
-    members: Json = {"tools": [_server_tool(item, model, preset) for item in items]}
+    members: Json = {"tools": [_encode_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
     if include and preset.name in OPENAI_ITSELF:
         members["include"] = include
@@ -157,9 +163,9 @@ def _server_tools(
     return members
 
 
-def _server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
+def _encode_server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
     if isinstance(item, WebSearch):
-        return _web_search(item, model, preset)
+        return _encode_web_search(item, model, preset)
     if isinstance(item, CodeExecution):
         files = {"file_ids": list(item.files)} if item.files else {}
         return {"type": "code_interpreter", "container": {"type": "auto", **files}}
@@ -168,22 +174,26 @@ def _server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
         return tool if item.max_results is None else {**tool, "max_num_results": item.max_results}
     if isinstance(item, Programs):
         if preset.name != "openai":
-            raise no_tool(item, model, preset.name)
+            raise make_unsupported_tool_error(item, model, preset.name)
         return {"type": "programmatic_tool_calling"}
-    raise no_tool(item, model, preset.name, "its web search opens pages by itself: give it WebSearch()")
+    raise make_unsupported_tool_error(
+        item, model, preset.name, "its web search opens pages by itself: give it WebSearch()"
+    )
 
 
-def _web_search(item: WebSearch, model: str, preset: Preset) -> Json:
+def _encode_web_search(item: WebSearch, model: str, preset: Preset) -> Json:
     tool: Json = {"type": "web_search"}
     if item.blocked_domains and preset.name in OPENAI_ITSELF:
-        raise no_tool(item, model, preset.name, "it takes allowed_domains only")
+        raise make_unsupported_tool_error(item, model, preset.name, "it takes allowed_domains only")
     if item.allowed_domains and item.blocked_domains:
-        raise no_tool(item, model, preset.name, "it takes allowed_domains or blocked_domains, not both")
+        raise make_unsupported_tool_error(
+            item, model, preset.name, "it takes allowed_domains or blocked_domains, not both"
+        )
     if item.allowed_domains:
         tool["filters"] = {"allowed_domains": list(item.allowed_domains)}
     elif item.blocked_domains:
         tool["filters"] = {"excluded_domains": list(item.blocked_domains)}
-    place = located(item.location)
+    place = encode_location(item.location)
     return tool if place is None else {**tool, "user_location": place}
 
 
@@ -191,28 +201,28 @@ def _common_members(request: ModelRequest, model: str, preset: Preset) -> Json:
     return {
         "model": model,
         "instructions": request.system_prompt or None,
-        "reasoning": asked_of_responses(request.settings.thinking, preset.thinking, model).members or None,
-        "text": _text(request),
-        "tool_choice": _tool_choice(request),
+        "reasoning": thinking_for_responses(request.settings.thinking, preset.thinking, model).members or None,
+        "text": _encode_text_config(request),
+        "tool_choice": _encode_tool_choice(request),
         "parallel_tool_calls": request.settings.parallel_tool_calls if request.tools else None,
     }
 
 
-def _text(request: ModelRequest) -> Json | None:
+def _encode_text_config(request: ModelRequest) -> Json | None:
     schema = request.settings.response_schema
     if schema is None:
         return None
-    form = strict_form(schema, "openai")
+    form = make_strict_schema(schema, "openai")
     named = {"type": "json_schema", "name": schema_name(schema)}
     return {"format": {**named, "schema": schema if form is None else form, "strict": form is not None}}
 
 
-def _tool_choice(request: ModelRequest) -> object:
-    choice = tool_choice_of(request)
+def _encode_tool_choice(request: ModelRequest) -> object:
+    choice = resolve_tool_choice(request)
     return choice if choice is None or choice in WORDS else {"type": "function", "name": choice}
 
 
-def _cache_key(request: ModelRequest) -> str:
+def _make_cache_key(request: ModelRequest) -> str:
     """Return a name that the requests of one conversation share: made from how it begins."""
     digest = hashlib.sha256(request.system_prompt.encode("utf-8", "replace"))
     if len(request.messages):

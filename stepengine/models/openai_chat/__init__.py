@@ -9,31 +9,31 @@ from functools import cached_property
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import ModelError
-from stepengine.machine.blocks import mark_in
+from stepengine.machine.blocks import find_call_mark
 from stepengine.models._http import RequestBody, warn_once
-from stepengine.models._json import count_of
+from stepengine.models._json import parse_token_count
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._reply import cut_at_stops, seen, word_at
-from stepengine.models._schemas import unpromised
+from stepengine.models._reply import cut_at_stops, find_objects, find_text
+from stepengine.models._schemas import has_unsupported_strict_tool
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import ModelInfo
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import (
+    choose_offered_tools,
+    demands_unsupported_call,
     encode,
     encode_plain_tool,
+    encode_settings,
     encode_strict_tool,
     encode_tool,
-    is_undemanded,
-    offered,
-    promises,
-    said_by,
-    takes_stops,
-    thinking_of,
+    make_thinking_request,
+    supports_stop_sequences,
+    supports_strict,
 )
 from stepengine.models.openai_chat.written import (
-    WrittenThoughts,
-    with_written_calls,
-    with_written_thoughts,
+    WrittenThoughtFilter,
+    parse_written_calls,
+    parse_written_thoughts,
 )
 
 __all__ = ("OpenAIChatProvider",)
@@ -44,13 +44,13 @@ REASONING = ("reasoning", "reasoning_effort")
 """OpenRouter's words for thinking among the parameters that a model takes."""
 
 
-def _read_entry(entry: Mapping[str, object]) -> ModelInfo:
+def _parse_listed_model(entry: Mapping[str, object]) -> ModelInfo:
     """Return what an entry of OpenRouter's list says of its model."""
     top, takes = entry.get("top_provider"), entry.get("supported_parameters")
     most = top.get("max_completion_tokens") if isinstance(top, Mapping) else None
     words = [word for word in takes if word in REASONING] if isinstance(takes, list) else None
-    window = count_of(entry.get("context_length"))
-    return ModelInfo(window, count_of(most), thinking=None if words is None else tuple(words))
+    window = parse_token_count(entry.get("context_length"))
+    return ModelInfo(window, parse_token_count(most), thinking=None if words is None else tuple(words))
 
 
 class OpenAIChatProvider(PresetProvider):
@@ -110,7 +110,7 @@ class OpenAIChatProvider(PresetProvider):
         if self._listed is None:
             body = RequestBody(b"", path="/models", is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/models"))
-            self._listed = {word_at(entry, "id"): _read_entry(entry) for entry in seen(told, "data")}
+            self._listed = {find_text(entry, "id"): _parse_listed_model(entry) for entry in find_objects(told, "data")}
         name = self.bare(model)
         # What stands behind a colon may be a way to choose the server, of which the list says nothing.
         found = self._listed.get(name) or self._listed.get(name.partition(":")[0])
@@ -126,34 +126,38 @@ class OpenAIChatProvider(PresetProvider):
 
     def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.bare(request.model), self._preset
-        dropped = said_by(request, model, preset).dropped
-        if unpromised(request.tools, "openai") or (
-            not promises(preset, model) and any(t.strict for t in request.tools)
+        dropped = encode_settings(request, model, preset).dropped
+        if has_unsupported_strict_tool(request.tools, "openai") or (
+            not supports_strict(preset, model) and any(t.strict for t in request.tools)
         ):
             dropped = (*dropped, "strict")
         if request.tools and request.settings.parallel_tool_calls is False and not preset.told_parallel:
             dropped = (*dropped, "parallel_tool_calls")
-        return (*dropped, "tool_choice") if is_undemanded(self._shaped(request), model, preset) else dropped
+        return (
+            (*dropped, "tool_choice")
+            if demands_unsupported_call(self._prepare_request(request), model, preset)
+            else dropped
+        )
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request = self._shaped(request, after)
+        request = self._prepare_request(request, after)
         model, preset = self.bare(request.model), self._preset
-        warn_once(thinking_of(request, model, preset).note)
+        warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
-        kind = self._plain_tools if plain else self._strict_tools if promises(preset, model) else self._tools
-        tools = kind(offered(request, preset))
+        kind = self._plain_tools if plain else self._strict_tools if supports_strict(preset, model) else self._tools
+        tools = kind(choose_offered_tools(request, preset))
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
-    def _thoughts(self) -> WrittenThoughts | None:
-        return WrittenThoughts() if self._preset.written_thoughts else None
+    def _thoughts(self) -> WrittenThoughtFilter | None:
+        return WrittenThoughtFilter() if self._preset.written_thoughts else None
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         if self._preset.written_thoughts:
-            reply = with_written_thoughts(reply)
-        mark = mark_in(reply.text) if request.tools and not reply.tool_calls else ""
+            reply = parse_written_thoughts(reply)
+        mark = find_call_mark(reply.text) if request.tools and not reply.tool_calls else ""
         if mark and self._preset.written_calls:
-            reply = with_written_calls(reply)
+            reply = parse_written_calls(reply)
         if mark and not reply.tool_calls:
             logger.warning(
                 "%s of %s wrote %r into its text, which looks like a tool call that the server did not read; "
@@ -163,5 +167,5 @@ class OpenAIChatProvider(PresetProvider):
                 mark,
             )
         stops = request.settings.stop_sequences
-        taken = takes_stops(self._preset, self.bare(request.model))
+        taken = supports_stop_sequences(self._preset, self.bare(request.model))
         return cut_at_stops(reply, stops) if stops and not taken else reply

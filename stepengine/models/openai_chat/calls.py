@@ -14,16 +14,14 @@ import attrs
 
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models._json import newer_in, object_at, read_json, text_at, utf8
-
-__all__ = ("FUNCTION_MEMBERS", "MEMBERS", "CallPieces", "legacy_call")
+from stepengine.models._json import encode_utf8, find_newer_members, object_at, read_json, text_at
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
 FUNCTION_MEMBERS = frozenset({"name", "arguments"})
 """What of a call is read; anything else in it is kept as it came."""
 
 
-def legacy_call(message: Mapping[str, object]) -> Mapping[str, Any] | None:
+def find_legacy_call(message: Mapping[str, object]) -> Mapping[str, Any] | None:
     """Return the ``function_call`` of *message*, the form before ``tool_calls``; ``None`` for none, or one that says nothing."""
     call = message.get("function_call")
     return call if isinstance(call, Mapping) and (call.get("name") or call.get("arguments")) else None
@@ -53,7 +51,7 @@ class _CallSlot:
         if not last.endswith(("}", "]", "l", '"')):
             return False
         try:
-            read_json(utf8(self.arguments.strip()))
+            read_json(encode_utf8(self.arguments.strip()))
         except ValueError:
             return False
         return True
@@ -83,17 +81,17 @@ class CallPieces:
             function, call_id = object_at(entry, "function"), text_at(entry, "id")
             name, arguments = text_at(function, "name"), function.get("arguments")
             text = arguments if isinstance(arguments, str) else "" if arguments is None else compact(arguments)
-            slot = self._slot(entry.get("index"), call_id, name, text, first=position == 0)
-            slot.more.update(newer_in(entry, MEMBERS))
-            slot.more_of_function.update(newer_in(function, FUNCTION_MEMBERS))
-            deltas += self._grow(slot, call_id, name, text)
+            slot = self._choose_slot(entry.get("index"), call_id, name, text, first=position == 0)
+            slot.more.update(find_newer_members(entry, MEMBERS))
+            slot.more_of_function.update(find_newer_members(function, FUNCTION_MEMBERS))
+            deltas += self._extend_call(slot, call_id, name, text)
         return deltas
 
     def end(self) -> list[ModelDelta]:
         """Return the ends of all calls, and the beginnings of those that never had arguments."""
         deltas: list[ModelDelta] = []
         for slot in self._slots:
-            deltas += [*self._begin_calls(slot), ToolCallEnded(slot.number)]
+            deltas += [*self._start_calls(slot), ToolCallEnded(slot.number)]
         return deltas
 
     def joined(self) -> list[dict[str, Any]]:
@@ -107,9 +105,9 @@ class CallPieces:
             for slot in self._slots
         ]
 
-    def _slot(self, index: object, call_id: str, name: str, text: str, *, first: bool) -> _CallSlot:
+    def _choose_slot(self, index: object, call_id: str, name: str, text: str, *, first: bool) -> _CallSlot:
         found = self._find_slot(index, call_id)
-        if found is None or self._is_another(found, index, call_id, name, text, first=first):
+        if found is None or self._starts_new_call(found, index, call_id, name, text, first=first):
             found = _CallSlot(len(self._slots))
             self._slots.append(found)
         if type(index) is int:
@@ -124,24 +122,26 @@ class CallPieces:
             return named[-1]
         return self._slots[-1] if self._slots else None
 
-    def _grow(self, slot: _CallSlot, call_id: str, name: str, text: str) -> list[ModelDelta]:
+    def _extend_call(self, slot: _CallSlot, call_id: str, name: str, text: str) -> list[ModelDelta]:
         slot.id = slot.id or call_id
         if name and name != slot.name and not slot.pieces:
             slot.name += name
         if text:
             slot.pieces.append(text)
         if slot.name and slot.pieces and not slot.announced:
-            return [*self._begin_calls(slot), ToolCallChunk(slot.number, slot.arguments)]
+            return [*self._start_calls(slot), ToolCallChunk(slot.number, slot.arguments)]
         return [ToolCallChunk(slot.number, text)] if text and slot.announced else []
 
-    def _begin_calls(self, last: _CallSlot) -> list[ModelDelta]:
+    def _start_calls(self, last: _CallSlot) -> list[ModelDelta]:
         """Return the beginnings of a call and of those before it: whoever watches counts them in the order of the reply."""
         new = [slot for slot in self._slots[: last.number + 1] if not slot.announced and (slot.name or slot is last)]
         for slot in new:
             slot.announced = True
         return [ToolCallStarted(slot.number, slot.name) for slot in new]
 
-    def _is_another(self, slot: _CallSlot, index: object, call_id: str, name: str, text: str, *, first: bool) -> bool:
+    def _starts_new_call(
+        self, slot: _CallSlot, index: object, call_id: str, name: str, text: str, *, first: bool
+    ) -> bool:
         if call_id and slot.id:
             return call_id != slot.id
         if not (name and slot.name):

@@ -27,26 +27,38 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
-from stepengine.models._failures import RequestLabel, body_failure, given_up, protocol_failure, unanswerable
-from stepengine.models._json import call_part, list_at, newer_in, object_at, objects_at, read_json, text_at
-from stepengine.models._reading import Accumulator
+from stepengine.models._byte_reader import Accumulator
+from stepengine.models._failures import (
+    RequestLabel,
+    error_from_body,
+    make_given_up_error,
+    make_protocol_error,
+    make_unanswerable_error,
+)
+from stepengine.models._json import (
+    find_newer_members,
+    list_at,
+    make_call_part,
+    object_at,
+    objects_at,
+    read_json,
+    text_at,
+)
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
     UNKNOWN,
-    billed,
-    kept_of,
-    made_part,
-    object_in,
-    reply_of,
-    seen,
-    usage_in_totals,
-    word_at,
-    written_dollars,
+    find_object,
+    find_objects,
+    find_stated_cost,
+    find_text,
+    make_media_part,
+    make_reply,
+    parse_dollar_text,
+    select_members,
+    usage_from_totals,
 )
-from stepengine.models._wire import base64_of
-from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, legacy_call
-
-__all__ = ("ChatAccumulator", "decode", "usage_of")
+from stepengine.models._wire import encode_base64
+from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, find_legacy_call
 
 STOPS = {
     "stop": StopReason.END_TURN,
@@ -109,36 +121,36 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     """
     choices = objects_at(data, "choices")
     if not choices:
-        raise protocol_failure(call, "it holds no choice", usage_of(_raw_usage(data)))
+        raise make_protocol_error(call, "it holds no choice", parse_usage(_find_raw_usage(data)))
     choice = choices[0]
     # OpenRouter and others answer with 200 and put the error of the service behind them into the choice.
     if choice.get("error"):
-        raise body_failure({"error": choice["error"]}, None, {}, call)
+        raise error_from_body({"error": choice["error"]}, None, {}, call)
     message = object_at(choice, "message")
-    usage = _raw_usage(data)
+    usage = _find_raw_usage(data)
     # Only settings of an author's own can have offered such a tool, and nobody here carries it out: as an ordinary call
     # it would get an error result, and the model would try again.
     if any(_is_custom(entry) for entry in objects_at(message, "tool_calls")):
-        raise unanswerable(call, ["custom"], usage_of(usage))
+        raise make_unanswerable_error(call, ["custom"], parse_usage(usage))
     # Back to text, since that is what an answer by a schema is everywhere else; the content of a server that was asked
     # for no JSON is left alone, and told as what it is.
     if isinstance(message.get("content"), Mapping) and _wants_json(call):
         message = {**message, "content": compact(message["content"])}
-    content = (*_parts(message, call.provider, model), *_sources(data, message))
+    content = (*_decode_parts(message, call.provider, model), *_decode_sources(data, message))
     raw = text_at(choice, "finish_reason") or None
     if raw in GAVE_UP:
-        raise given_up(call, f"it ended with {raw!r}", usage_of(usage))
-    return reply_of(
+        raise make_given_up_error(call, f"it ended with {raw!r}", parse_usage(usage))
+    return make_reply(
         content,
         call,
         model,
         stop=STOPS.get(raw or ""),
         raw=raw,
-        usage=usage_of(usage),
+        usage=parse_usage(usage),
         answered=text_at(data, "model"),
         request_id=request_id,
         kept=_extra_members(data, choice, message),
-        cost=_cost(usage, message),
+        cost=_find_cost(usage, message),
     )
 
 
@@ -147,24 +159,24 @@ def _wants_json(call: RequestLabel) -> bool:
     settings = None if call.request is None else call.request.settings
     if settings is None:
         return False
-    body = object_in(settings.extra, "body")
+    body = find_object(settings.extra, "body")
     return settings.response_schema is not None or "response_format" in settings.extra or "response_format" in body
 
 
-def _cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
+def _find_cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
     """Return what the service, or the gateway before it, says that a reply cost; Vercel's tells it beside the message."""
     # What the service says was paid wins over any table of prices: it knows discounts, caches and which of its own
     # providers answered. With `is_byok` (the caller's own key behind OpenRouter) what it states is its own fee or
     # nothing, and the tokens are billed elsewhere: then there is no cost that could be said, which is `None` and not 0.
     # `Decimal` all the way: sums of cents in floats drift.
-    stated = billed(usage)
+    stated = find_stated_cost(usage)
     if stated is not None or (isinstance(usage, Mapping) and usage.get("is_byok") is True):
         return stated
-    beside = object_in(message, "provider_metadata", "gateway")
-    return written_dollars(beside.get("cost"))
+    beside = find_object(message, "provider_metadata", "gateway")
+    return parse_dollar_text(beside.get("cost"))
 
 
-def _raw_usage(data: Mapping[str, object]) -> object:
+def _find_raw_usage(data: Mapping[str, object]) -> object:
     """Return the usage, which Groq used to put elsewhere in streams (ecosystem:EC109)."""
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
@@ -178,29 +190,31 @@ def _extra_members(data: Mapping[str, object], choice: Mapping[str, object], mes
         "native_finish_reason": choice.get("native_finish_reason"),
         "content_filter_results": choice.get("content_filter_results"),
         "annotations": message.get("annotations"),
-        "images": [image for image in seen(message, "images") if _image(image, {}) is None],
+        "images": [image for image in find_objects(message, "images") if _decode_image(image, {}) is None],
         "logprobs": choice.get("logprobs"),
-        "audio": _unheard(message.get("audio")),
+        "audio": _find_unreadable_audio(message.get("audio")),
     }
-    kept: Json = {"id": data.get("id"), "usage": _raw_usage(data), **kept_of(data, *KEPT)}
+    kept: Json = {"id": data.get("id"), "usage": _find_raw_usage(data), **select_members(data, *KEPT)}
     kept.update({name: value for name, value in more.items() if value})
-    return {**kept, **_newer(data, choice, message)}
+    return {**kept, **_collect_newer_members(data, choice, message)}
 
 
-def _newer(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
+def _collect_newer_members(
+    data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
+) -> Json:
     """Return what a reply holds that is newer than this package, and by name the choices that are not taken."""
-    of_message = newer_in(message, IN_MESSAGE)
+    of_message = find_newer_members(message, IN_MESSAGE)
     of_message.update({name: message[name] for name in REASONING if isinstance(message.get(name), dict | list)})
     found = {
-        "more": newer_in(data, IN_REPLY),
-        "more_of_choice": newer_in(choice, IN_CHOICE),
+        "more": find_newer_members(data, IN_REPLY),
+        "more_of_choice": find_newer_members(choice, IN_CHOICE),
         "more_of_message": of_message,
         "unread": [f"choices[{index}]" for index in range(1, len(objects_at(data, "choices")))][:MAX_UNREAD_NAMES],
     }
     return {name: value for name, value in found.items() if value}
 
 
-def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+def _decode_parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
     parts: list[AssistantPart] = []
     mark: Json = {"provider": provider, "model": model}
     # Which of the two names a thought came under is remembered, because it has to go back under the same one: DeepSeek
@@ -212,85 +226,88 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
         parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
     # The order here is that in which the parts are shown and sent back: thoughts first, then what is said with its
     # sources, what was made, and the calls last, behind which only results may stand.
-    content = _content(message, mark)
+    content = _decode_content(message, mark)
     said = "".join([part.text for part in content if isinstance(part, TextPart)])
-    parts += [*content, *[_citation(note, said) for note in seen(message, "annotations") if "url_citation" in note]]
+    parts += [
+        *content,
+        *[_decode_citation(note, said) for note in find_objects(message, "annotations") if "url_citation" in note],
+    ]
     parts += _decode_media(message, mark)
     if refusal := text_at(message, "refusal"):
         parts.append(RefusalPart(refusal))
     calls = objects_at(message, "tool_calls")
-    parts += [_call(call, object_at(call, "function"), mark) for call in calls]
+    parts += [_decode_call(call, object_at(call, "function"), mark) for call in calls]
     # Some servers send a call in both forms, the older one repeating the newer.
-    legacy = None if calls else legacy_call(message)
-    return parts if legacy is None else [*parts, _call({}, legacy, {**mark, "legacy": True})]
+    legacy = None if calls else find_legacy_call(message)
+    return parts if legacy is None else [*parts, _decode_call({}, legacy, {**mark, "legacy": True})]
 
 
 def _is_custom(entry: Mapping[str, object]) -> bool:
     """Return whether an entry calls a custom tool; Snowflake's calls of functions hold such a call that says nothing."""
-    return entry.get("type") == "custom" or any(object_in(entry, "custom").values())
+    return entry.get("type") == "custom" or any(find_object(entry, "custom").values())
 
 
-def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
+def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
     found = {
         "id": text_at(entry, "id"),
-        "more": newer_in(entry, IN_CALL),
-        "more_of_function": newer_in(function, FUNCTION_MEMBERS),
+        "more": find_newer_members(entry, IN_CALL),
+        "more_of_function": find_newer_members(function, FUNCTION_MEMBERS),
     }
     data = {**mark, **{name: value for name, value in found.items() if value}}
-    return call_part(text_at(function, "name"), function.get("arguments"), data)
+    return make_call_part(text_at(function, "name"), function.get("arguments"), data)
 
 
 def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     """Return the images of OpenRouter, and the sound of OpenAI with its words (providers:PV52)."""
     parts: list[AssistantPart] = [
-        part for part in [_image(image, mark) for image in seen(message, "images")] if part is not None
+        part for part in [_decode_image(image, mark) for image in find_objects(message, "images")] if part is not None
     ]
     audio = message.get("audio")
     if not isinstance(audio, Mapping):
         return parts
-    said = word_at(audio, "transcript")
-    kept = newer_in(audio, IN_AUDIO)
-    sound = made_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
+    said = find_text(audio, "transcript")
+    kept = find_newer_members(audio, IN_AUDIO)
+    sound = make_media_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
     # Streams give bare samples, in which nothing says what they are; a file of another kind says so in its first bytes.
     if sound is not None:
         parts.append(attrs.evolve(sound, mime_type=PCM) if sound.mime_type == UNKNOWN else sound)
     return [*parts, *([TextPart(said)] if said else [])]
 
 
-def _unheard(audio: object) -> Json:
+def _find_unreadable_audio(audio: object) -> Json:
     """Return what is told of a sound that did not come, or cannot be read."""
-    if not isinstance(audio, Mapping) or made_part(audio.get("data"), "", {}) is not None:
+    if not isinstance(audio, Mapping) or make_media_part(audio.get("data"), "", {}) is not None:
         return {}
     return {name: value for name, value in audio.items() if name != "transcript" and value}
 
 
-def _image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
+def _decode_image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
     # Only data addresses are taken in; any other is left as an address, since a reply must not make this process fetch
     # what it names.
-    url = word_at(image, "image_url", "url")
+    url = find_text(image, "image_url", "url")
     head, found, data = url.removeprefix("data:").partition(";base64,")
     if url.startswith("data:"):
-        return made_part(data, head, mark) if found and head.startswith("image/") else None
+        return make_media_part(data, head, mark) if found and head.startswith("image/") else None
     return ImagePart(url, provider_data=freeze(mark)) if url else None
 
 
-def _sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[CitationPart]:
+def _decode_sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[CitationPart]:
     """Return the sources that stand beside the choices, as with Perplexity and xAI, but for those that the message cites."""
     # Two places may name the same page. One that the text cites says where it is used, which is more, so it is the one
     # that stays.
-    cited = {word_at(note, "url_citation", "url") for note in seen(message, "annotations")}
+    cited = {find_text(note, "url_citation", "url") for note in find_objects(message, "annotations")}
     told = data.get("citations")
     addresses = [url for url in told if isinstance(url, str)] if isinstance(told, list | tuple) else []
-    found = {word_at(result, "url"): result for result in seen(data, "search_results")}
+    found = {find_text(result, "url"): result for result in find_objects(data, "search_results")}
     return [
-        CitationPart(url, word_at(found.get(url), "title"), quote=word_at(found.get(url), "snippet"))
+        CitationPart(url, find_text(found.get(url), "title"), quote=find_text(found.get(url), "snippet"))
         for url in dict.fromkeys([*addresses, *found])
         if url and url not in cited
     ]
 
 
-def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
+def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     # Members of foreign JSON may be of any kind; here, where only a note beside the reply would be lost, a wrong one
     # counts as empty, and the reply is kept.
     cited = annotation["url_citation"]
@@ -299,10 +316,12 @@ def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     # the source never had.
     start, end = cited.get("start_index"), cited.get("end_index")
     said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
-    return CitationPart(word_at(cited, "url"), word_at(cited, "title"), quote=word_at(cited, "content"), said=said)
+    return CitationPart(
+        find_text(cited, "url"), find_text(cited, "title"), quote=find_text(cited, "content"), said=said
+    )
 
 
-def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+def _decode_content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     content = message.get("content")
     # Three forms are in use: a text, a list of parts, and a list with texts in it. All of them become parts, and what
     # is of no known kind goes back as it came, to the server that sent it.
@@ -313,7 +332,7 @@ def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
         if isinstance(piece, str):
             parts.append(TextPart(piece))
         elif piece.get("type") == "text":
-            newer = newer_in(piece, IN_TEXT)
+            newer = find_newer_members(piece, IN_TEXT)
             parts.append(TextPart(piece["text"], provider_data=freeze({**mark, "more": newer}) if newer else None))
         elif piece.get("type") == "thinking":
             parts.append(ThinkingPart(_thought_text(piece), provider_data=freeze({**mark, "piece": piece})))
@@ -332,9 +351,9 @@ def _thought_text(piece: Mapping[str, object]) -> str:
     return "".join([text_at(part, "text") for part in objects_at(piece, "thinking")])
 
 
-def usage_of(raw: object) -> Usage | None:
+def parse_usage(raw: object) -> Usage | None:
     """Return the server's usage in our buckets; ``None`` when it does not say."""
-    return usage_in_totals(raw, "prompt_tokens", "completion_tokens", hits=CACHED)
+    return usage_from_totals(raw, "prompt_tokens", "completion_tokens", hits=CACHED)
 
 
 class ChatAccumulator(Accumulator):
@@ -349,7 +368,7 @@ class ChatAccumulator(Accumulator):
         # Texts grow as lists that are joined once at the end: to add to a string copies it each time, and a long reply
         # has ten thousand pieces.
         self._texts: dict[str, list[str]] = {}
-        self._contents: dict[str, list[_Piece]] = {}
+        self._contents: dict[str, list[_ContentPiece]] = {}
         self._lists: dict[str, list[Any]] = {}
         self._more: Json = {}
         self._more_texts: dict[str, list[str]] = {}
@@ -371,7 +390,7 @@ class ChatAccumulator(Accumulator):
     @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
-        return usage_of(_raw_usage(self._data))
+        return parse_usage(_find_raw_usage(self._data))
 
     def event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
@@ -385,12 +404,12 @@ class ChatAccumulator(Accumulator):
             self.done = self._finished or (self._chosen and self._calls.whole)
             return self._calls.end() if self.done and not self._finished else []
         chunk = read_json(data)
-        text = self._more_of_text(chunk) if self._around is not None and name != "error" else None
+        text = self._append_plain_text(chunk) if self._around is not None and name != "error" else None
         if text is not None:
             return [TextChunk(text)]
         self._around = None
         if chunk.get("error") or name == "error":
-            raise self._error_in_stream(chunk)
+            raise self._make_stream_error(chunk)
         named = self._data.get("id")
         # The last word counts for whatever stands in many chunks: usage is cumulative or comes with the last one.
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
@@ -401,14 +420,14 @@ class ChatAccumulator(Accumulator):
             # Nothing here asks for two choices, but a setting of an author's own may. Mixed into the first one they
             # would make nonsense; so they are named as not read.
             if index := choice.get("index"):
-                self._skip(f"choices[{index}]")
+                self._record_unread(f"choices[{index}]")
                 continue
             self._chosen = True
             deltas += self._take(choice)
-        self._learn(chunk)
+        self._store_chunk_frame(chunk)
         return deltas
 
-    def _learn(self, chunk: Json) -> None:
+    def _store_chunk_frame(self, chunk: Json) -> None:
         """Remember what stands around a piece of text that nothing else comes with: the next one has the same around it."""
         choices = chunk.get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or self._finished or "content" in self._contents:
@@ -418,7 +437,7 @@ class ChatAccumulator(Accumulator):
             self._around = {**chunk, "choices": None, "obfuscation": None}
             self._beside = {**choice, "delta": None}
 
-    def _more_of_text(self, chunk: Json) -> str | None:
+    def _append_plain_text(self, chunk: Json) -> str | None:
         """
         Take *chunk* if all that is new in it is more text, and return that, else ``None``.
 
@@ -441,12 +460,13 @@ class ChatAccumulator(Accumulator):
         return text
 
     def _take(self, choice: Mapping[str, object]) -> list[ModelDelta]:
+        """Apply the first choice of a chunk, and return its deltas."""
         if choice.get("error"):
-            raise body_failure({"error": choice["error"]}, None, {}, self._call)
-        deltas = self._delta(object_at(choice, "delta"))
+            raise error_from_body({"error": choice["error"]}, None, {}, self._call)
+        deltas = self._apply_delta(object_at(choice, "delta"))
         self._choice.update({key: value for key, value in choice.items() if key != "delta" and value is not None})
         for name in ("content", "refusal"):
-            if tokens := seen(choice, "logprobs", name):
+            if tokens := find_objects(choice, "logprobs", name):
                 self._likely.setdefault(name, []).extend(tokens)
         # Only the first: gateways repeat it, and a second end of the calls would be told twice to who watches.
         if choice.get("finish_reason") and not self._finished:
@@ -454,7 +474,7 @@ class ChatAccumulator(Accumulator):
             deltas += self._calls.end()
         return deltas
 
-    def _delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
+    def _apply_delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
         deltas: list[ModelDelta] = []
         # vLLM says each thought under both names.
         member = next((name for name in REASONING if delta.get(name) and isinstance(delta[name], str)), "")
@@ -465,22 +485,22 @@ class ChatAccumulator(Accumulator):
         for name in ("content", "refusal"):
             value = delta.get(name)
             if isinstance(value, list):
-                deltas += self._pieces(name, value)
+                deltas += self._append_pieces(name, value)
             # Once a list has come for this member, a text that follows is one more piece of it, or the order would be
             # lost.
             elif value and name in self._contents:
-                deltas += self._pieces(name, [{"type": "text", "text": text_at(delta, name)}])
+                deltas += self._append_pieces(name, [{"type": "text", "text": text_at(delta, name)}])
             elif text := text_at(delta, name):
                 self._texts.setdefault(name, []).append(text)
                 deltas.append(TextChunk(text))
         for name in LISTS:
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
-        deltas += self._hear(object_at(delta, "audio"))
-        self._keep(delta)
-        return deltas + self._calls.take(self._call_pieces(delta))
+        deltas += self._append_audio(object_at(delta, "audio"))
+        self._store_newer_members(delta)
+        return deltas + self._calls.take(self._find_call_entries(delta))
 
-    def _keep(self, delta: Mapping[str, Any]) -> None:
+    def _store_newer_members(self, delta: Mapping[str, Any]) -> None:
         """Keep what is newer than this package, or not read in pieces: texts and lists grow, anything else is replaced."""
         for name, value in delta.items():
             if name in IN_MESSAGE and not (name in NOT_IN_PIECES and isinstance(value, dict | list)):
@@ -495,9 +515,9 @@ class ChatAccumulator(Accumulator):
             elif value is not None:
                 self._more[name] = value
 
-    def _call_pieces(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
+    def _find_call_entries(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
         """Return the pieces of calls; one of the form before ``tool_calls`` only where there are none of these, which repeat it."""
-        calls, legacy = objects_at(delta, "tool_calls"), legacy_call(delta)
+        calls, legacy = objects_at(delta, "tool_calls"), find_legacy_call(delta)
         # Which calls these are cannot be told any more, and to carry out the wrong one is worse than to ask again.
         if calls and self._legacy:
             self._refuse_stream("tool_calls behind a function_call")
@@ -506,20 +526,20 @@ class ChatAccumulator(Accumulator):
         self._legacy = True
         return [{"index": 0, "function": legacy}]
 
-    def _hear(self, audio: Mapping[str, object]) -> list[ModelDelta]:
+    def _append_audio(self, audio: Mapping[str, object]) -> list[ModelDelta]:
         """Take a piece of sound, each of which is base64 for itself, and of its words."""
-        said, data = word_at(audio, "transcript"), word_at(audio, "data")
-        self._audio.update(newer_in(audio, IN_AUDIO))
+        said, data = find_text(audio, "transcript"), find_text(audio, "data")
+        self._audio.update(find_newer_members(audio, IN_AUDIO))
         if said:
             self._texts.setdefault("transcript", []).append(said)
         if data:
             self._sound.append(data)
         return [TextChunk(said)] if said else []
 
-    def _pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
+    def _append_pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
         """Take a list in place of a text; text that came before it is its first piece."""
         before = "".join(self._texts.pop(name, []))
-        kept = self._contents.setdefault(name, [_Piece({"type": "text"}, [before])] if before else [])
+        kept = self._contents.setdefault(name, [_ContentPiece({"type": "text"}, [before])] if before else [])
         deltas: list[ModelDelta] = []
         for given in pieces:
             piece = {"type": "text", "text": given} if isinstance(given, str) else given
@@ -533,7 +553,7 @@ class ChatAccumulator(Accumulator):
                 last.texts.append(text)
                 last.data.update(piece)
             else:
-                kept.append(_Piece(dict(piece), [text]))
+                kept.append(_ContentPiece(dict(piece), [text]))
             if text:
                 deltas.append(ThinkingChunk(text) if thinks else TextChunk(text))
         return deltas
@@ -543,15 +563,15 @@ class ChatAccumulator(Accumulator):
         Return the reply. A finish reason and the end of the body are enough, and so is ``[DONE]`` behind whole calls.
 
         Raises:
-            TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP21).
+            TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP20).
         """
         # SDKs take a body that just ends for a whole reply, half a call included (reliability:MP20). A finish reason
         # makes it whole, also without `[DONE]`, which several servers never send; but where the connection broke behind
         # it, the calls have to parse.
         if not (self.done or (self._finished and (clean or self._calls.complete))):
-            self._truncated("its finish reason is missing")
+            self._raise_truncated("its finish reason is missing")
         self.done = True
-        message: Json = {**self._more, **_texts_of(self._more_texts), **_texts_of(self._texts)}
+        message: Json = {**self._more, **_join_texts(self._more_texts), **_join_texts(self._texts)}
         message.update(self._lists)
         message.update({name: [piece.whole() for piece in pieces] for name, pieces in self._contents.items()})
         if self._audio or self._sound or "transcript" in message:
@@ -572,12 +592,12 @@ class ChatAccumulator(Accumulator):
         return self._decode_message({**self._data, "choices": [choice]})
 
 
-def _texts_of(pieces: Mapping[str, list[str]]) -> Json:
+def _join_texts(pieces: Mapping[str, list[str]]) -> Json:
     return {name: "".join(texts) for name, texts in pieces.items()}
 
 
 @frozen
-class _Piece:
+class _ContentPiece:
     """
     A piece of a content list.
 
@@ -603,7 +623,7 @@ class _Piece:
 def _join_base64(pieces: list[str]) -> str:
     """Return one base64 text of several; ``""`` when one of them is not base64."""
     try:
-        return base64_of(b"".join([base64.b64decode(piece, validate=True) for piece in pieces]))
+        return encode_base64(b"".join([base64.b64decode(piece, validate=True) for piece in pieces]))
     except ValueError:
         return ""
 
@@ -620,7 +640,7 @@ def _merge_reasoning(details: list[Json]) -> list[Json]:
         texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
         # A signature ends an item; several may have one index, and the last piece may be a signature alone.
         is_end = bool(detail.get("signature")) and not any(map(detail.get, (*TEXTS, "data")))
-        goes_on = bool(items) and _is_of(last, detail, is_end=is_end) and (bool(texts) or is_end)
+        goes_on = bool(items) and _continues_item(last, detail, is_end=is_end) and (bool(texts) or is_end)
         if not goes_on or (last.get("signature") and (is_end or any(texts.values()))):
             items.append(dict(detail))
             grown.append({name: [text] for name, text in texts.items()})
@@ -636,7 +656,7 @@ def _merge_reasoning(details: list[Json]) -> list[Json]:
     ]
 
 
-def _is_of(item: Json, piece: Json, *, is_end: bool) -> bool:
+def _continues_item(item: Json, piece: Json, *, is_end: bool) -> bool:
     """Return whether *piece* is of the *item* before it; one that ends it need not repeat its number."""
     if item.get("type") != piece.get("type"):
         return False

@@ -36,35 +36,33 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
-from stepengine.models._json import utf8
+from stepengine.models._json import encode_utf8
 from stepengine.models._wire import (
     MADE,
     NUDGE,
-    arguments_of,
-    base64_of,
-    cannot_take,
-    check_holder,
+    call_arguments,
+    check_file_provider,
+    choose_wire_ids,
+    continues_text,
     data_url,
     document_text,
-    encoded,
+    encode_base64,
+    encode_json,
+    encode_turns,
     file_name,
-    goes_on,
     is_own,
     is_paused,
     joined,
-    kind_of,
-    made_by_model,
+    list_generated_media,
+    make_unsupported_part_error,
+    media_kind,
     media_label,
+    remove_blank_texts,
     result_text,
     safe_name,
-    spoken,
-    turns_of,
-    wire_ids,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
-
-__all__ = ("Flags", "encode_message", "encode_messages")
 
 ID_CHARS = 9
 """Mistral demands nine letters and digits (ecosystem:EC83)."""
@@ -74,9 +72,9 @@ Json = dict[str, Any]
 
 
 @frozen
-class Flags:
+class ChatEncodeOptions:
     """
-    What the encoded form of a message depends on beside the message.
+    The options that the encoded form of a message depends on.
 
     Attributes:
         preset: The server's ways; its name is the provider whose ids and parts are sent back.
@@ -104,26 +102,28 @@ class ChatEncoded(BaseTurn):
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
-def encode_messages(request: ModelRequest, flags: Flags, *, bridged: bool = False, mark: bytes | None = None) -> bytes:
+def encode_messages(
+    request: ModelRequest, flags: ChatEncodeOptions, *, bridged: bool = False, mark: bytes | None = None
+) -> bytes:
     """
     Return the ``messages`` array: system prompt, history and tail.
 
     *bridged* puts a short message of the assistant between a tool's result and a message of the user. *mark* stands at the
     system prompt and at the last message, so that what is before them is cached (providers:PV66).
     """
-    joiner = _Joiner(request.system_prompt, bridged=bridged, mark=mark)
-    for turn in turns_of(request, flags, encode_message):
+    joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
+    for turn in encode_turns(request, flags, encode_message):
         joiner.add(turn)
     return joiner.joined(nudge=not is_paused(request))
 
 
-class _Joiner:
+class _ChatJoiner:
     """Puts encoded messages in a row, merges user messages and moves media behind the results of a batch."""
 
     def __init__(self, system_prompt: str, *, bridged: bool, mark: bytes | None) -> None:
         self._bridged = bridged
         self._mark = b"" if mark is None else b',"cache_control":' + mark
-        self._out = [self._system(system_prompt)] if system_prompt else []
+        self._out = [self._encode_system_prompt(system_prompt)] if system_prompt else []
         self._user: list[ChatEncoded] = []
         self._ids: Mapping[str, bytes] = {}
         self._legacy = b""
@@ -142,38 +142,38 @@ class _Joiner:
             return
         self._ids, self._legacy = turn.ids, turn.legacy
         if turn.body:
-            self._flush()
+            self._flush_user()
             # Two messages of the assistant in a row are refused by several servers, and joined they would be one that
             # it never said.
             if self._role == "assistant":
                 self._user.append(NUDGE_TURN)
-                self._flush()
+                self._flush_user()
             self._out.append(turn.body)
             self._role = "assistant"
         if turn.after:
             self._user.append(ChatEncoded("user", turn.after, plain=False))
 
     def _answer(self, call_id: str) -> bytes:
-        """Return how the answer of a call begins."""
+        """Return the beginning of the encoded result of a call."""
         if self._legacy:
             return b'{"role":"function","name":' + self._legacy
         return b'{"role":"tool","tool_call_id":' + self._ids[call_id]
 
-    def _system(self, text: str) -> bytes:
+    def _encode_system_prompt(self, text: str) -> bytes:
         if not self._mark:
-            return encoded({"role": "system", "content": text})
-        return b'{"role":"system","content":[{"type":"text","text":' + encoded(text) + self._mark + b"}]}"
+            return encode_json({"role": "system", "content": text})
+        return b'{"role":"system","content":[{"type":"text","text":' + encode_json(text) + self._mark + b"}]}"
 
-    def _flush(self, mark: bytes = b"") -> None:
+    def _flush_user(self, mark: bytes = b"") -> None:
         turns = self._user
         if not turns:
             return
         if self._bridged and self._role == "tool":
             self._out.append(BRIDGE)
         if len(turns) == 1 and turns[0].plain and not mark:
-            content = b'"' + _inside(turns[0].body) + b'"'
+            content = b'"' + _strip_quotes(turns[0].body) + b'"'
         else:
-            parts = b",".join([TEXT + _inside(t.body) + b'"}' if t.plain else t.body for t in turns])
+            parts = b",".join([TEXT + _strip_quotes(t.body) + b'"}' if t.plain else t.body for t in turns])
             content = b"[" + parts[:-1] + mark + b"}]"
         self._out.append(b'{"role":"user","content":' + content + b"}")
         self._user = []
@@ -182,10 +182,10 @@ class _Joiner:
     def joined(self, *, nudge: bool) -> bytes:
         if self._mark and self._role == "tool" and not self._user:
             self._mark_result()
-        self._flush(self._mark)
+        self._flush_user(self._mark)
         if not self._role or (nudge and self._role == "assistant"):
             self._user.append(NUDGE_TURN)
-            self._flush(self._mark)
+            self._flush_user(self._mark)
         return b"[" + b",".join(self._out) + b"]"
 
     def _mark_result(self) -> None:
@@ -197,11 +197,11 @@ class _Joiner:
 
 TEXT = b'{"type":"text","text":"'
 # Mistral answers 400, code 3230, "Unexpected role 'user' after role 'tool'".
-BRIDGE = encoded({"role": "assistant", "content": "OK"})
-NUDGE_TURN = ChatEncoded("user", encoded(NUDGE))
+BRIDGE = encode_json({"role": "assistant", "content": "OK"})
+NUDGE_TURN = ChatEncoded("user", encode_json(NUDGE))
 
 
-def _inside(text: bytes) -> bytes:
+def _strip_quotes(text: bytes) -> bytes:
     """Return an encoded JSON text without its quotes."""
     return text[1:-1]
 
@@ -209,36 +209,38 @@ def _inside(text: bytes) -> bytes:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> ChatEncoded:
+def encode_message(message: Message, flags: ChatEncodeOptions, *, own_ids: bool = True) -> ChatEncoded:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
-            return _user(message, flags)
+            return _encode_user(message, flags)
         case AssistantMessage():
-            return _assistant(message, flags, own_ids)
+            return _encode_assistant(message, flags, own_ids)
         case ToolMessage():
-            return _result(message, flags)
+            return _encode_result(message, flags)
         case _ as never:
             assert_never(never)
 
 
-def _user(message: UserMessage, flags: Flags) -> ChatEncoded:
-    parts = spoken(message.content)
+def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
+    parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return ChatEncoded("user", encoded(parts[0].text))
-    return ChatEncoded("user", joined([_content(part, flags) for part in parts]), plain=False)
+        return ChatEncoded("user", encode_json(parts[0].text))
+    return ChatEncoded("user", joined([_encode_content(part, flags) for part in parts]), plain=False)
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
+def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
     provider = flags.preset.name
-    ids = wire_ids(message.tool_calls, provider, own=own_ids, make=_nine if flags.preset.nine_letter_ids else None)
-    body: Json = {"role": "assistant", "content": _assistant_content(message.content, flags)}
+    ids = choose_wire_ids(
+        message.tool_calls, provider, own=own_ids, make=_make_nine_char_id if flags.preset.nine_letter_ids else None
+    )
+    body: Json = {"role": "assistant", "content": _encode_assistant_content(message.content, flags)}
     refusal = "".join([part.text for part in message.content if isinstance(part, RefusalPart)])
     if refusal and flags.preset.refusals:
         body["refusal"] = refusal
     for part in message.content:
-        body.update(_thinking(part, flags))
-    calls = [_call(part, ids, flags) for part in message.tool_calls]
+        body.update(_encode_thinking(part, flags))
+    calls = [_encode_call(part, ids, flags) for part in message.tool_calls]
     legacy = len(calls) == 1 and _is_legacy(message.tool_calls[0], flags)
     if calls:
         body.update({"function_call": calls[0]["function"]} if legacy else {"tool_calls": calls})
@@ -250,25 +252,25 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> ChatEn
     member = flags.preset.reasoning_with_calls
     if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
         body.setdefault(member, "")
-    made = made_by_model(message)
-    after = joined([{"type": "text", "text": MADE}, *[_media(part, flags) for part in made]]) if made else b""
+    made = list_generated_media(message)
+    after = joined([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
         return ChatEncoded("assistant", b"", after=after)
     return ChatEncoded(
         "assistant",
-        encoded(body),
-        ids={ours: encoded(theirs) for ours, theirs in ids.items()},
+        encode_json(body),
+        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
-        legacy=encoded(calls[0]["function"]["name"]) if legacy else b"",
+        legacy=encode_json(calls[0]["function"]["name"]) if legacy else b"",
     )
 
 
-def _nine(call_id: str) -> str:
+def _make_nine_char_id(call_id: str) -> str:
     """Return an id of nine letters and digits, as Mistral demands them (ecosystem:EC83)."""
-    return hashlib.sha256(utf8(call_id)).hexdigest()[:ID_CHARS]
+    return hashlib.sha256(encode_utf8(call_id)).hexdigest()[:ID_CHARS]
 
 
-def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> object:
+def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeOptions) -> object:
     """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
     pieces: list[str | Json] = []
     before: AssistantPart | None = None
@@ -276,12 +278,12 @@ def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> object:
     for part in parts:
         if isinstance(part, CitationPart):
             continue
-        text = _visible(part, flags)
-        own = _own_piece(part, flags)
+        text = _find_visible_text(part, flags)
+        own = _encode_own_piece(part, flags)
         if own is not None:
             pieces.append(own)
         elif text and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += text if goes_on(before, part) or thought else f"\n\n{text}"
+            pieces[-1] += text if continues_text(before, part) or thought else f"\n\n{text}"
         elif text:
             pieces.append(text)
         # What the model wrote before it answered, with the blanks behind it.
@@ -291,7 +293,7 @@ def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> object:
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
 
 
-def _own_piece(part: AssistantPart, flags: Flags) -> Json | None:
+def _encode_own_piece(part: AssistantPart, flags: ChatEncodeOptions) -> Json | None:
     """Return a part of the content list that only this provider understands."""
     if isinstance(part, OpaquePart):
         return dict(part.data) if part.provider == flags.preset.name else None
@@ -301,7 +303,7 @@ def _own_piece(part: AssistantPart, flags: Flags) -> Json | None:
     return dict(data["piece"]) if data.get("piece") else None
 
 
-def _visible(part: AssistantPart, flags: Flags) -> str:
+def _find_visible_text(part: AssistantPart, flags: ChatEncodeOptions) -> str:
     match part:
         case TextPart():
             return part.text
@@ -319,12 +321,12 @@ def _visible(part: AssistantPart, flags: Flags) -> str:
             assert_never(never)
 
 
-def _is_tagged(flags: Flags) -> bool:
+def _is_tagged(flags: ChatEncodeOptions) -> bool:
     tagged = flags.preset.tagged_thoughts
     return bool(tagged and re.fullmatch(tagged, flags.model))
 
 
-def _thinking(part: AssistantPart, flags: Flags) -> Json:
+def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
     """Return the members in which thinking goes back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
     if not isinstance(part, ThinkingPart) or not is_own(data := part.provider_data, flags.preset.name, flags.model):
         return {}
@@ -336,20 +338,20 @@ def _thinking(part: AssistantPart, flags: Flags) -> Json:
     return members
 
 
-def _call(part: ToolCallPart, ids: Mapping[str, str], flags: Flags) -> Json:
+def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
     data = part.provider_data
     own = data if is_own(data, flags.preset.name, flags.model) else {}
-    name, arguments = safe_name(part.tool_name), utf8(compact(arguments_of(part))).decode()
+    name, arguments = safe_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
     function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
     return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
 
 
-def _is_legacy(part: ToolCallPart, flags: Flags) -> bool:
+def _is_legacy(part: ToolCallPart, flags: ChatEncodeOptions) -> bool:
     data = part.provider_data
     return is_own(data, flags.preset.name) and data.get("legacy") is True
 
 
-def _result(message: ToolMessage, flags: Flags) -> ChatEncoded:
+def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     text = result_text(message)
     moved: list[Json] = []
@@ -357,26 +359,26 @@ def _result(message: ToolMessage, flags: Flags) -> ChatEncoded:
     # between a result and the next one nothing may stand.
     if media:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
-        moved = [{"type": "text", "text": media_label(message)}, *[_content(part, flags) for part in media]]
-    body = b',"content":' + encoded(text) + b"}"
+        moved = [{"type": "text", "text": media_label(message)}, *[_encode_content(part, flags) for part in media]]
+    body = b',"content":' + encode_json(text) + b"}"
     return ChatEncoded("tool", body, call_id=message.tool_call_id, after=joined(moved))
 
 
-def _content(part: ResultPart, flags: Flags) -> Json:
+def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:
     match part:
         case TextPart() | ToolReferencePart():
             return {"type": "text", "text": part.text}
         case JsonPart():
             return {"type": "text", "text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _media(part, flags)
+            return _encode_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
-    preset, kind = flags.preset, kind_of(part)
-    check_holder(preset.name, part)
+def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
+    preset, kind = flags.preset, media_kind(part)
+    check_file_provider(preset.name, part)
     if kind == "text" and part.data is not None:
         return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
@@ -385,15 +387,15 @@ def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
         return {"type": "video_url", "video_url": {"url": data_url(part)}}
     sound = SOUNDS.get(part.mime_type)
     if sound and preset.takes_audio and part.data is not None:
-        data = base64_of(part.data) if preset.takes_audio == "bytes" else data_url(part)
+        data = encode_base64(part.data) if preset.takes_audio == "bytes" else data_url(part)
         return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
-    pdf = _pdf(part, preset) if kind == "pdf" else None
+    pdf = _encode_pdf(part, preset) if kind == "pdf" else None
     if pdf is None:
-        raise cannot_take(preset.name, part, f"it takes {_describe_accepted(preset)}")
+        raise make_unsupported_part_error(preset.name, part, f"it takes {_describe_accepted(preset)}")
     return pdf
 
 
-def _pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
+def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}} if preset.holds_files else None
     if preset.takes_files == "link":

@@ -14,25 +14,20 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
-from stepengine.models._schemas import plain_schema, strict_form
-from stepengine.models._settings import DROPPED, Way, WireSettings, cache_members, located, no_tool, said_of
-from stepengine.models._thinking import ThinkingRequest, asked_in_chat
-from stepengine.models._wire import encoded, join_members, members_of, schema_name, tool_choice_of
-from stepengine.models.openai_chat.encode import Flags, encode_messages
-from stepengine.models.presets import Preset
-
-__all__ = (
-    "encode",
-    "encode_plain_tool",
-    "encode_strict_tool",
-    "encode_tool",
-    "is_undemanded",
-    "offered",
-    "promises",
-    "said_by",
-    "takes_stops",
-    "thinking_of",
+from stepengine.models._schemas import make_strict_schema, plain_schema
+from stepengine.models._settings import (
+    DROPPED,
+    Way,
+    WireSettings,
+    cache_members,
+    convert_settings,
+    encode_location,
+    make_unsupported_tool_error,
 )
+from stepengine.models._thinking_levels import ThinkingRequest, thinking_for_chat
+from stepengine.models._wire import encode_json, encode_members, join_members, resolve_tool_choice, schema_name
+from stepengine.models.openai_chat.encode import ChatEncodeOptions, encode_messages
+from stepengine.models.presets import Preset
 
 WORDS = frozenset({"auto", "none", "required"})
 MARKED = re.compile(r"~?anthropic/")
@@ -60,31 +55,31 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
             thinking asks for none.
     """
     settings = request.settings
-    said = said_by(request, model, preset)
+    said = encode_settings(request, model, preset)
     optional = {
         "model": model,
         preset.limit_member: settings.max_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
-        "stop": (list(settings.stop_sequences) or None) if takes_stops(preset, model) else None,
-        "tool_choice": _tool_choice(request, preset) if request.tools or "tools" in said.members else None,
-        "parallel_tool_calls": _parallel(request, preset),
-        "response_format": _response_format(settings.response_schema, strict=promises(preset, model)),
+        "stop": (list(settings.stop_sequences) or None) if supports_stop_sequences(preset, model) else None,
+        "tool_choice": _encode_tool_choice(request, preset) if request.tools or "tools" in said.members else None,
+        "parallel_tool_calls": _encode_parallel_calls(request, preset),
+        "response_format": _response_format(settings.response_schema, strict=supports_strict(preset, model)),
         "stream": True if stream else None,
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
-        **thinking_of(request, model, preset, off=after == FORCED_THINKING).members,
+        **make_thinking_request(request, model, preset, off=after == FORCED_THINKING).members,
         **said.members,
     }
-    members = members_of(request, optional, tools)
+    members = encode_members(request, optional, tools)
     if members.get("tools") == NO_TOOLS:
         del members["tools"]
     bridged = bool(preset.bridged and re.fullmatch(preset.bridged, model))
-    mark = _mark(settings.cache, model, preset)
+    mark = _make_cache_mark(settings.cache, model, preset)
     members["messages"] = encode_messages(
         request,
-        Flags(preset, "" if after == INVALID_SIGNATURE else model),
+        ChatEncodeOptions(preset, "" if after == INVALID_SIGNATURE else model),
         bridged=bridged,
-        mark=None if mark is None else encoded(mark),
+        mark=None if mark is None else encode_json(mark),
     )
     return join_members(members)
 
@@ -92,36 +87,36 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
 NO_TOOLS = b"[]"
 
 
-def said_by(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return what the settings of a request become that only some services know."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
-        "logprobs": lambda most: _logprobs(most) if preset.logprobs else None,
+        "logprobs": lambda most: _encode_logprobs(most) if preset.logprobs else None,
         "store": lambda keep: {"store": keep} if preset.keeps else None,
-        "cache": lambda lifetime: _cache(lifetime, model, preset),
+        "cache": lambda lifetime: _encode_cache(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
-        "server_tools": lambda items: _server_tools(items, model, preset),
+        "server_tools": lambda items: _encode_server_tools(items, model, preset),
     }
-    return said_of(request.settings, ways)
+    return convert_settings(request.settings, ways)
 
 
 def _member_if_set(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
-def _logprobs(most: int) -> Json:
+def _encode_logprobs(most: int) -> Json:
     return {"logprobs": True, "top_logprobs": most} if most else {"logprobs": True}
 
 
-def _cache(lifetime: str, model: str, preset: Preset) -> Json | None:
+def _encode_cache(lifetime: str, model: str, preset: Preset) -> Json | None:
     """Return how long a prompt shall be cached, beside the marks in the messages; ``None`` when that cannot be said."""
     if preset.cache_marks and re.fullmatch(preset.cache_marks, model):
         return {}
     return cache_members(lifetime, model, preset)
 
 
-def _mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
+def _make_cache_mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
     """Return the mark of what shall be cached; for Claude behind a gateway there is one unless it is switched off."""
     if not preset.cache_marks or not re.fullmatch(preset.cache_marks, model):
         return None
@@ -129,38 +124,44 @@ def _mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
     return dict(MARKS[wanted]) if wanted in MARKS else None
 
 
-def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset) -> Json:
+def _encode_server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset) -> Json:
     """Return the tools of the provider, of which this wire knows web search alone."""
     members: Json = {}
     for item in items:
         if not isinstance(item, WebSearch):
-            raise no_tool(item, model, preset.name)
+            raise make_unsupported_tool_error(item, model, preset.name)
         dropped: list[str] = []
         if preset.name == "openrouter":
-            members["tools"] = [_gateway_search(item, model)]
+            members["tools"] = [_encode_openrouter_search(item, model)]
         elif item.allowed_domains or item.blocked_domains:
-            raise no_tool(item, model, preset.name, "its search cannot be held to domains or kept from them")
+            raise make_unsupported_tool_error(
+                item, model, preset.name, "its search cannot be held to domains or kept from them"
+            )
         elif preset.name in OPENAI_ITSELF and SEARCHES.match(model):
             place = {} if item.location is None else {"type": "approximate", "approximate": item.location}
             members["web_search_options"] = {"user_location": place} if place else {}
             dropped = ["server_tools.max_uses"] if item.max_uses is not None else []
         else:
-            raise no_tool(item, model, preset.name)
+            raise make_unsupported_tool_error(item, model, preset.name)
         members[DROPPED] = dropped
     return members
 
 
-def _gateway_search(item: WebSearch, model: str) -> Json:
+def _encode_openrouter_search(item: WebSearch, model: str) -> Json:
     """Return OpenRouter's search, which it passes to the provider where that has one."""
     if item.allowed_domains and item.blocked_domains:
-        raise no_tool(item, model, "openrouter", "it takes allowed_domains or blocked_domains, not both")
+        raise make_unsupported_tool_error(
+            item, model, "openrouter", "it takes allowed_domains or blocked_domains, not both"
+        )
     if item.blocked_domains and model.startswith("openai/"):
-        raise no_tool(item, model, "openrouter", "blocked_domains are not kept with OpenAI's models")
+        raise make_unsupported_tool_error(
+            item, model, "openrouter", "blocked_domains are not kept with OpenAI's models"
+        )
     parameters = {
         "max_uses": item.max_uses,
         "allowed_domains": list(item.allowed_domains) or None,
         "excluded_domains": list(item.blocked_domains) or None,
-        "user_location": located(item.location),
+        "user_location": encode_location(item.location),
     }
     given = {name: value for name, value in parameters.items() if value is not None}
     return {"type": "openrouter:web_search", **({"parameters": given} if given else {})}
@@ -169,22 +170,22 @@ def _gateway_search(item: WebSearch, model: str) -> Json:
 OPENAI_ITSELF = frozenset({"openai_chat", "azure"})
 
 
-def takes_stops(preset: Preset, model: str) -> bool:
+def supports_stop_sequences(preset: Preset, model: str) -> bool:
     """Return whether stop sequences may be sent; else the reply is cut here."""
     return preset.stops and not (preset.name in OPENAI_ITSELF and WITHOUT_STOPS.match(model))
 
 
-def is_undemanded(request: ModelRequest, model: str, preset: Preset) -> bool:
+def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) -> bool:
     """Return whether a call is demanded of a server that cannot be told so, or of a model that has no tool to call."""
-    if tool_choice_of(request) in {None, "auto", "none"}:
+    if resolve_tool_choice(request) in {None, "auto", "none"}:
         return False
-    callable_ = request.tools or "tools" in said_by(request, model, preset).members
+    callable_ = request.tools or "tools" in encode_settings(request, model, preset).members
     return not preset.required_word or not callable_
 
 
-def offered(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
-    """Return the tools to offer: only the demanded one, where a server cannot be told to call it (ecosystem:EC107, ecosystem:EC108)."""
-    choice = tool_choice_of(request)
+def choose_offered_tools(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
+    """Return the tools to offer: only the demanded one, where a server cannot be told to call it (ecosystem:EC107)."""
+    choice = resolve_tool_choice(request)
     if choice == "none" and preset.quiet_none:
         return ()
     if preset.named_choice or choice is None or choice in WORDS:
@@ -201,7 +202,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 def encode_strict_tool(spec: ToolSpec) -> Json:
     """Return a tool definition that a server may promise to keep to, if it is asked for and can be."""
     tool = encode_tool(spec)
-    form = strict_form(spec.input_schema, "openai") if spec.strict else None
+    form = make_strict_schema(spec.input_schema, "openai") if spec.strict else None
     return tool if form is None else {**tool, "function": {**tool["function"], "parameters": form, "strict": True}}
 
 
@@ -211,8 +212,8 @@ def encode_plain_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(request: ModelRequest, preset: Preset) -> object:
-    choice = tool_choice_of(request)
+def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
+    choice = resolve_tool_choice(request)
     if choice == "none" and preset.quiet_none:
         return None
     if choice is None or choice in {"auto", "none"}:
@@ -222,14 +223,14 @@ def _tool_choice(request: ModelRequest, preset: Preset) -> object:
     return {"type": "function", "function": {"name": choice}}
 
 
-def _parallel(request: ModelRequest, preset: Preset) -> bool | None:
-    if not request.tools or (preset.quiet_none and tool_choice_of(request) == "none"):
+def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None:
+    if not request.tools or (preset.quiet_none and resolve_tool_choice(request) == "none"):
         return None
     asked = request.settings.parallel_tool_calls if preset.told_parallel else None
     return True if asked is None and preset.parallel else asked
 
 
-def promises(preset: Preset, model: str) -> bool:
+def supports_strict(preset: Preset, model: str) -> bool:
     """Return whether *model* may be asked to keep to a schema strictly."""
     return bool(preset.strict and re.fullmatch(preset.strict, model))
 
@@ -237,16 +238,16 @@ def promises(preset: Preset, model: str) -> bool:
 def _response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Json | None:
     if schema is None:
         return None
-    form = strict_form(schema, "openai") if strict else None
+    form = make_strict_schema(schema, "openai") if strict else None
     if form is not None:
         return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": form, "strict": True}}
     return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
 
 
-def thinking_of(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
+def make_thinking_request(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
     """Return what a request says of thinking; *off* is for one that was refused with it."""
-    demanded = tool_choice_of(request) not in {None, "auto", "none"}
-    asked = asked_in_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
+    demanded = resolve_tool_choice(request) not in {None, "auto", "none"}
+    asked = thinking_for_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
     given, only = request.settings.temperature, asked.members.get("temperature")
     if only is not None and given not in (None, only):
         return attrs.evolve(asked, note=f"{model} thinks at temperature {only} only; temperature={given} is not sent")

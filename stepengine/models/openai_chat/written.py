@@ -14,11 +14,9 @@ import attrs
 from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
-from stepengine.data.thoughts import TAGS, parted
-from stepengine.machine.blocks import of_codebuff
-from stepengine.models._json import call_part, read_json, utf8
-
-__all__ = ("WrittenThoughts", "with_written_calls", "with_written_thoughts")
+from stepengine.data.thoughts import TAGS, split_thoughts
+from stepengine.machine.blocks import read_codebuff_call
+from stepengine.models._json import encode_utf8, make_call_part, read_json
 
 OPEN = re.compile(r"<(tool_call|codebuff_tool_call)>")
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -28,7 +26,7 @@ CLOSED_BY = {**{f"<{tag}>": f"</{tag}>" for tag in TAGS}, BRACKETS[0]: BRACKETS[
 ENDED = frozenset({StopReason.END_TURN, StopReason.STOP_SEQUENCE, StopReason.TOOL_USE})
 
 
-def with_written_calls(reply: ModelReply) -> ModelReply:
+def parse_written_calls(reply: ModelReply) -> ModelReply:
     """
     Return *reply* with the blocks ``<tool_call>`` and ``<codebuff_tool_call>`` of its text as calls.
 
@@ -37,18 +35,18 @@ def with_written_calls(reply: ModelReply) -> ModelReply:
     """
     if reply.tool_calls or reply.stop_reason not in ENDED:
         return reply
-    data = _mark(reply)
-    content = [found for part in reply.content for found in _apart(part, data)]
+    data = _origin_members(reply)
+    content = [found for part in reply.content for found in _split_calls(part, data)]
     if not any(isinstance(part, ToolCallPart) for part in content):
         return reply
     return attrs.evolve(reply, content=tuple(content), stop_reason=StopReason.TOOL_USE)
 
 
-def _mark(reply: ModelReply) -> dict[str, object]:
+def _origin_members(reply: ModelReply) -> dict[str, object]:
     return {name: reply.provider_data[name] for name in ("provider", "model") if name in reply.provider_data}
 
 
-def with_written_thoughts(reply: ModelReply) -> ModelReply:
+def parse_written_thoughts(reply: ModelReply) -> ModelReply:
     """
     Return *reply* with the thoughts at the beginning of its text as a part of their own, which holds them as they were written.
 
@@ -61,9 +59,9 @@ def with_written_thoughts(reply: ModelReply) -> ModelReply:
             content.append(part)
             continue
         said = bool(part.text.strip())
-        thoughts, head = _thoughts_in(part.text)
+        thoughts, head = _split_thoughts(part.text)
         if head:
-            data = {**_mark(reply), "written": head}
+            data = {**_origin_members(reply), "written": head}
             content.append(ThinkingPart("\n\n".join(thoughts), provider_data=freeze(data)))
         rest = part.text[len(head) :]
         if rest.strip():
@@ -71,7 +69,7 @@ def with_written_thoughts(reply: ModelReply) -> ModelReply:
     return attrs.evolve(reply, content=tuple(content)) if content else reply
 
 
-def _thoughts_in(text: str) -> tuple[tuple[str, ...], str]:
+def _split_thoughts(text: str) -> tuple[tuple[str, ...], str]:
     """Return the thoughts with which *text* begins, and all of it that belongs to them; ``""`` when there are none."""
     begin, end = BRACKETS
     thoughts: tuple[str, ...]
@@ -80,16 +78,16 @@ def _thoughts_in(text: str) -> tuple[tuple[str, ...], str]:
         after = text.index(begin) + len(begin) + len(inside) + len(closed)
         thoughts, said = (inside.strip(),), text[after:].strip()
     else:
-        thoughts, said = parted(text)
+        thoughts, said = split_thoughts(text)
         if said == text:
             return (), ""
     whole = text.rstrip()
     return thoughts, whole[: len(whole) - len(said)] if said else text
 
 
-class WrittenThoughts:
+class WrittenThoughtFilter:
     """
-    Tells in the pieces of a stream the thoughts with which a text begins from what is said.
+    Separates the thoughts at the beginning of a streamed text from the answer.
 
     Those whose opening tag the server swallowed are known only when they end: a stream has shown them as text by then.
     """
@@ -101,15 +99,15 @@ class WrittenThoughts:
         self._is_behind = False
         self._said = False
 
-    def of(self, delta: ModelDelta) -> list[ModelDelta]:
-        """Return what *delta* is for those who watch; what may belong to a tag is held back."""
+    def convert_delta(self, delta: ModelDelta) -> list[ModelDelta]:
+        """Return the deltas that subscribers receive for *delta*. Text that may belong to a tag is held back."""
         if not isinstance(delta, TextChunk):
             return [delta] if isinstance(delta, ThinkingChunk) else [*self.end(), delta]
         if self._said:
             return [delta]
         if self._is_behind:
-            return self._behind(delta.text)
-        return self._inside(delta.text) if self._closing else self._before(delta.text)
+            return self._read_text(delta.text)
+        return self._read_thoughts(delta.text) if self._closing else self._read_start(delta.text)
 
     def end(self) -> list[ModelDelta]:
         """Return what was held back."""
@@ -119,37 +117,37 @@ class WrittenThoughts:
             return [ThinkingChunk(text)] if text else []
         return [TextChunk(text)] if begin else []
 
-    def _before(self, text: str) -> list[ModelDelta]:
+    def _read_start(self, text: str) -> list[ModelDelta]:
         self._held.append(text)
         self._begin = self._begin + text if self._begin else text.lstrip()
         opening = next((tag for tag in CLOSED_BY if self._begin.startswith(tag)), "")
         if opening:
             self._closing, inside = CLOSED_BY[opening], self._begin.removeprefix(opening)
             self._held, self._begin = [], ""
-            return self._inside(inside)
+            return self._read_thoughts(inside)
         if any(tag.startswith(self._begin) for tag in CLOSED_BY):
             return []
         self._said = True
         return self.end()
 
-    def _inside(self, text: str) -> list[ModelDelta]:
+    def _read_thoughts(self, text: str) -> list[ModelDelta]:
         text = "".join([*self._held, text])
         thought, closed, after = text.partition(self._closing)
         if closed:
             self._held, self._closing = [], ""
             thoughts: list[ModelDelta] = [ThinkingChunk(thought)] if thought else []
-            return thoughts + self._behind(after)
+            return thoughts + self._read_text(after)
         safe = len(text) - len(self._closing) + 1
         self._held = [text[max(0, safe) :]]
         return [ThinkingChunk(text[:safe])] if safe > 0 else []
 
-    def _behind(self, text: str) -> list[ModelDelta]:
+    def _read_text(self, text: str) -> list[ModelDelta]:
         said = text.lstrip()
         self._is_behind, self._said = True, bool(said)
         return [TextChunk(said)] if said else []
 
 
-def _apart(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
+def _split_calls(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
     if not isinstance(part, TextPart) or OPEN.search(part.text) is None:
         return [part]
     # Text, then the tag and what follows it, for every tag.
@@ -157,7 +155,7 @@ def _apart(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPar
     found: list[AssistantPart] = []
     for tag, block in zip(pieces[::2], pieces[1::2], strict=True):
         inside, _, after = block.partition(f"</{tag}>")
-        call = _call(tag, inside.strip(), data)
+        call = _parse_call(tag, inside.strip(), data)
         if call is None:
             text += f"<{tag}>{block}"
             continue
@@ -170,11 +168,11 @@ def _apart(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPar
     return found
 
 
-def _call(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | None:
+def _parse_call(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     if tag == "tool_call" and block.startswith(FUNCTION):
-        return _function(block, data)
+        return _parse_function_block(block, data)
     try:
-        value = read_json(utf8(block))
+        value = read_json(encode_utf8(block))
     except ValueError:
         return None
     if not isinstance(value, Mapping):
@@ -182,11 +180,11 @@ def _call(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | No
     if tag == "tool_call":
         name, given = value.get("name"), value.get("arguments", value.get("parameters"))
     else:
-        name, given = of_codebuff(value)
-    return call_part(name, given, data) if isinstance(name, str) and name else None
+        name, given = read_codebuff_call(value)
+    return make_call_part(name, given, data) if isinstance(name, str) and name else None
 
 
-def _function(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
+def _parse_function_block(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     head, *given = block.removesuffix("</function>").split(PARAMETER)
     name, closed, rest = head.removeprefix(FUNCTION).partition(">")
     if not closed or not name.strip() or rest.strip():
@@ -196,16 +194,16 @@ def _function(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
         key, closed, value = entry.partition(">")
         if not closed:
             return None
-        arguments[key.strip()] = _value(value.rstrip().removesuffix("</parameter>"))
-    return call_part(name.strip(), arguments, data)
+        arguments[key.strip()] = _parse_parameter(value.rstrip().removesuffix("</parameter>"))
+    return make_call_part(name.strip(), arguments, data)
 
 
-def _value(text: str) -> object:
+def _parse_parameter(text: str) -> object:
     """Return a parameter: an object or a list is JSON there, anything else a text between line breaks."""
     plain = text.removeprefix("\n").removesuffix("\n")
     if plain[:1] not in {"{", "["}:
         return plain
     try:
-        return read_json(utf8(plain))
+        return read_json(encode_utf8(plain))
     except ValueError:
         return plain

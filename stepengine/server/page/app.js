@@ -57,11 +57,11 @@ function Frame() {
     <nav class="side" aria-label="Studio">
       <a class="brand" href=${to(["runs"])} aria-label="stepengine studio"><img src="studio/icon.svg" alt="" width="22" height="22" /><span>stepengine</span></a>
       <ul>${VIEWS.filter((each) => each.nav !== false).map((each) => html`<li><a href=${to([each.id])} aria-current=${each === view ? "page" : undefined} title=${`g ${each.key}`}>${each.title}${each.id === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} open`}>${waiting > 99 ? "99+" : waiting}</span>` : null}</a></li>`)}</ul>
-      <div class="foot"><button type="button" class="quiet" onClick=${turnTheme} title="Light, dark, or as the system has it (t)">Theme</button><button type="button" class="quiet" onClick=${() => help(true)} title="Keys (?)">Keys</button><button type="button" class="quiet" onClick=${out}>Leave</button></div>
+      <div class="foot"><button type="button" class="quiet" onClick=${turnTheme} title="Light, dark, or system theme (t)">Theme</button><button type="button" class="quiet" onClick=${() => help(true)} title="Keys (?)">Keys</button><button type="button" class="quiet" onClick=${out}>Leave</button></div>
     </nav>
     <main id="content" tabindex="-1" class=${`view ${view.id}`}>
       ${open.error && open.error.status === 0 ? html`<p class="problem" role="status">${open.error.message}</p>` : null}
-      ${script ? html`<p class="scripted" role="note">A script answers here in place of models: <span class="mono">${script}</span>. No model is asked.</p>` : null}
+      ${script ? html`<p class="scripted" role="note">A script replaces the models here: <span class="mono">${script}</span>. No model is asked.</p>` : null}
       <${view.View} key=${view.id} parts=${parts.slice(1)} query=${query} inbox=${open} />
     </main>
     ${helps ? html`<${Keys} close=${() => help(false)} />` : null}

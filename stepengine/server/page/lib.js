@@ -73,7 +73,7 @@ async function asked(method, path, body, signal, headers = {}) {
     answer = await send(path, { method, signal, ...sent });
   } catch (error) {
     if (signal && signal.aborted) throw error;
-    throw new Refused(0, { type: "urn:stepengine:problem:away", detail: "The server does not answer. This page goes on by itself when it is back." });
+    throw new Refused(0, { type: "urn:stepengine:problem:away", detail: "The server does not answer. This page reconnects automatically." });
   }
   const text = await answer.text();
   let read = null;

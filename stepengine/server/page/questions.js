@@ -60,7 +60,7 @@ export function Card({ question, run, answered, headed = true }) {
 
   function sayEdited() {
     let input;
-    try { input = JSON.parse(edits); } catch (problem) { fail({ message: `This is no JSON: ${problem.message}` }); return; }
+    try { input = JSON.parse(edits); } catch (problem) { fail({ message: `This is not JSON: ${problem.message}` }); return; }
     say({ edited_input: input });
   }
 
@@ -70,13 +70,14 @@ export function Card({ question, run, answered, headed = true }) {
   return html`<article class="card question" aria-labelledby=${`${id}-q`}>
     ${headed ? html`<p class="cap"><a href=${to(["runs", run.run_id])}>${run.agent}</a>${question.path ? html`<span class="dim">child ${question.path}</span>` : null}${question.tool_name ? html`<span class="mono tool">${question.tool_name}</span>` : null}<span class="end dim">${run.since ? when(run.since) : ""}</span></p>` : null}
     <h2 id=${`${id}-q`} class="asks">${question.text}</h2>
+    ${question.origins.length ? html`<ul class="origins" aria-label="Where the arguments come from">${question.origins.map((origin, n) => html`<li class=${question.provenance[n].trusted ? "dim" : "problem"}>${origin}</li>`)}</ul>` : null}
     ${question.program ? html`<${Program} code=${question.program} line=${question.line} />` : null}
     ${question.preview ? html`<${Preview} preview=${question.preview} />` : null}
     ${question.details !== null && question.details !== undefined && edits === null ? question.preview ? html`<details><summary>The whole input</summary><${Value} value=${question.details} /></details>` : html`<${Value} value=${question.details} />` : null}
-    ${edits === null ? null : html`<label class="field"><span>Run it with this instead</span><textarea class="mono" rows=${Math.min(16, lines(edits).length + 1)} value=${edits} onInput=${(event) => edit(event.target.value)} spellcheck="false"></textarea></label>`}
+    ${edits === null ? null : html`<label class="field"><span>Run it with this input</span><textarea class="mono" rows=${Math.min(16, lines(edits).length + 1)} value=${edits} onInput=${(event) => edit(event.target.value)} spellcheck="false"></textarea></label>`}
     ${options.length && question.multi_select ? html`<fieldset class="options"><legend class="unseen">Options</legend>${options.map((option, n) => html`<label><input type="checkbox" checked=${chosen.includes(option)} onChange=${(event) => choose(event.target.checked ? [...chosen, option] : chosen.filter((each) => each !== option))} /> ${option}${question.descriptions[n] ? html`<small>${question.descriptions[n]}</small>` : null}</label>`)}</fieldset>` : null}
-    ${(!options.length && !isPermission) || question.allow_text || question.number ? html`<label class="field"><span>${question.number ? "A number" : options.length ? "Or in your own words" : "Your answer"}</span><textarea rows="2" value=${text} onInput=${(event) => type(event.target.value)}></textarea></label>` : null}
-    ${isPermission && edits === null && denies ? html`<label class="field reason"><span>Reason, which the model is told</span><input type="text" value=${reason} onInput=${(event) => give(event.target.value)} autocomplete="off" ref=${(node) => { if (node && !node.dataset.seen) { node.dataset.seen = "yes"; node.focus(); } }} /></label>` : null}
+    ${(!options.length && !isPermission) || question.allow_text || question.number ? html`<label class="field"><span>${question.number ? "A number" : options.length ? "Or type an answer" : "Your answer"}</span><textarea rows="2" value=${text} onInput=${(event) => type(event.target.value)}></textarea></label>` : null}
+    ${isPermission && edits === null && denies ? html`<label class="field reason"><span>Reason, shown to the model</span><input type="text" value=${reason} onInput=${(event) => give(event.target.value)} autocomplete="off" ref=${(node) => { if (node && !node.dataset.seen) { node.dataset.seen = "yes"; node.focus(); } }} /></label>` : null}
     <div class="answers">
       ${edits !== null ? html`<button type="button" class="primary" disabled=${busy} onClick=${sayEdited}>Allow with this input</button><button type="button" disabled=${busy} onClick=${() => edit(null)}>Leave it as it was</button>` : html`
       ${isYesNo ? html`<button type="button" class="primary" disabled=${busy} onClick=${() => say(true)}>Allow</button><button type="button" disabled=${busy} onClick=${() => say(false)}>Deny</button>` : null}
@@ -86,7 +87,7 @@ export function Card({ question, run, answered, headed = true }) {
       ${question.tool_name && question.details !== null ? html`<button type="button" disabled=${busy} onClick=${() => edit(JSON.stringify(question.details, null, 2))}>Edit and allow</button>` : null}
       ${isPermission ? null : html`<button type="button" class="quiet" disabled=${busy} onClick=${() => say({ declined: true })}>Decline</button>`}`}
     </div>
-    ${rules.length && edits === null ? html`<details class="always"><summary>Allow from now on</summary><ul>${rules.map((rule, n) => html`<li><span class="mono">${rule.id}</span><span class="answers"><button type="button" disabled=${busy} onClick=${() => say({ remember: "session", ...(n ? { covers: rule.id } : {}) })}>For this run</button><button type="button" disabled=${busy} onClick=${() => say({ remember: "always", ...(n ? { covers: rule.id } : {}) })}>Always</button></span></li>`)}</ul></details>` : null}
+    ${rules.length && edits === null ? html`<details class="always"><summary>Allow from now on</summary><ul>${rules.map((rule, n) => html`<li><span title=${rule.id}>${question.scopes[n]}</span><span class="answers"><button type="button" disabled=${busy} onClick=${() => say({ remember: "session", ...(n ? { covers: rule.id } : {}) })}>For this run</button><button type="button" disabled=${busy} onClick=${() => say({ remember: "always", ...(n ? { covers: rule.id } : {}) })}>Always</button></span></li>`)}</ul></details>` : null}
     <${Problem} error=${error} />
   </article>`;
 }

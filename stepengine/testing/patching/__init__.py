@@ -1,7 +1,7 @@
 """
 Record and replay programs that make their own clients, with no change to them.
 
-``patched(exchanges)`` replaces the methods with which HTTP libraries send a request. They are replaced on the classes, so that clients
+``patch_clients(exchanges)`` replaces the methods with which HTTP libraries send a request. They are replaced on the classes, so that clients
 which were made before are covered, too. Each library has a module here, which turns its requests and replies into those of
 ``exchanges``:
 
@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 from stepengine.errors import DataError
 from stepengine.testing.exchanges import Exchanges
 
-__all__ = ("CACHE_HINTS", "patched")
+__all__ = ("CACHE_HINTS", "patch_clients")
 
 Undo: TypeAlias = Callable[[], None]
 HERE = "stepengine.testing.patching"
@@ -49,9 +49,9 @@ _active: list[str] = []
 
 
 @contextmanager
-def patched(exchanges: Exchanges, name: str = "a cassette") -> Iterator[None]:
+def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[None]:
     """
-    Send all requests of this process by *exchanges* for a while.
+    Inside the block, answer or record all HTTP requests of this process with *exchanges*.
 
     Args:
         exchanges: What plays and records them.

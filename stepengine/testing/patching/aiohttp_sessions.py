@@ -17,10 +17,9 @@ from typing import Any
 
 from stepengine.errors import DataError
 from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
-from stepengine.testing.exchanges import FRAMING, PASSING, Exchange, Exchanges, sending
-from stepengine.testing.httpx_exchanges import event_pieces
+from stepengine.testing.exchanges import FRAMING, PASSING, Exchange, Exchanges, bypass_patches
+from stepengine.testing.httpx_exchanges import split_events
 
-__all__ = ("install",)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 METHODS = ("request", "get", "options", "head", "post", "put", "patch", "delete")
@@ -30,7 +29,7 @@ UPGRADED = 101
 
 def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     """
-    Replace the methods of *module*'s sessions, and return the function that puts them back.
+    Replace the request methods of aiohttp sessions, and return a function that restores them.
 
     Raises:
         DataError: if this aiohttp has no client middlewares.
@@ -38,19 +37,19 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     if not hasattr(module, "ClientMiddlewareType"):
         msg = f"aiohttp {module.__version__} cannot be recorded or replayed: pip install 'aiohttp>=3.12'"
         raise DataError(msg)
-    middleware = _middleware_of(module, exchanges)
+    middleware = _make_middleware(module, exchanges)
     originals = {name: getattr(module.ClientSession, name) for name in METHODS}
     request = module.request
 
     def with_middleware(send: Any) -> Any:
         @wraps(send)
-        def sent(session: Any, *args: Any, **kwargs: Any) -> Any:
+        def send_recorded(session: Any, *args: Any, **kwargs: Any) -> Any:
             given = kwargs.pop("middlewares", None)
             # There is no public way to those of a session, and a request's own replace them.
             before = getattr(session, "_middlewares", ()) if given is None else given
             return send(session, *args, middlewares=(*before, middleware), **kwargs)
 
-        return sent
+        return send_recorded
 
     @wraps(request)
     def request_once(*args: Any, **kwargs: Any) -> Any:
@@ -68,8 +67,8 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     return restore
 
 
-def _middleware_of(module: Any, exchanges: Exchanges) -> Any:
-    replayed = _replayed_class(module)
+def _make_middleware(module: Any, exchanges: Exchanges) -> Any:
+    replayed = _make_replayed_class(module)
     running: set[asyncio.Task[None]] = set()
 
     async def middleware(request: Any, send: Any) -> Any:
@@ -80,11 +79,11 @@ def _middleware_of(module: Any, exchanges: Exchanges) -> Any:
         if reply is not None:
             return replayed(module, reply, request)
         exchange = exchanges.start(recorded)
-        with sending(exchange):
+        with bypass_patches(exchange):
             response = await send(request)
-        if exchange is not None and _starts(exchange, response):
-            live, response.content = response.content, _reader(module)
-            task = asyncio.create_task(_pass_on(live, response.content, exchange))
+        if exchange is not None and _start_reply(exchange, response):
+            live, response.content = response.content, _make_reader(module)
+            task = asyncio.create_task(_record_and_forward(live, response.content, exchange))
             running.add(task)
             task.add_done_callback(running.discard)
         return response
@@ -98,7 +97,7 @@ async def _read_request(request: Any) -> RecordedRequest:
     return RecordedRequest(request.method, str(request.url), [*request.headers.items()], data)
 
 
-def _starts(exchange: Exchange, response: Any) -> bool:
+def _start_reply(exchange: Exchange, response: Any) -> bool:
     # The body arrives decompressed.
     headers = [(name, value) for name, value in response.headers.items() if name.lower() != "content-encoding"]
     if response.status == UPGRADED:
@@ -107,7 +106,7 @@ def _starts(exchange: Exchange, response: Any) -> bool:
     return exchange.start_reply(response.status, response.reason or "", headers)
 
 
-async def _pass_on(live: Any, reader: Any, exchange: Exchange) -> None:
+async def _record_and_forward(live: Any, reader: Any, exchange: Exchange) -> None:
     """Record a body while it arrives, and pass it on to what the program reads."""
     try:
         async for piece in live.iter_any():
@@ -123,7 +122,7 @@ async def _pass_on(live: Any, reader: Any, exchange: Exchange) -> None:
         reader.feed_eof()
 
 
-def _reader(module: Any) -> Any:
+def _make_reader(module: Any) -> Any:
     """Return a reader that is filled here and has no connection to slow down."""
     idle = SimpleNamespace(
         _reading_paused=False, connected=True, pause_reading=lambda: None, resume_reading=lambda *_, **__: None
@@ -131,7 +130,7 @@ def _reader(module: Any) -> Any:
     return module.StreamReader(idle, BUFFER, loop=asyncio.get_running_loop())
 
 
-def _replayed_class(module: Any) -> Any:
+def _make_replayed_class(module: Any) -> Any:
     multidict = import_module("multidict")  # aiohttp brings it
     further = {}
     if "stream_writer" in inspect.signature(module.ClientResponse.__init__).parameters:
@@ -151,8 +150,8 @@ def _replayed_class(module: Any) -> Any:
             self._raw_headers = tuple([(n.encode(), v.encode()) for n, v in headers.items()])
             self.version = module.HttpVersion11
             self.status, self.reason = reply.status, reply.reason
-            self.content = _reader(module)
-            for piece in event_pieces(reply):
+            self.content = _make_reader(module)
+            for piece in split_events(reply):
                 self.content.feed_data(piece)
             self.content.feed_eof()
 

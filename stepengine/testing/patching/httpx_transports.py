@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepengine.testing.exchanges import PASSING, Exchanges, sending
-from stepengine.testing.httpx_exchanges import HttpxExchanges, event_pieces
+from stepengine.testing.exchanges import PASSING, Exchanges, bypass_patches
+from stepengine.testing.httpx_exchanges import HttpxExchanges, split_events
 
-__all__ = ("install",)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 
 def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
-    """Replace the methods of the transports of *module*, and return the function that puts them back."""
+    """Replace the request methods of the transports of *module*, and return a function that restores them."""
     ours = HttpxExchanges(module)
     sync, asynchronous = module.HTTPTransport, module.AsyncHTTPTransport
     send, send_async = sync.handle_request, asynchronous.handle_async_request
@@ -25,9 +24,9 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         recorded = ours.read_request(request)
         reply = exchanges.find_reply(recorded)
         if reply is not None:
-            return ours.make_response(reply, request, event_pieces(reply))
+            return ours.make_response(reply, request, split_events(reply))
         exchange = exchanges.start(recorded)
-        with sending(exchange):
+        with bypass_patches(exchange):
             response = send(self, request)
         return ours.watch(response, exchange)
 
@@ -38,9 +37,9 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         recorded = ours.read_request(request)
         reply = exchanges.find_reply(recorded)
         if reply is not None:
-            return ours.make_response(reply, request, event_pieces(reply))
+            return ours.make_response(reply, request, split_events(reply))
         exchange = exchanges.start(recorded)
-        with sending(exchange):
+        with bypass_patches(exchange):
             response = await send_async(self, request)
         return ours.watch(response, exchange)
 

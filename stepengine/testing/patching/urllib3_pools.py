@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
-from stepengine.testing.exchanges import FRAMING, PASSING, Exchange, Exchanges, sending
+from stepengine.testing.exchanges import FRAMING, PASSING, Exchange, Exchanges, bypass_patches
 
-__all__ = ("install",)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -18,11 +17,11 @@ PIECE = 65_536
 
 
 def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
-    """Replace the method of *module*'s connection pools, and return the function that puts it back."""
+    """Replace the request method of urllib3's connection pools, and return a function that restores it."""
     pool_class = module.HTTPConnectionPool
     send = pool_class.urlopen
     signature = inspect.signature(send)
-    watched = _watched_class(module)
+    watched = _make_watched_class(module)
 
     def urlopen(self: Any, *args: Any, **kwargs: Any) -> Any:
         # A retry or redirect of urllib3's own calls this method again; the request is recorded once, with its last reply.
@@ -39,9 +38,9 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         exchange = exchanges.start(request)
         wanted = given["preload_content"]
         given["preload_content"] = False
-        with sending(exchange):
+        with bypass_patches(exchange):
             response = send(*bound.args, **bound.kwargs)
-        return watched.around(response, exchange, request, preload=wanted, decode=given["decode_content"])
+        return watched.wrap_response(response, exchange, request, preload=wanted, decode=given["decode_content"])
 
     pool_class.urlopen = urlopen
 
@@ -65,10 +64,10 @@ def _read_body(body: Any) -> Any:
 
 def _read_request(pool: Any, given: dict[str, Any]) -> RecordedRequest:
     headers = pool.headers if given["headers"] is None else given["headers"]
-    return RecordedRequest(given["method"], _url(pool, given["url"]), _texts(headers), given["body"] or b"")
+    return RecordedRequest(given["method"], _make_url(pool, given["url"]), _header_texts(headers), given["body"] or b"")
 
 
-def _url(pool: Any, target: str) -> str:
+def _make_url(pool: Any, target: str) -> str:
     if not target.startswith("/"):  # through a proxy
         return target
     host = f"[{pool.host}]" if ":" in pool.host.strip("[]") and not pool.host.startswith("[") else pool.host
@@ -76,12 +75,12 @@ def _url(pool: Any, target: str) -> str:
     return f"{pool.scheme}://{host}{port}{target}"
 
 
-def _texts(headers: Any) -> list[tuple[str, str]]:
+def _header_texts(headers: Any) -> list[tuple[str, str]]:
     pairs = headers.items() if hasattr(headers, "items") else headers or ()
-    return [(_text(name), _text(value)) for name, value in pairs]
+    return [(_decode_text(name), _decode_text(value)) for name, value in pairs]
 
 
-def _text(value: Any) -> str:
+def _decode_text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
@@ -104,7 +103,7 @@ def _make_response(module: Any, reply: RecordedResponse, request: RecordedReques
 
 
 class _RecordedBody:
-    """The body of a live response as a file that records what is read of it."""
+    """The body of a live response as a file object that records the bytes that are read."""
 
     def __init__(self, response: Any, exchange: Exchange) -> None:
         self._response = response
@@ -119,7 +118,7 @@ class _RecordedBody:
         return data
 
     def pieces(self, amount: int) -> Iterator[bytes]:
-        """Give the pieces as they arrive, where ``read`` waits for a full one."""
+        """Yield the pieces as they arrive; ``read`` waits for a full piece."""
         for piece in self._response.stream(amount, decode_content=False):
             self._exchange.add(piece)
             yield piece
@@ -137,18 +136,20 @@ class _RecordedBody:
         self._exchange.end(read_to_end=read_to_end)
 
 
-def _watched_class(module: Any) -> Any:
+def _make_watched_class(module: Any) -> Any:
     class Watched(module.HTTPResponse):  # type: ignore[misc]
         """A live response that is recorded while it is read."""
 
         recorded: _RecordedBody
 
         @classmethod
-        def around(
+        def wrap_response(
             cls, live: Any, exchange: Exchange | None, request: RecordedRequest, *, preload: bool, decode: bool
         ) -> Any:
-            """Return *live* as its caller wants it, recorded by *exchange*."""
-            kept = exchange is not None and exchange.start_reply(live.status, live.reason or "", _texts(live.headers))
+            """Return the response *live* in the form of its caller, recorded by *exchange*."""
+            kept = exchange is not None and exchange.start_reply(
+                live.status, live.reason or "", _header_texts(live.headers)
+            )
             if exchange is None or not kept:
                 if preload:
                     _ = live.data

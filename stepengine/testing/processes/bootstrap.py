@@ -18,8 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ("LIBRARIES", "SITE", "start")
-
 LIBRARIES = frozenset({"httpx2", "httpx", "aiohttp", "urllib3"})
 HERE = Path(__file__).parent
 FAILED, DIVERGED = 1, 5
@@ -35,13 +33,13 @@ _module.start({folder!r})
 
 def start(folder: str) -> None:
     """
-    Cover this process.
+    Patch this process so that it records or replays; *folder* has the settings.
 
     Args:
         folder: The entry of ``PYTHONPATH`` that held the ``sitecustomize`` module.
     """
     try:
-        _cover(folder)
+        _patch_process(folder)
     except Exception as error:  # noqa: BLE001 - `site` would print it and start the program without cover
         sys.stderr.write(f"stepengine: this process cannot be recorded or replayed: {error!r}\n")
         sys.stderr.flush()
@@ -49,26 +47,26 @@ def start(folder: str) -> None:
     _run_next_sitecustomize(folder)
 
 
-def _cover(folder: str) -> None:
-    channel = _load("channel", HERE / "channel.py")
+def _patch_process(folder: str) -> None:
+    channel = _load_module("channel", HERE / "channel.py")
     sys.path[:] = [entry for entry in sys.path if entry != folder]
-    if channel.mode() == "":
+    if channel.current_mode() == "":
         return
     try:
-        told = channel.ask("hello", pid=os.getpid(), command=sys.orig_argv)
+        told = channel.ask_broker("hello", command=sys.orig_argv)
     except channel.BrokerGone:
         told = {"allowed": [], "frozen": None, "observes": False}
-        if channel.mode() == "record":
+        if channel.current_mode() == "record":
             return
-    if channel.mode() == "replay":
+    if channel.current_mode() == "replay":
         _block_network(channel, told["allowed"])
-    flush = _freeze(channel, told["frozen"]) if told["frozen"] is not None else lambda: None
+    flush = _freeze_sources(channel, told["frozen"]) if told["frozen"] is not None else lambda: None
     _watch_children(channel, folder)
-    before_request = _observe(channel, told["frozen"]) if told["observes"] else flush
+    before_request = _observe_sources(channel, told["frozen"]) if told["observes"] else flush
     sys.meta_path.insert(0, _StartOnImport(channel, before_request))
 
 
-def _load(name: str, path: Path) -> Any:
+def _load_module(name: str, path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"_stepengine_{name}", path)
     if spec is None or spec.loader is None:
         msg = f"{path} is missing"
@@ -79,7 +77,7 @@ def _load(name: str, path: Path) -> Any:
 
 
 def _run_next_sitecustomize(folder: str) -> None:
-    """Run the module of that name that this one hides."""
+    """Run the module ``sitecustomize`` that the module of the package hides."""
     spec = PathFinder.find_spec("sitecustomize", [entry for entry in sys.path if entry != folder])
     if spec is not None and spec.loader is not None:
         module = sys.modules["sitecustomize"] = importlib.util.module_from_spec(spec)
@@ -89,39 +87,43 @@ def _run_next_sitecustomize(folder: str) -> None:
 # --- the network, and processes that this one starts ------------------------------------------------------------------------
 
 
-def _report(channel: Any, operation: str, **members: Any) -> None:
+def _send_report(channel: Any, operation: str, **members: Any) -> None:
     try:
-        channel.ask(operation, **members)
+        channel.ask_broker(operation, **members)
     except channel.BrokerGone:
         return
 
 
 def _block_network(channel: Any, allowed: list[str]) -> None:
-    network = _load("network", HERE.parent.parent / "workspace" / "network.py")
+    network = _load_module("network", HERE.parent.parent / "workspace" / "network.py")
     reason = "this program replays a cassette and may not reach the network; allow a host with --allow-host"
-    network.block_network(allowed, reason, lambda error: _report(channel, "blocked", message=str(error)))
+    network.block_network(allowed, reason, lambda error: _send_report(channel, "blocked", message=str(error)))
 
 
-def _freeze(channel: Any, told: dict[str, Any]) -> Callable[[], object]:
-    """Replace the functions that are frozen, and return the function that sends the values recorded so far."""
+def _freeze_sources(channel: Any, told: dict[str, Any]) -> Callable[[], object]:
+    """Replace the frozen functions, and return a function that sends the values recorded so far."""
 
     def send(key: str, values: dict[str, list[int]]) -> None:
-        _report(channel, "times", process=key, values=values)
+        _send_report(channel, "times", process=key, values=values)
 
-    process = _load("frozen", HERE / "frozen.py").FrozenProcess(told, send if channel.mode() == "record" else None)
+    process = _load_module("frozen", HERE / "frozen.py").FrozenProcess(
+        told, send if channel.current_mode() == "record" else None
+    )
     flush: Callable[[], object] = process.flush
     return flush
 
 
-def _observe(channel: Any, frozen: dict[str, Any] | None) -> Callable[[], object]:
+def _observe_sources(channel: Any, frozen: dict[str, Any] | None) -> Callable[[], object]:
     """Report calls of sources of nondeterminism, and return the function that finds the line that sends a request."""
-    sources = _load("sources", HERE / "sources.py")
-    sources.watch_sources((frozen or {"kinds": []})["kinds"], lambda n, at: _report(channel, "source", name=n, line=at))
+    sources = _load_module("sources", HERE / "sources.py")
+    sources.watch_sources(
+        (frozen or {"kinds": []})["kinds"], lambda n, at: _send_report(channel, "source", name=n, line=at)
+    )
     return lambda: sources.author_line(sys._getframe(1))  # noqa: SLF001 - `inspect` has no cheaper way
 
 
 def _watch_children(channel: Any, folder: str) -> None:
-    uncovered_reason = _load("child_commands", HERE / "child_commands.py").uncovered_reason
+    uncovered_reason = _load_module("child_commands", HERE / "child_commands.py").find_uncovered_reason
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event not in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
@@ -135,7 +137,7 @@ def _watch_children(channel: Any, folder: str) -> None:
                 command[0] = args[0]
         reason = uncovered_reason(command, variables, folder)
         if reason is not None:
-            _report(channel, "uncovered", command=[os.fsdecode(word) for word in command], reason=reason)
+            _send_report(channel, "uncovered", command=[os.fsdecode(word) for word in command], reason=reason)
 
     sys.addaudithook(audit)
 
@@ -172,6 +174,6 @@ class _StartOnImport(MetaPathFinder):
             from stepengine.testing.processes.client import patch_process
         except ImportError as error:
             reason = f"stepengine cannot be imported in {sys.executable}: {error}"
-            _report(self._channel, "uncovered", command=sys.orig_argv, reason=reason)
+            _send_report(self._channel, "uncovered", command=sys.orig_argv, reason=reason)
             return None
         return patch_process(self._before_request)

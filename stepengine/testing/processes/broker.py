@@ -1,52 +1,74 @@
 """
-``Broker``: holds the cassette of a program, and answers the processes of the program over a Unix socket.
+Record and replay a program, with a ``Broker``: it holds the cassette, and answers the processes of the program over a Unix socket.
 
-It runs in the process of the command. Each question is one connection and one line of JSON in each direction.
+The broker runs in the process that starts the program. Each question is one connection and one line of JSON in each direction.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
+import signal
 import socketserver
+import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
-from attrs import frozen
+import attrs
 
+from stepengine.errors import DataError, DefinitionError
 from stepengine.testing.cassette import Cassette, CassetteMiss, LeftOut, Slot
+from stepengine.testing.cassette_files import parse_extras
+from stepengine.testing.placeholders import hosts_of, placeholder_variables
 from stepengine.testing.processes import bootstrap, channel
-from stepengine.testing.processes.doctor import ObservedRun
+from stepengine.testing.processes.child_commands import find_uncovered_reason
+from stepengine.testing.processes.doctor import ObservedRun, RequestDifference, compare_runs
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_from_json
+from stepengine.testing.processes.frozen import KINDS
 from stepengine.testing.processes.frozen_values import FrozenValues
 
-__all__ = ("Broker", "Uncovered")
-
 BACKLOG = 128
+SIGNALLED = 128
 
 
-@frozen
-class Uncovered:
+@attrs.define(eq=False)
+class ProgramRun:
     """
-    A Python process that was neither recorded nor replayed.
+    What a program did that was recorded or replayed.
 
     Attributes:
-        command: Its words.
-        reason: Why not.
+        cassette: What was recorded or played.
+        exit_code: The exit code of the program; 128 plus the number of the signal that ended it.
+        processes: The command line of each Python process that was covered.
+        blocked: Messages of connections that were blocked.
+        uncovered: The command line of each Python process whose requests were neither recorded nor replayed, with the reason.
+        lost: The number of requests whose process ended before their reply was complete.
+        saved: Whether the cassette was written.
+        requests: How many requests each of two replays sent.
+        differences: The requests that differ between two replays, with the calls of clocks, random functions and the like before them.
     """
 
-    command: tuple[str, ...]
-    reason: str
+    cassette: Cassette
+    exit_code: int = 0
+    processes: list[str] = attrs.field(factory=list)
+    blocked: list[str] = attrs.field(factory=list)
+    uncovered: list[str] = attrs.field(factory=list)
+    lost: int = 0
+    saved: bool = False
+    requests: Sequence[int] = ()
+    differences: Sequence[RequestDifference] = ()
 
 
 class Broker(AbstractContextManager["Broker"]):
     """
-    Serves one program for as long as its block lasts.
+    Serves the cassette to the processes of one program while its block runs.
 
     Args:
         cassette: What is played, or what is recorded into.
@@ -56,11 +78,7 @@ class Broker(AbstractContextManager["Broker"]):
         observed: Stores requests and calls, and answers missed requests with the nearest reply; None does neither.
 
     Attributes:
-        cassette: As given.
-        processes: The process id and command of each Python process that was covered.
-        blocked: Messages of connections that were blocked.
-        uncovered: Python processes that were not covered.
-        exit_code: The exit code of the program, set by its starter.
+        run: What the processes did; the starter of the program sets its exit code.
     """
 
     def __init__(
@@ -72,11 +90,7 @@ class Broker(AbstractContextManager["Broker"]):
         frozen: FrozenValues | None = None,
         observed: ObservedRun | None = None,
     ) -> None:
-        self.cassette = cassette
-        self.processes: list[tuple[int, tuple[str, ...]]] = []
-        self.blocked: list[str] = []
-        self.uncovered: list[Uncovered] = []
-        self.exit_code = 0
+        self.run = ProgramRun(cassette)
         self._replays = replays
         self._allowed = [*allowed]
         self._frozen = frozen
@@ -89,7 +103,7 @@ class Broker(AbstractContextManager["Broker"]):
         self._folder = TemporaryDirectory(prefix="stepengine-")
         try:
             self._write_site()
-            self._server = _Server(self._socket, self)
+            self._server = _BrokerServer(self._socket, self)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -104,10 +118,11 @@ class Broker(AbstractContextManager["Broker"]):
         self._server.server_close()
         self._thread.join()
         self._folder.cleanup()
+        self.run.lost = max(0, len(self._slots) - self._finished - len(self.run.cassette.left_out))
 
     @property
     def site(self) -> str:
-        """The entry of ``PYTHONPATH`` that covers a Python process."""
+        """The folder for ``PYTHONPATH`` that makes a Python process record or replay."""
         return str(Path(self._folder.name) / "site")
 
     @property
@@ -121,7 +136,7 @@ class Broker(AbstractContextManager["Broker"]):
         (folder / "sitecustomize.py").write_text(source, encoding="utf-8")
 
     def environment(self, before: dict[str, str]) -> dict[str, str]:
-        """Return the environment *before* with the variables that cover a Python process."""
+        """Return a copy of *before* with the variables that make a Python process record or replay."""
         rest = [before["PYTHONPATH"]] if before.get("PYTHONPATH") else []
         return {
             **before,
@@ -129,26 +144,21 @@ class Broker(AbstractContextManager["Broker"]):
             channel.VARIABLE: f"{'replay' if self._replays else 'record'}:{self._socket}",
         }
 
-    @property
-    def lost(self) -> int:
-        """How many requests were started whose process ended before their reply did."""
-        return max(0, len(self._slots) - self._finished - len(self.cassette.left_out))
-
     # --- answers ------------------------------------------------------------------------------------------------------------
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer a question of a process."""
+        """Execute a request of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
-            "hello": self._hello, "take": self._take, "reserve": self._reserve, "finish": self._finish, "times": self._add_times,
-            "leave_out": lambda told: self.cassette.leave_out(LeftOut(**told["left"])),
-            "blocked": lambda told: self.blocked.append(told["message"]), "uncovered": self._note_uncovered,
+            "hello": self._start_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
+            "leave_out": lambda told: self.run.cassette.leave_out(LeftOut(**told["left"])),
+            "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._note_uncovered,
             "source": self._add_source,
         }  # fmt: skip
         return operations[question["operation"]](question) or {}
 
-    def _hello(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _start_process(self, question: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            self.processes.append((question["pid"], tuple(question["command"])))
+            self.run.processes.append(shlex.join(question["command"]))
         frozen = None if self._frozen is None else self._frozen.start_process(question["command"])
         return {"allowed": self._allowed, "frozen": frozen, "observes": self._observed is not None}
 
@@ -160,37 +170,37 @@ class Broker(AbstractContextManager["Broker"]):
         if self._observed is not None:
             self._observed.add_source(question["name"], question["line"])
 
-    def _take(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _take_interaction(self, question: dict[str, Any]) -> dict[str, Any]:
         request = request_from_json(question["request"])
         if self._observed is not None:
             self._observed.add_request(request, question["line"] or "")
         try:
-            found = self.cassette.take(request)
+            found = self.run.cassette.take(request)
         except CassetteMiss as miss:
-            nearest = None if self._observed is None else self._observed.find_nearest(self.cassette, miss)
+            nearest = None if self._observed is None else self._observed.find_nearest(self.run.cassette, miss)
             if nearest is not None:
                 return {"interaction": interaction_to_json(nearest)}
             return {"miss": str(miss), "reason": miss.reason}
         return {"interaction": interaction_to_json(found)}
 
-    def _reserve(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _reserve_slot(self, question: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            self._slots.append(self.cassette.reserve(question["secrets"]))
+            self._slots.append(self.run.cassette.reserve(question["secrets"]))
             return {"slot": len(self._slots) - 1}
 
-    def _finish(self, question: dict[str, Any]) -> None:
-        self.cassette.finish(self._slots[question["slot"]], interaction_from_json(question["interaction"]))
+    def _finish_slot(self, question: dict[str, Any]) -> None:
+        self.run.cassette.finish(self._slots[question["slot"]], interaction_from_json(question["interaction"]))
         with self._lock:
             self._finished += 1
 
     def _note_uncovered(self, question: dict[str, Any]) -> None:
-        found = Uncovered(tuple(question["command"]), question["reason"])
+        found = f"{shlex.join(question['command'])} ({question['reason']})"
         with self._lock:
-            if found not in self.uncovered:
-                self.uncovered.append(found)
+            if found not in self.run.uncovered:
+                self.run.uncovered.append(found)
 
 
-class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class _BrokerServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = BACKLOG
 
@@ -200,7 +210,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    server: _Server
+    server: _BrokerServer
 
     def handle(self) -> None:
         question = json.loads(self.rfile.readline() or b"null")
@@ -212,3 +222,110 @@ class _Handler(socketserver.StreamRequestHandler):
             super().finish()
         except OSError:  # the process ended before it read the answer
             return
+
+
+# --- programs -------------------------------------------------------------------------------------------------------------------
+
+
+def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable[str] = ()) -> ProgramRun:
+    """
+    Run a program to its end, and record the HTTP traffic of its Python processes in the cassette at *path*.
+
+    No file is written if nothing was recorded. An existing file does not change if the program fails.
+
+    Args:
+        path: The cassette.
+        command: The program and its arguments.
+        freeze: Values that replays repeat, some of ``"time"``, ``"random"`` and ``"uuid"``.
+
+    Raises:
+        DefinitionError: when there is no such program, its processes cannot be covered, or *freeze* has an unknown word.
+        SecretFound: when a secret is left in the recording.
+    """
+    kinds = [*freeze]
+    if unknown := {*kinds}.difference(KINDS):
+        msg = f"freeze has the unknown word {min(unknown)!r}; it takes {', '.join(KINDS)}"
+        raise DefinitionError(msg)
+    _check_command(command)
+    existed = Path(path).exists()
+    frozen = FrozenValues(kinds) if kinds else None
+    with Broker(Cassette(path=path), replays=False, frozen=frozen) as broker:
+        _run_program(broker, command, {})
+    run, cassette = broker.run, broker.run.cassette
+    if cassette.complete and not (run.exit_code and existed):
+        if frozen is not None:
+            cassette.extras = frozen.to_extras()
+        cassette.save()
+        run.saved = True
+    return run
+
+
+def replay_program(
+    path: Path | str, command: Sequence[str], *, allow_hosts: Collection[str] = (), twice: bool = False
+) -> ProgramRun:
+    """
+    Run a program to its end on the replies of a cassette, without network; keys in its environment are placeholders.
+
+    ``cassette.misses`` and ``blocked`` of the result have what the recording does not, ``cassette.unused`` what was not played.
+
+    Args:
+        path: The cassette.
+        command: The program and its arguments.
+        allow_hosts: Hosts that the program may reach, such as that of a database.
+        twice: Run the program a second time with other hashes of texts, and compare the requests. The nearest recorded reply
+            answers a request that is missing.
+
+    Raises:
+        DefinitionError: when there is no such program, or its processes cannot be covered.
+        DataError: when there is no such file, or it is not a cassette.
+    """
+    _check_command(command)
+    hint = f"stepengine cassette record {shlex.quote(str(path))} -- {shlex.join(command)}"
+    if not Path(path).is_file():
+        msg = f"there is no cassette {str(path)!r}. To record it:\n  {hint}"
+        raise DataError(msg)
+    observed = [ObservedRun(), ObservedRun()] if twice else []
+    runs: list[ProgramRun] = []
+    for number, one in enumerate(observed or [None], 1):
+        cassette = Cassette.load(path, hint=hint)
+        changes = placeholder_variables(os.environ, hosts_of([i.request.url for i in cassette.interactions]))
+        if twice:
+            changes["PYTHONHASHSEED"] = str(number)
+        frozen = FrozenValues.from_extras(parse_extras(Path(path).read_bytes(), str(path)), str(path))
+        with Broker(cassette, replays=True, allowed=allow_hosts, frozen=frozen, observed=one) as broker:
+            _run_program(broker, command, changes)
+        runs.append(broker.run)
+    if twice:
+        runs[-1].requests = [len(one.requests) for one in observed]
+        runs[-1].differences = [*compare_runs(*observed)]
+    return runs[-1]
+
+
+def _check_command(command: Sequence[str]) -> None:
+    """Raise if the command cannot be recorded, or its program does not exist."""
+    reason = find_uncovered_reason(command, None, "")
+    if reason is not None:
+        msg = f"{shlex.join(command)} cannot be recorded or replayed: {reason}. Start it without this option"
+        raise DefinitionError(msg)
+    if shutil.which(command[0]) is None:
+        msg = f"there is no program {command[0]!r}. Write the command as in a shell: stepengine cassette record FILE -- python agent.py"
+        raise DefinitionError(msg)
+
+
+def _run_program(broker: Broker, command: Sequence[str], changes: Mapping[str, str | None]) -> None:
+    """Run the program to its end with *changes* to the environment, and store its exit code."""
+    before = {}
+    variables = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    is_main = threading.current_thread() is threading.main_thread()  # no other thread may set handlers
+    # Ctrl-C reaches the program by its terminal. A handler, not SIG_IGN, which the program would inherit.
+    if is_main:
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        with subprocess.Popen(command, env=broker.environment(variables)) as process:  # noqa: S603 - the caller's command
+            if is_main:
+                before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+            code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    broker.run.exit_code = SIGNALLED - code if code < 0 else code

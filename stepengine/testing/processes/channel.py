@@ -11,8 +11,6 @@ import os
 import socket
 from typing import Any
 
-__all__ = ("VARIABLE", "BrokerGone", "ask", "mode")
-
 VARIABLE = "STEPENGINE_CASSETTE"
 """The environment variable of a process: ``record:PATH`` or ``replay:PATH``, with the path of the broker's socket."""
 
@@ -23,14 +21,14 @@ class BrokerGone(Exception):
     """The command that records or replays has ended before this process."""
 
 
-def mode() -> str:
+def current_mode() -> str:
     """Return ``"record"`` or ``"replay"``; ``""`` outside of both."""
     return _mode
 
 
-def ask(operation: str, **members: Any) -> Any:
+def ask_broker(operation: str, **members: Any) -> Any:
     """
-    Return the broker's answer to a question.
+    Send the broker a request, and return its reply.
 
     Raises:
         BrokerGone: if there is no broker any more.

@@ -11,8 +11,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-__all__ = ("uncovered_reason",)
-
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*[a-z]*(?:\.exe)?")
 REASONS = {
     "I": "-I ignores PYTHONPATH",
@@ -24,19 +22,21 @@ ENDS = "cm"
 SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 
 
-def uncovered_reason(command: Sequence[object], variables: Mapping[object, object] | None, wanted: str) -> str | None:
+def find_uncovered_reason(
+    command: Sequence[object], variables: Mapping[object, object] | None, wanted: str
+) -> str | None:
     """
-    Return why the Python that a command starts is not covered, or None if it is, or starts no Python.
+    Return why a command starts a Python that does not record or replay; ``None`` if it does, or starts no Python.
 
     Args:
         command: The program and its arguments. The words of ``sh -c`` are searched, too.
         variables: The environment of the new process; None if it inherits that of this one.
         wanted: The entry of ``PYTHONPATH`` that covers a process.
     """
-    words = _words(command)
+    words = _command_words(command)
     starts = [i for i, word in enumerate(words) if PYTHON.fullmatch(os.path.basename(word))]  # noqa: PTH119 - runs at start-up
     for start in starts:
-        reason = _reason_of_options(words[start + 1 :])
+        reason = _find_option_reason(words[start + 1 :])
         if reason:
             return reason
     if starts and variables is not None:
@@ -46,7 +46,7 @@ def uncovered_reason(command: Sequence[object], variables: Mapping[object, objec
     return None
 
 
-def _words(command: Sequence[object]) -> list[str]:
+def _command_words(command: Sequence[object]) -> list[str]:
     words = [os.fsdecode(word) for word in command if isinstance(word, (str, bytes, os.PathLike))]
     if not words or os.path.basename(words[0]) not in SHELLS:  # noqa: PTH119
         # Only the program itself is a Python: its arguments may name another one without starting it.
@@ -57,7 +57,7 @@ def _words(command: Sequence[object]) -> list[str]:
         return []
 
 
-def _reason_of_options(words: list[str]) -> str | None:
+def _find_option_reason(words: list[str]) -> str | None:
     position = 0
     while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
         word = words[position]

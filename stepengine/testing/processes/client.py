@@ -18,28 +18,26 @@ import attrs
 from stepengine.redaction import Redactor
 from stepengine.testing.cassette import CassetteMiss, LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.cleaning import SHAPES
 from stepengine.testing.exchanges import Exchanges
-from stepengine.testing.patching import patched
-from stepengine.testing.processes.channel import BrokerGone, ask, mode
+from stepengine.testing.patching import patch_clients
+from stepengine.testing.processes.channel import BrokerGone, ask_broker, current_mode
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_to_json
-
-__all__ = ("RemoteCassette", "patch_process")
+from stepengine.testing.traffic_redaction import SHAPES
 
 _patches = contextlib.ExitStack()
 
 
 def patch_process(before_request: Callable[[], object]) -> Any:
     """
-    Patch the HTTP libraries of this process, and return the finder that patches those that are imported later.
+    Patch the HTTP libraries that this process has imported, and return the finder that patches later imports.
 
     Args:
         before_request: Called before each request; it may return the line of the program that sends it.
     """
     remote = RemoteCassette(before_request)
-    replays = mode() == "replay"
+    replays = current_mode() == "replay"
     _patches.enter_context(
-        patched(Exchanges(remote if replays else None, None if replays else remote, record_errors=True))
+        patch_clients(Exchanges(remote if replays else None, None if replays else remote, record_errors=True))
     )
     atexit.register(remote.end_open_exchanges)
     return sys.meta_path[0]
@@ -55,7 +53,7 @@ class _RemoteSlot(Slot):
 
 class RemoteCassette:
     """
-    A cassette that is held by the broker.
+    The cassette of the broker, for a program's process.
 
     Args:
         before_request: Called before each request; it may return the line of the program that sends it.
@@ -79,7 +77,7 @@ class RemoteCassette:
             CassetteMiss: if there is none.
         """
         try:
-            answer = ask("take", request=request_to_json(request), line=self._before_request())
+            answer = ask_broker("take", request=request_to_json(request), line=self._before_request())
         except BrokerGone as error:
             answer = {"miss": str(error), "reason": "no_file"}
         if "miss" in answer:
@@ -87,30 +85,30 @@ class RemoteCassette:
         return interaction_from_json(answer["interaction"])
 
     def forget(self, miss: CassetteMiss) -> None:
-        """Do nothing: while replaying every miss counts."""
+        """Do nothing: in a replay every miss is reported."""
 
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
-        """Take the next place for a request that starts now."""
+        """Reserve the next position for a request that starts now."""
         self._before_request()
         try:
-            number = ask("reserve", secrets=secrets or {})["slot"]
+            number = ask_broker("reserve", secrets=secrets or {})["slot"]
         except BrokerGone:
             number = -1
         return _RemoteSlot(secrets=secrets or {}, number=number)
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
-        """Send the recorded interaction; a reply that was not read to its end was reported already."""
+        """Send a recorded interaction; one whose reply was not read to its end was already reported."""
         if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.complete:
             return
         with contextlib.suppress(BrokerGone):
-            ask("finish", slot=slot.number, interaction=interaction_to_json(interaction))
+            ask_broker("finish", slot=slot.number, interaction=interaction_to_json(interaction))
 
     def leave_out(self, left: LeftOut) -> None:
         """Report a reply that is not recorded."""
         with contextlib.suppress(BrokerGone):
-            ask("leave_out", left=attrs.asdict(left))
+            ask_broker("leave_out", left=attrs.asdict(left))
 
     def end_open_exchanges(self) -> None:
-        """Store the replies that are complete although the program has not closed them."""
+        """Store the exchanges with complete replies that the program has not closed."""
         for exchange in [*self.open_exchanges]:
             exchange.end(read_to_end=False)

@@ -11,9 +11,7 @@ from attrs import frozen
 from stepengine.data.json import ABSENT, JsonDifference, differences
 from stepengine.testing.cassette import Cassette, CassetteMiss, Matcher
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.cleaning import Cleaner, known_secrets
-
-__all__ = ("Finding", "ObservedRun", "compare_runs")
+from stepengine.testing.traffic_redaction import Cleaner, secrets_in_headers
 
 
 @frozen
@@ -24,7 +22,7 @@ class _SentRequest:
 
 
 @frozen
-class Finding:
+class RequestDifference:
     """
     A request that differs between two runs.
 
@@ -58,12 +56,12 @@ class ObservedRun:
 
     def add_request(self, request: RecordedRequest, line: str) -> None:
         """Store a request, with the sources that were called before it."""
-        clean = Cleaner(known_secrets(request.headers)).request(request)
+        clean = Cleaner(secrets_in_headers(request.headers)).request(request)
         with self._lock:
             self.requests.append(_SentRequest(clean, line, tuple(reversed(self.sources))))
 
     def find_nearest(self, cassette: Cassette, miss: CassetteMiss) -> Interaction | None:
-        """Return the recorded interaction that is nearest to a missed request, each once, so that the program goes further."""
+        """Return the recorded interaction most similar to a missed request, each at most once, so that the program continues."""
         with self._lock:
             for candidate in miss.candidates:
                 if candidate.index not in self._played:
@@ -72,8 +70,8 @@ class ObservedRun:
         return None
 
 
-def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[Finding]:
-    """Yield the requests of the first run that are not in the second one, whatever their order."""
+def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDifference]:
+    """Yield the requests of the first run that the second one did not send; their order does not matter."""
     matcher = Matcher()
     rest = [(matcher.key(sent.request), sent) for sent in second.requests]
     alone: list[_SentRequest] = []
@@ -87,4 +85,6 @@ def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[Finding]:
     for sent in alone:
         other = rest.pop(0)[1].request if rest else None
         now = ABSENT if other is None else matcher.json(other)
-        yield Finding(sent.request, sent.line, tuple(differences(matcher.json(sent.request), now)), sent.sources)
+        yield RequestDifference(
+            sent.request, sent.line, tuple(differences(matcher.json(sent.request), now)), sent.sources
+        )

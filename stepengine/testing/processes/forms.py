@@ -8,15 +8,6 @@ from typing import Any
 from stepengine.data.json import thaw
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 
-__all__ = (
-    "interaction_from_json",
-    "interaction_to_json",
-    "request_from_json",
-    "request_to_json",
-    "response_from_json",
-    "response_to_json",
-)
-
 
 def request_to_json(request: RecordedRequest) -> dict[str, Any]:
     """Return *request* as JSON."""

@@ -19,8 +19,6 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ("KINDS", "FrozenProcess")
-
 KINDS = ("time", "random", "uuid")
 FLUSH_AT = 100
 MAX_VALUES = 10_000
@@ -53,34 +51,34 @@ class FrozenProcess:
         if "uuid" in told["kinds"]:
             uuid.uuid4 = self._uuid4
         if "random" in told["kinds"]:
-            random.seed(self._derived("random"))
+            random.seed(self._derive_number("random"))
         os.register_at_fork(before=self._count_fork, after_in_child=lambda: self._after_fork(told["kinds"]))
 
     def flush(self) -> None:
-        """Send the values that were recorded."""
+        """Send the values of the clock that were recorded since the last call."""
         with self._lock:
             pending, self._pending = self._pending, {}
             if pending and self._send is not None:
                 self._send(self._key, pending)
 
-    def _derived(self, *names: object) -> int:
+    def _derive_number(self, *names: object) -> int:
         text = "\n".join(map(str, (self._seed, self._key, *names)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
 
-    def _number_of(self, site: str) -> int:
+    def _next_number(self, site: str) -> int:
         number = self._counts.get(site, 0)
         self._counts[site] = number + 1
         return number
 
     def _time(self) -> float:
-        return self._now(_site("time")) / NANOSECONDS
+        return self._next_time(_find_caller("time")) / NANOSECONDS
 
     def _time_ns(self) -> int:
-        return self._now(_site("time_ns"))
+        return self._next_time(_find_caller("time_ns"))
 
-    def _now(self, site: str) -> int:
+    def _next_time(self, site: str) -> int:
         with self._lock:
-            number = self._number_of(site)
+            number = self._next_number(site)
             if self._send is not None:
                 now = self._real()
                 if number < MAX_VALUES:
@@ -98,9 +96,9 @@ class FrozenProcess:
             return value + now - at if value else now
 
     def _uuid4(self) -> uuid.UUID:
-        site = _site("uuid4")
+        site = _find_caller("uuid4")
         with self._lock:
-            return uuid.UUID(int=self._derived(site, self._number_of(site)), version=4)
+            return uuid.UUID(int=self._derive_number(site, self._next_number(site)), version=4)
 
     def _count_fork(self) -> None:
         self._forks += 1
@@ -110,10 +108,10 @@ class FrozenProcess:
         self._key = f"{self._key}/{self._forks}"
         self._forks, self._pending, self._counts = 0, {}, {}
         if "random" in kinds:
-            random.seed(self._derived("random"))
+            random.seed(self._derive_number("random"))
 
 
-def _site(name: str) -> str:
+def _find_caller(name: str) -> str:
     """Return the function of the program that called *name*."""
     frame = sys._getframe(2)  # noqa: SLF001 - `inspect` has no cheaper way
     return f"{name} in {frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"

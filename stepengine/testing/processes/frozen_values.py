@@ -11,8 +11,6 @@ from typing import Any, Self
 
 from stepengine.errors import DataError
 
-__all__ = ("FrozenValues",)
-
 MEMBER = "frozen"
 TEMPORARY = re.compile(r"\d+")
 """Numbers in a command: spawned processes get numbers of pipes, which differ in every run."""

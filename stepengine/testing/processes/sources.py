@@ -15,8 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ("author_line", "watch_sources")
-
 IN_C = frozenset({
     ("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "gmtime"), ("time", "ctime"), ("time", "strftime"),
     ("posix", "urandom"), ("posix", "getpid"),

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.data.late import late
+from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
+    from stepengine.tools.agent_tools import agent_tool, spawn_tools, task_tool
     from stepengine.tools.bundled.bundled import (
         change_hook_tools,
         file_tools,
@@ -72,8 +73,9 @@ if TYPE_CHECKING:
         write_file,
         write_todos,
     )
-    from stepengine.tools.bundled.web.fetching import Fetched, Fetcher, SafeFetcher
-    from stepengine.tools.bundled.web.searching import (
+    from stepengine.tools.bundled.reference import ToolPage, document_tools
+    from stepengine.tools.bundled.web.fetcher import Fetched, Fetcher, SafeFetcher
+    from stepengine.tools.bundled.web.search_queries import (
         BraveSearch,
         DocsBackend,
         DocsSites,
@@ -84,9 +86,8 @@ if TYPE_CHECKING:
     )
     from stepengine.tools.children import child_tools, sleep_tool
     from stepengine.tools.control import ask_user_tool, control_tools
-    from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 else:
-    __getattr__, __dir__ = late(
+    __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
             "stepengine.tools.control": (
@@ -97,7 +98,7 @@ else:
                 "child_tools",
                 "sleep_tool",
             ),
-            "stepengine.tools.spawning": (
+            "stepengine.tools.agent_tools": (
                 "agent_tool",
                 "spawn_tools",
                 "task_tool",
@@ -157,12 +158,16 @@ else:
                 "write_file",
                 "write_todos",
             ),
-            "stepengine.tools.bundled.web.fetching": (
+            "stepengine.tools.bundled.reference": (
+                "ToolPage",
+                "document_tools",
+            ),
+            "stepengine.tools.bundled.web.fetcher": (
                 "Fetched",
                 "Fetcher",
                 "SafeFetcher",
             ),
-            "stepengine.tools.bundled.web.searching": (
+            "stepengine.tools.bundled.web.search_queries": (
                 "BraveSearch",
                 "DocsBackend",
                 "DocsSites",
@@ -189,6 +194,7 @@ __all__ = (
     "SearchHit",
     "SearchedDocs",
     "SearxngSearch",
+    "ToolPage",
     "add_message",
     "agent_tool",
     "ask_user",
@@ -199,6 +205,7 @@ __all__ = (
     "code_search",
     "control_tools",
     "delete_file",
+    "document_tools",
     "end_turn",
     "file_tools",
     "find_files",

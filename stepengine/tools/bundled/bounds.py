@@ -6,18 +6,16 @@ from typing import Any
 
 from pydantic import Field
 
-__all__ = ("over_bound", "up_to")
 
-
-def up_to(most: int, least: int = 1) -> Any:
+def bounded_field(most: int, least: int = 1) -> Any:
     """
-    Return the field of a parameter from *least* to *most*, as its schema shows it.
+    Return the field of an integer from *least* on; its schema states *most*, which is not enforced.
 
     A larger value is accepted, since a model or a ported agent that asks for more is best served with the most there is.
     """
     return Field(ge=least, json_schema_extra={"maximum": most})
 
 
-def over_bound(name: str, value: int, most: int) -> list[str]:
-    """Return the note that *value* was replaced by *most*; empty where it was not."""
+def note_excess(name: str, value: int, most: int) -> list[str]:
+    """Return a note that *value* was lowered to *most*; an empty list if it was not."""
     return [f"{name} was {value:,} and is at most {most:,}"] if value > most else []

@@ -15,6 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
 
@@ -29,28 +30,13 @@ from stepengine.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from stepengine.tools.bundled.changes import FileChangeHook
     from stepengine.tools.bundled.memory import MemoryStore
-    from stepengine.tools.bundled.shell.running import Runner
-    from stepengine.tools.bundled.web.fetching import Fetcher
-    from stepengine.tools.bundled.web.searching import DocsBackend, SearchBackend
+    from stepengine.tools.bundled.shell.commands import Runner
+    from stepengine.tools.bundled.web.fetcher import Fetcher
+    from stepengine.tools.bundled.web.search_queries import DocsBackend, SearchBackend
     from stepengine.tools.definition import Tool
     from stepengine.workspace.buffers import Buffers
     from stepengine.workspace.root import Root
     from stepengine.workspace.terminals import Terminals
-
-__all__ = (
-    "change_hook_tools",
-    "file_tools",
-    "followup_tools",
-    "memory_tools",
-    "recall_history_tool",
-    "rootless_tools",
-    "search_tools",
-    "shell_tools",
-    "skill_tools",
-    "uncalled_tools",
-    "web_tools",
-    "workspace_tools",
-)
 
 COMMAND_SECONDS = 30.0
 """Most commands of an agent end in seconds; a model that needs more asks for it."""
@@ -84,6 +70,7 @@ class FileTools(PathPolicy):
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
         allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
             may be written.
+        trusted: Patterns of files that hold no text of third parties: what is read of them is trusted. Tools do not write them.
         refuse_hardlinks: Refuse to read a file that has more than one name.
         cross_mounts: Enter folders that are on other file systems than the root.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
@@ -98,42 +85,42 @@ class FileTools(PathPolicy):
     propose: bool = False
     buffers: Buffers | None = None
 
-    def below(self, root: Folder) -> list[Tool]:
+    def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         if self.delete and not self.write:
             msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
             raise DefinitionError(msg)
         from stepengine.workspace.root import Root
 
-        _check_lent(root, buffers=self.buffers)
+        _check_local_options(root, buffers=self.buffers)
         held = Root(root, self)
         return [
-            *self._reading(held),
-            *_subtree(held),
-            *(self._writing(held) if self.write else ()),
-            *(self._proposing(held) if self.propose else ()),
+            *self._make_reading_tools(held),
+            *_make_subtree_tools(held),
+            *(self._make_writing_tools(held) if self.write else ()),
+            *(self._make_proposing_tools(held) if self.propose else ()),
         ]
 
-    def _reading(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.files.reading import reading_tools
+    def _make_reading_tools(self, root: Root) -> list[Tool]:
+        from stepengine.tools.bundled.files.read_tools import make_read_tools
 
-        return reading_tools(root, self.buffers)
+        return make_read_tools(root, self.buffers)
 
-    def _writing(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.files.writing import writing_tools
+    def _make_writing_tools(self, root: Root) -> list[Tool]:
+        from stepengine.tools.bundled.files.write_tools import make_write_tools
 
-        return writing_tools(root, delete=self.delete, buffers=self.buffers)
+        return make_write_tools(root, delete=self.delete, buffers=self.buffers)
 
-    def _proposing(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.files.proposing import proposing_tools
+    def _make_proposing_tools(self, root: Root) -> list[Tool]:
+        from stepengine.tools.bundled.files.proposals import make_proposal_tools
 
-        return proposing_tools(root, self.buffers)
+        return make_proposal_tools(root, self.buffers)
 
 
-def _subtree(root: Root) -> list[Tool]:
-    from stepengine.tools.bundled.search.overview import subtree_tool
+def _make_subtree_tools(root: Root) -> list[Tool]:
+    from stepengine.tools.bundled.search.overview import make_subtree_tool
 
-    return [subtree_tool(root)]
+    return [make_subtree_tool(root)]
 
 
 @frozen(kw_only=True)
@@ -145,6 +132,7 @@ class SearchTools(PathPolicy):
         prefer_python: Search in Python even where ripgrep is installed.
         withhold: Patterns of files that are not shown either, such as the journal of the run.
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
+        trusted: As for ``file_tools``, so that both take one policy. What a search finds stays untrusted, since it shows parts of many files.
         refuse_hardlinks: Refuse to read a file that has more than one name.
         cross_mounts: Enter folders that are on other file systems than the root.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
@@ -156,16 +144,16 @@ class SearchTools(PathPolicy):
     prefer_python: bool = False
     allow_protected: tuple[str, ...] = attrs.field(default=(), init=False)  # these tools write nothing
 
-    def below(self, root: Folder) -> list[Tool]:
+    def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         from stepengine.workspace.root import Root
 
-        return self._searching(Root(root, self))
+        return self._make_search_tools(Root(root, self))
 
-    def _searching(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.search.tools import searching_tools
+    def _make_search_tools(self, root: Root) -> list[Tool]:
+        from stepengine.tools.bundled.search.tools import make_search_tools
 
-        return searching_tools(root, prefer_python=self.prefer_python)
+        return make_search_tools(root, prefer_python=self.prefer_python)
 
 
 @frozen(kw_only=True)
@@ -258,18 +246,18 @@ class ShellTools:
     terminals: Terminals | None = None
     watch: bool = False
 
-    def below(self, root: Folder) -> list[Tool]:
+    def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
-        self._check()
-        from stepengine.tools.bundled.shell.running import Shell, limits_text
-        from stepengine.tools.bundled.shell.sandbox import sandboxed
-        from stepengine.tools.bundled.shell.tools import command_tools
-        from stepengine.tools.bundled.shell.watching import watch_tool
-        from stepengine.workspace.environment import CommandEnvironment, check_names, read_git_identity
+        self._check_options()
+        from stepengine.tools.bundled.shell.commands import Shell, limits_text
+        from stepengine.tools.bundled.shell.sandbox import make_bubblewrap_runner
+        from stepengine.tools.bundled.shell.tools import make_command_tools
+        from stepengine.tools.bundled.shell.watch_tool import make_watch_tool
+        from stepengine.workspace.environment import CommandEnvironment, check_variable_names, read_git_identity
         from stepengine.workspace.root import Root
 
-        names = check_names(self.env, env_secrets=self.env_secrets)
-        _check_lent(root, terminals=self.terminals, sandbox=self.sandbox or None)
+        names = check_variable_names(self.env, env_secrets=self.env_secrets)
+        _check_local_options(root, terminals=self.terminals, sandbox=self.sandbox or None)
         held = Root(root, PathPolicy(allow_wide_root=self.allow_wide_root))
         folder = "/" if held.system is not None else f"/{'/'.join(held.real)}"
         shell = Shell(
@@ -280,18 +268,19 @@ class ShellTools:
                 real_home=self.home == "real",
                 root=held.real,
                 system=held.system,
-                identity=read_git_identity(folder, held.real if held.system is None else ()),
+                # Asked before the first command: most engines, such as those of replays, run none.
+                identity=cache(partial(read_git_identity, folder, held.real if held.system is None else ())),
             ),
             timeout=float(self.timeout),
             max_timeout=float(self.max_timeout),
             allow_unlimited=self.allow_unlimited,
             limits=limits_text(self.limits or {}),
-            runner=sandboxed(held.real) if self.sandbox else self.runner,
+            runner=make_bubblewrap_runner(held.real) if self.sandbox else self.runner,
             terminals=self.terminals,
         )
-        return [*command_tools(shell), *([watch_tool(shell)] if self.watch else [])]
+        return [*make_command_tools(shell), *([make_watch_tool(shell)] if self.watch else [])]
 
-    def _check(self) -> None:
+    def _check_options(self) -> None:
         times = f"timeout={self.timeout!r} and max_timeout={self.max_timeout!r}"
         problem = ""
         if os.name != "posix" or not sys.executable:
@@ -314,11 +303,11 @@ class ShellTools:
 
 
 class _Set(Protocol):
-    def below(self, root: Folder) -> list[Tool]: ...
+    def make_tools(self, root: Folder) -> list[Tool]: ...
 
 
-def _check_lent(root: Folder, **lent: object) -> None:
-    """Refuse what belongs to this machine for tools that work elsewhere."""
+def _check_local_options(root: Folder, **lent: object) -> None:
+    """Raise ``DefinitionError`` for an option of this machine in a workspace on another system."""
     named = [f"{name}=" for name, value in lent.items() if value is not None]
     if named and isinstance(root, Workspace) and root.system is not None:
         msg = (
@@ -328,8 +317,8 @@ def _check_lent(root: Folder, **lent: object) -> None:
         raise DefinitionError(msg)
 
 
-def _working_in(root: Folder, tools: list[Tool]) -> list[Tool]:
-    """Return *tools*, which say where they work, so that an engine can tell whether they reach what they must not."""
+def _set_tool_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
+    """Set the folder of each tool, and return *tools*. The engine uses it to check whether they reach forbidden files."""
     if isinstance(root, Workspace) and root.system is not None:
         if root.here is None:
             return tools
@@ -340,11 +329,11 @@ def _working_in(root: Folder, tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-def _made_with(options: Callable[P, _Set], name: str) -> Callable[Concatenate[Folder, P], list[Tool]]:
-    """Return the function that takes a root and these options, and gives the tools; its text is theirs."""
+def _tools_function(options: Callable[P, _Set], name: str) -> Callable[Concatenate[Folder, P], list[Tool]]:
+    """Return a function that takes a root and these options and returns the tools."""
 
     def tools(root: Folder, /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
-        return _working_in(root, options(*args, **kwargs).below(root))
+        return _set_tool_folder(root, options(*args, **kwargs).make_tools(root))
 
     tools.__name__ = tools.__qualname__ = name
     tools.__doc__ = options.__doc__
@@ -354,16 +343,16 @@ def _made_with(options: Callable[P, _Set], name: str) -> Callable[Concatenate[Fo
     return tools
 
 
-file_tools = _made_with(FileTools, "file_tools")
-search_tools = _made_with(SearchTools, "search_tools")
-shell_tools = _made_with(ShellTools, "shell_tools")
+file_tools = _tools_function(FileTools, "file_tools")
+search_tools = _tools_function(SearchTools, "search_tools")
+shell_tools = _tools_function(ShellTools, "shell_tools")
 
 
 def web_tools(
     search: SearchBackend | None = None, docs: DocsBackend | None = None, fetch: Fetcher | None = None
 ) -> list[Tool]:
     """
-    Return ``web_search``, ``read_docs`` and ``read_url``: each only when what it works with is given.
+    Return ``web_search``, ``read_docs`` and ``read_url``, each only if its backend is given.
 
     Their category is ``"network"``, and none of them is read-only: what a model puts into an address or a query leaves the
     machine. What a page says is data of whoever wrote it.
@@ -377,9 +366,9 @@ def web_tools(
     Raises:
         DefinitionError: when none of them is given.
     """
-    from stepengine.tools.bundled.web.tools import reaching_tools
+    from stepengine.tools.bundled.web.tools import make_web_tools
 
-    made = reaching_tools(search, docs, fetch)
+    made = make_web_tools(search, docs, fetch)
     if not made:
         msg = 'web_tools needs something to work with, such as search=SearxngSearch(url) or fetch=SafeFetcher(allow="public")'
         raise DefinitionError(msg)
@@ -410,19 +399,21 @@ def change_hook_tools(
     Raises:
         DefinitionError: when there are no hooks, a pattern cannot be used, or the root is no folder or too wide.
     """
-    from stepengine.tools.bundled.checks import checking_tool
+    from stepengine.tools.bundled.checks import make_check_tool
     from stepengine.workspace.root import Root
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
-    return _working_in(root, [checking_tool(Root(root, PathPolicy(allow_wide_root=allow_wide_root)), hooks, run)])
+    return _set_tool_folder(
+        root, [make_check_tool(Root(root, PathPolicy(allow_wide_root=allow_wide_root)), hooks, run)]
+    )
 
 
 def followup_tools() -> list[Tool]:
-    """Return ``suggest_followups``, by which a model suggests to the user what could be asked next, as an event."""
-    return _followups()
+    """Return ``suggest_followups``, which suggests the user's next messages in an event."""
+    return _make_followup_tools()
 
 
-def _followups() -> list[Tool]:
+def _make_followup_tools() -> list[Tool]:
     from stepengine.tools.bundled.followups import followup_tool
 
     return [followup_tool()]
@@ -430,19 +421,19 @@ def _followups() -> list[Tool]:
 
 def recall_history_tool() -> Tool:
     """
-    Return ``recall_history``, by which a model searches and reads what was left out of its conversation.
+    Return ``recall_history``, which searches and reads messages that were removed from the conversation.
 
     Its agent's runs keep what is left out: ``AgentState.left_out`` holds it, and so does a stored session. Whoever may not read
     what was once said gives an agent no such tool.
     """
-    (made,) = _recalling()
+    (made,) = _make_recall_tools()
     return made
 
 
-def _recalling() -> list[Tool]:
-    from stepengine.tools.bundled.recalling import recalling_tool
+def _make_recall_tools() -> list[Tool]:
+    from stepengine.tools.bundled.history_tool import make_recall_tool
 
-    return [recalling_tool()]
+    return [make_recall_tool()]
 
 
 def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool]:
@@ -453,7 +444,7 @@ def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True
         root: A folder of the project; by default the engine's ``workspace``, else the working directory.
         user: Whether the user's own skills are among them.
     """
-    from stepengine.tools.bundled.reading_skills import skill_tool
+    from stepengine.tools.bundled.skill_tool import skill_tool
 
     return [skill_tool(root, user=user)]
 
@@ -470,9 +461,9 @@ def memory_tools(store: MemoryStore | None = None, *, scopes: Sequence[str] = ("
     Raises:
         DefinitionError: for no scope, and for an unknown one.
     """
-    from stepengine.tools.bundled.remembering import memory_tools_of
+    from stepengine.tools.bundled.note_tools import make_memory_tools
 
-    return memory_tools_of(store, scopes)
+    return make_memory_tools(store, scopes)
 
 
 def workspace_tools(
@@ -484,7 +475,7 @@ def workspace_tools(
     terminals: Terminals | None = None,
 ) -> list[Tool]:
     """
-    Return the bundled tools that work in the folder of a workspace, as far as its ``write`` and ``shell`` allow them.
+    Return the bundled tools for the folder of a workspace that its ``write`` and ``shell`` permit.
 
     Args:
         workspace: Where they work, and what they may do there.
@@ -499,7 +490,15 @@ def workspace_tools(
     """
     wide, write = allow_wide_root, workspace.write
     tools = [
-        *file_tools(workspace, write=write, propose=True, withhold=withhold, buffers=buffers, allow_wide_root=wide),
+        *file_tools(
+            workspace,
+            write=write,
+            propose=True,
+            withhold=withhold,
+            trusted=workspace.trusted,
+            buffers=buffers,
+            allow_wide_root=wide,
+        ),
         *search_tools(workspace, withhold=withhold, allow_wide_root=wide),
     ]
     return (
@@ -511,7 +510,7 @@ def workspace_tools(
 
 def rootless_tools(searxng: str | None = None) -> list[Tool]:
     """
-    Return the bundled tools of every workspace that touch nothing in its folder.
+    Return the bundled tools that every workspace has and that do not access its folder.
 
     These are for children, times, follow-ups and what was left out of the conversation.
 
@@ -523,14 +522,14 @@ def rootless_tools(searxng: str | None = None) -> list[Tool]:
     tools = [*followup_tools(), *child_tools(), sleep_tool(), recall_history_tool()]
     if searxng is None:
         return tools
-    from stepengine.tools.bundled.web.fetching import SafeFetcher
-    from stepengine.tools.bundled.web.searching import SearchedDocs, SearxngSearch
+    from stepengine.tools.bundled.web.fetcher import SafeFetcher
+    from stepengine.tools.bundled.web.search_queries import SearchedDocs, SearxngSearch
 
     search, fetcher = SearxngSearch(searxng), SafeFetcher(allow="public")
     return [*tools, *web_tools(search, SearchedDocs(search, fetcher), fetcher)]
 
 
 def uncalled_tools(root: Folder = "/") -> list[Tool]:
-    """Return all tools that a workspace may give, for their names and schemas: none of them is called, so any root will do."""
+    """Return all tools that a workspace may offer, for their names and schemas only; they are never called."""
     place = Workspace(Path(root), write=True, shell=True)  # noqa: S604 - a permission, no subprocess
     return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]

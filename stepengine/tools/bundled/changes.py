@@ -10,8 +10,6 @@ from attrs import frozen
 
 from stepengine.errors import DefinitionError
 
-__all__ = ("FileChangeHook",)
-
 COMMAND_MAX_SECONDS = 600.0
 """A build or a test suite of ten minutes is the longest that somebody waits for; a longer one is a background job."""
 

@@ -11,15 +11,12 @@ from pydantic import Field
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.bundled.changes import FileChangeHook
-from stepengine.tools.bundled.files.reading import READ_PATHS
+from stepengine.tools.bundled.files.read_tools import READ_PATHS
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace.patterns import GlobPattern
 from stepengine.workspace.root import Root
-
-__all__ = ("checking_tool",)
-
 
 RUNS = ToolAnnotations(destructive=True, open_world=True)
 
@@ -42,9 +39,9 @@ def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[_Check]:
         raise DefinitionError(error.message) from None
 
 
-def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Tool:
+def make_check_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Tool:
     """
-    Return the tool that runs *hooks*.
+    Return the tool that runs the hooks for changed files.
 
     Args:
         root: What the files are below.
@@ -53,7 +50,7 @@ def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Too
     """
     checks = _compile_hooks(hooks)
 
-    @tool(category="execute", annotations=RUNS, timeout=float("inf"))
+    @tool(category="execute", annotations=RUNS, timeout=float("inf"), destinations=())
     async def run_file_change_hooks(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         files: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=READ_PATHS)],
@@ -80,12 +77,12 @@ def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Too
         """
         changed = [root.parts(path) for path in files]
         found = [check.hook for check in checks if any(check.pattern.match(parts) for parts in changed)]
-        return [await _ran(ctx, hook, run) for hook in found]
+        return [await _run_hook(ctx, hook, run) for hook in found]
 
     return run_file_change_hooks
 
 
-async def _ran(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, object]:
+async def _run_hook(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, object]:
     asked = {"command": list(hook.command), "process_type": "SYNC", "cwd": hook.cwd, "timeout_seconds": hook.timeout}
     result = await run.execute(asked, ctx)
     if isinstance(result.data, dict):

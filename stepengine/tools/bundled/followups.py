@@ -13,8 +13,6 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 
-__all__ = ("followup_tool",)
-
 
 @with_config(ConfigDict(extra="forbid"))
 class Followup(TypedDict):
@@ -25,7 +23,7 @@ class Followup(TypedDict):
 
 
 def followup_tool() -> Tool:
-    """Return the tool that suggests what to do next."""
+    """Return the tool that suggests the user's next messages."""
 
     @tool(
         category="control",
@@ -33,6 +31,7 @@ def followup_tool() -> Tool:
         requires_permission=False,
         forces_next_step=False,
         in_thread=False,
+        destinations=(),
     )
     def suggest_followups(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext, followups: Annotated[list[Followup], Field(min_length=1)]

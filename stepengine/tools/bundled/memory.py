@@ -22,8 +22,6 @@ from attrs import frozen
 from stepengine.errors import ToolError
 from stepengine.workspace.atomic import replace_path
 
-__all__ = ("FileMemory", "MemoryStore", "Note")
-
 NOTE_CHARS = 2_000
 """A paragraph or two: a note is a fact, not a document."""
 MAX_NOTES = 500
@@ -44,14 +42,14 @@ WORD = re.compile(r"[\w-]+")
 SCOPE = re.compile(r"user|project:[0-9a-f]{16}")
 
 
-def _tags(given: Iterable[str]) -> tuple[str, ...]:
+def _tuple_of_tags(given: Iterable[str]) -> tuple[str, ...]:
     return tuple(given)
 
 
 @frozen(kw_only=True)
 class Note:
     """
-    Something that was remembered.
+    A stored note.
 
     Attributes:
         id: What it is forgotten by, such as ``"m12"``; never used again within its scope.
@@ -63,33 +61,33 @@ class Note:
 
     id: str
     text: str
-    tags: tuple[str, ...] = attrs.field(default=(), converter=_tags)
+    tags: tuple[str, ...] = attrs.field(default=(), converter=_tuple_of_tags)
     date: str = ""
     origin: str = ""
 
     @property
     def line(self) -> str:
-        """The note as a line of a file, and as a model is shown it."""
+        """The note as a line of its file, which models also see."""
         tags = "".join([f" #{tag}" for tag in self.tags])
         return f"- [{self.id}] {self.date}{tags}{f' {self.origin}' if self.origin else ''}: {self.text}"
 
 
 class MemoryStore(Protocol):
     """
-    Keeps notes; bring your own to keep them elsewhere.
+    Stores notes; implement it to store them elsewhere.
 
     A scope is ``"user"``, or ``"project:"`` with 16 hexadecimal digits that stand for the repository. What is written has
     been checked: one line of at most 2,000 characters without secrets. A ``ToolError`` tells the model what is wrong.
     """
 
     async def write(self, scope: str, text: str, tags: Sequence[str], origin: str) -> Note:
-        """Keep a note and return it with its id."""
+        """Store a note and return it with its id."""
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
-        """Return at most *limit* notes, best first; for an empty query the newest."""
+        """Return at most *limit* notes that match a query, best first; for an empty query the newest."""
 
     async def forget(self, scope: str, id: str) -> bool:
-        """Forget a note; return whether there was one."""
+        """Delete a note; return False if it does not exist."""
 
 
 def _today() -> datetime:
@@ -99,7 +97,7 @@ def _today() -> datetime:
 @frozen
 class FileMemory:
     """
-    Keeps notes as lines of Markdown: ``user.md``, and ``projects/DIGITS.md`` for each repository, for their owner only.
+    Stores notes as lines of Markdown that only their owner can read: ``user.md``, and ``projects/DIGITS.md`` per repository.
 
     Lines that are no notes are a person's and stay. A file holds at most 500 notes and 256 KiB. Processes wait for each
     other; a file is replaced as a whole.
@@ -113,40 +111,40 @@ class FileMemory:
     clock: Callable[[], datetime] = attrs.field(default=_today, kw_only=True)
 
     async def write(self, scope: str, text: str, tags: Sequence[str], origin: str) -> Note:
-        """Add a note; raises ``ToolError`` when the file is full, naming the oldest three."""
-        return await asyncio.to_thread(self._write, scope, text, tuple(tags), origin)
+        """Append a note; raise ``ToolError`` if the file is full, which names the oldest three notes."""
+        return await asyncio.to_thread(self._append_note, scope, text, tuple(tags), origin)
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
-        """Return the notes with words of the query: a whole word or a tag counts 2, a beginning 1; ties newest first."""
+        """Return the notes that match words of the query: a whole word or tag counts 2, the start of a word 1; ties newest first."""
         return await asyncio.to_thread(self._search, scope, query, limit)
 
     def _search(self, scope: str, query: str, limit: int) -> list[Note]:
-        notes = _notes(self._lines(scope))
-        wanted = set(_words(query))
-        ranked = [(_rank(note, wanted), int(note.id[1:]), note) for note in notes]
+        notes = _parse_notes(self._read_lines(scope))
+        wanted = set(_split_words(query))
+        ranked = [(_score_note(note, wanted), int(note.id[1:]), note) for note in notes]
         found = sorted([one for one in ranked if one[0] or not wanted], key=lambda one: one[:2], reverse=True)
         return [note for *_, note in found[:limit]]
 
     async def forget(self, scope: str, id: str) -> bool:
-        """Take a note out of its file."""
-        return await asyncio.to_thread(self._forget, scope, id)
+        """Delete a note from its file."""
+        return await asyncio.to_thread(self._remove_note, scope, id)
 
     def _path(self, scope: str) -> Path:
         if not SCOPE.fullmatch(scope):
             msg = f"{scope!r} is no scope of notes; 'user' or 'project:' with 16 hexadecimal digits would be fine"
             raise ToolError(msg)
         kind, _, digits = scope.partition(":")
-        return self._base() / (f"projects/{digits}.md" if kind == "project" else "user.md")
+        return self._notes_folder() / (f"projects/{digits}.md" if kind == "project" else "user.md")
 
-    def _base(self) -> Path:
+    def _notes_folder(self) -> Path:
         if self.folder is not None:
             return self.folder
         data = os.environ.get("XDG_DATA_HOME", "")
         base = Path(data) if data.startswith("/") else Path(os.path.expanduser("~"), ".local", "share")  # noqa: PTH111
         return base / "stepengine" / "memory"
 
-    def _lines(self, scope: str) -> list[str]:
-        """Return the lines of a file; a link, or what is larger than a file of notes can be, is refused."""
+    def _read_lines(self, scope: str) -> list[str]:
+        """Return the lines of a file. A link or a file above the size limit raises an error."""
         path = self._path(scope)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -162,12 +160,12 @@ class FileMemory:
             raise ToolError(msg)
         return data.decode("utf-8", KEPT).split("\n")
 
-    def _write(self, scope: str, text: str, tags: tuple[str, ...], origin: str) -> Note:
-        with self._held(scope) as path:
-            lines = self._lines(scope)
+    def _append_note(self, scope: str, text: str, tags: tuple[str, ...], origin: str) -> Note:
+        with self._lock_file(scope) as path:
+            lines = self._read_lines(scope)
             while lines and not lines[-1].strip():
                 lines.pop()
-            notes = _notes(lines)
+            notes = _parse_notes(lines)
             numbers = [int(note.id[1:]) for note in notes] + [
                 int(m[1]) for line in lines if (m := HIGHEST.fullmatch(line))
             ]
@@ -183,9 +181,9 @@ class FileMemory:
             replace_path(path, data, mode=0o600)
         return note
 
-    def _forget(self, scope: str, identity: str) -> bool:
-        with self._held(scope) as path:
-            lines = self._lines(scope)
+    def _remove_note(self, scope: str, identity: str) -> bool:
+        with self._lock_file(scope) as path:
+            lines = self._read_lines(scope)
             kept = [line for line in lines if not (m := LINE.fullmatch(line)) or f"m{m[1]}" != identity]
             if len(kept) == len(lines):
                 return False
@@ -193,8 +191,8 @@ class FileMemory:
         return True
 
     @contextmanager
-    def _held(self, scope: str) -> Iterator[Path]:
-        """Hold the lock of a file, which lies beside it, against other threads and processes."""
+    def _lock_file(self, scope: str) -> Iterator[Path]:
+        """Hold the lock of a notes file against other threads and processes, and yield the path of the notes file."""
         import fcntl
 
         path = self._path(scope)
@@ -213,7 +211,7 @@ class FileMemory:
             os.close(fd)
 
 
-def _notes(lines: Sequence[str]) -> list[Note]:
+def _parse_notes(lines: Sequence[str]) -> list[Note]:
     found = [m for line in lines if (m := LINE.fullmatch(line))]
     return [
         Note(
@@ -231,11 +229,11 @@ def _to_plain_text(text: str) -> str:
     return text.encode("utf-8", KEPT).decode("utf-8", "replace")
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def _rank(note: Note, wanted: set[str]) -> int:
-    words, tags = set(_words(note.text)), set(_words(" ".join(note.tags)))
+def _score_note(note: Note, wanted: set[str]) -> int:
+    words, tags = set(_split_words(note.text)), set(_split_words(" ".join(note.tags)))
     whole = WHOLE_WEIGHT * (len(wanted & words) + len(wanted & tags))
     return whole + PREFIX * sum([any(word.startswith(w) and word != w for word in words) for w in wanted])

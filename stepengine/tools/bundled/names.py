@@ -22,6 +22,7 @@ from stepengine.tools.bundled.shapes import (
     ChildAsked,
     ChildEntry,
     CommandResult,
+    Confirmation,
     Documentation,
     EditedFile,
     FileEntry,
@@ -32,57 +33,16 @@ from stepengine.tools.bundled.shapes import (
     HookEntry,
     JobStatus,
     Listing,
-    QuestionAsked,
     Replacement,
-    Said,
     SearchResult,
     Todo,
     TreeEntry,
+    UserQuestion,
     WebPage,
     WebResults,
     WrittenFile,
 )
-from stepengine.tools.makers import MAKERS, Maker
-
-__all__ = (
-    "BUNDLED",
-    "Bundled",
-    "add_message",
-    "ask_user",
-    "check_job",
-    "code_search",
-    "delete_file",
-    "end_turn",
-    "find_files",
-    "forget",
-    "glob",
-    "hand_off",
-    "kill_job",
-    "list_directory",
-    "lookup_agent_info",
-    "propose_str_replace",
-    "propose_write_file",
-    "read_docs",
-    "read_files",
-    "read_subtree",
-    "read_url",
-    "recall",
-    "remember",
-    "run_file_change_hooks",
-    "run_terminal_command",
-    "set_messages",
-    "set_output",
-    "skill",
-    "spawn_agent_inline",
-    "spawn_agents",
-    "str_replace",
-    "suggest_followups",
-    "task_completed",
-    "think_deeply",
-    "web_search",
-    "write_file",
-    "write_todos",
-)
+from stepengine.tools.makers import MAKERS, ToolMaker
 
 
 class _Typed(Protocol):
@@ -269,7 +229,7 @@ class _Typed(Protocol):
     # --- people, skills, notes
 
     @staticmethod
-    def ask_user(questions: Sequence[QuestionAsked]) -> Answers:
+    def ask_user(questions: Sequence[UserQuestion]) -> Answers:
         """
         Put questions to a person.
 
@@ -278,7 +238,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def suggest_followups(followups: Sequence[FollowupAsked]) -> Said:
+    def suggest_followups(followups: Sequence[FollowupAsked]) -> Confirmation:
         """
         Suggest to the user what could be asked next, as an event.
 
@@ -334,7 +294,9 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def spawn_agent_inline(agent_type: str, *, prompt: str = "", params: Mapping[str, Any] | None = None) -> Said:
+    def spawn_agent_inline(
+        agent_type: str, *, prompt: str = "", params: Mapping[str, Any] | None = None
+    ) -> Confirmation:
         """
         Run an agent in this conversation: what it leaves replaces the history.
 
@@ -354,7 +316,7 @@ class _Typed(Protocol):
     # --- the run itself
 
     @staticmethod
-    def set_output(data: Any) -> Said:
+    def set_output(data: Any) -> Confirmation:
         """
         Set the output of the run.
 
@@ -363,7 +325,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def set_messages(messages: Sequence[Any]) -> Said:
+    def set_messages(messages: Sequence[Any]) -> Confirmation:
         """
         Replace the history; for handlers alone.
 
@@ -378,7 +340,7 @@ class _Typed(Protocol):
         *,
         tags: Sequence[str] = (),
         ttl: Literal["agent_step", "user_prompt"] | None = None,
-    ) -> Said:
+    ) -> Confirmation:
         """
         Append a message to the history; for handlers alone.
 
@@ -387,7 +349,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def end_turn(message: str = "") -> Said:
+    def end_turn(message: str = "") -> Confirmation:
         """
         End the turn.
 
@@ -396,7 +358,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def hand_off(agent: str) -> Said:
+    def hand_off(agent: str) -> Confirmation:
         """
         Hand the conversation over to another agent, which goes on with it when the run's own agent has ended.
 
@@ -405,7 +367,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def task_completed() -> Said:
+    def task_completed() -> Confirmation:
         """
         Say that the whole task is done; where an agent lists it, its turn ends in no other way.
 
@@ -414,7 +376,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def write_todos(todos: Sequence[Todo]) -> Said:
+    def write_todos(todos: Sequence[Todo]) -> Confirmation:
         """
         Write the list of things to do, in place of the earlier one.
 
@@ -423,7 +385,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def think_deeply(thought: str) -> Said:
+    def think_deeply(thought: str) -> Confirmation:
         """
         Write down a thought.
 
@@ -473,9 +435,9 @@ think_deeply = ToolName(_Typed.think_deeply)
 
 
 @frozen
-class Bundled:
+class BundledTool:
     """
-    A tool of the package.
+    A bundled tool and its documentation.
 
     Attributes:
         name: Its name, which knows its types.
@@ -483,19 +445,19 @@ class Bundled:
     """
 
     name: ToolName[..., Any]
-    maker: Maker | None = None
+    maker: ToolMaker | None = None
 
-    def says(self, title: str) -> str:
-        """Return what is told under a title: ``"Errors"`` or ``"Limits"``; with ``""``, what the tool is for."""
+    def documentation(self, title: str) -> str:
+        """Return the documentation under a title, ``"Errors"`` or ``"Limits"``; with ``""`` its first part."""
         text = " ".join((self.name.__doc__ or "").split())
         parts = re.split(r"\b(Errors|Limits): ", text)
         told = dict(zip(["", *parts[1::2]], parts[::2], strict=True))
         return told[title].strip()
 
 
-BUNDLED: Mapping[str, Bundled] = MappingProxyType(
+BUNDLED: Mapping[str, BundledTool] = MappingProxyType(
     {
-        str(name): Bundled(name, MAKERS[name])
+        str(name): BundledTool(name, MAKERS[name])
         for name in (
             read_files,
             list_directory,

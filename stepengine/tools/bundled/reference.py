@@ -18,10 +18,8 @@ from typing_extensions import Doc, is_typeddict
 
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.tools import ToolSpec
-from stepengine.tools.bundled.names import BUNDLED, Bundled
+from stepengine.tools.bundled.names import BUNDLED, BundledTool
 from stepengine.tools.bundled.shapes import StartedJob
-
-__all__ = ("Form", "Parameter", "ResultKey", "ToolPage", "keys_of", "told")
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "add_message": {"role": "user", "content": "There are TODOs left."},
@@ -95,7 +93,7 @@ class Form:
 @frozen
 class ToolPage:
     """
-    What is told of one tool.
+    The documentation of one tool.
 
     Attributes:
         name: Its name.
@@ -120,31 +118,32 @@ class ToolPage:
     example: JsonDict
 
 
-def told() -> list[ToolPage]:
-    """Return what is told of every bundled tool."""
-    specs = _specs()
+def document_tools() -> list[ToolPage]:
+    """Return the documentation of every bundled tool."""
+    specs = _bundled_specs()
     return [_document_tool(one, specs[name]) for name, one in BUNDLED.items()]
 
 
-def _document_tool(one: Bundled, spec: ToolSpec) -> ToolPage:
+def _document_tool(one: BundledTool, spec: ToolSpec) -> ToolPage:
     name = str(one.name)
-    forms = [_form(one.name.returns), *([_form(StartedJob)] if name == "run_terminal_command" else [])]
+    forms = [_make_form(one.name.returns), *([_make_form(StartedJob)] if name == "run_terminal_command" else [])]
     return ToolPage(
         name=name,
-        text=one.says(""),
+        text=one.documentation(""),
         maker="" if one.maker is None else str(one.maker),
         spec=spec,
-        parameters=tuple(_parameters(spec)),
+        parameters=tuple(_list_parameters(spec)),
         forms=tuple(forms),
-        errors=one.says("Errors"),
-        limits=one.says("Limits"),
-        example=_example(spec),
+        errors=one.documentation("Errors"),
+        limits=one.documentation("Limits"),
+        example=_find_example(spec),
     )
 
 
 @cache
-def _specs() -> Mapping[str, ToolSpec]:
+def _bundled_specs() -> Mapping[str, ToolSpec]:
     """Return the specifications of all bundled tools, which are the same below every root; none of these tools is called."""
+    from stepengine.tools.agent_tools import BUILT_IN
     from stepengine.tools.bundled.bundled import (
         change_hook_tools,
         file_tools,
@@ -153,7 +152,6 @@ def _specs() -> Mapping[str, ToolSpec]:
         uncalled_tools,
     )
     from stepengine.tools.bundled.changes import FileChangeHook
-    from stepengine.tools.spawning import BUILT_IN
 
     made = [
         *uncalled_tools(),
@@ -166,8 +164,8 @@ def _specs() -> Mapping[str, ToolSpec]:
     return {tool.name: tool.spec for tool in made}
 
 
-def _example(spec: ToolSpec) -> JsonDict:
-    """Return the first input that the text of a tool shows to models and that is not empty, if there is one."""
+def _find_example(spec: ToolSpec) -> JsonDict:
+    """Return the first example input in the description of a tool that is not empty, if there is one."""
     if spec.name in EXAMPLES:
         return freeze_object(EXAMPLES[spec.name])
     behind = spec.description.partition("Examples:")[2]
@@ -182,35 +180,37 @@ def _example(spec: ToolSpec) -> JsonDict:
 # --- what goes in ----------------------------------------------------------------------------------------------------
 
 
-def _parameters(spec: ToolSpec) -> Iterator[Parameter]:
+def _list_parameters(spec: ToolSpec) -> Iterator[Parameter]:
     schema = spec.input_schema
     required = schema.get("required", ())
     for name, one in schema["properties"].items():
-        yield Parameter(name, _word(one, schema), name in required, one.get("default"), one.get("description", ""))
+        yield Parameter(
+            name, _describe_schema(one, schema), name in required, one.get("default"), one.get("description", "")
+        )
 
 
-def _word(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
+def _describe_schema(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
     """Return the type that a JSON Schema describes, in words."""
     if "$ref" in schema:
-        return _word(top["$defs"][schema["$ref"].rpartition("/")[2]], top)
+        return _describe_schema(top["$defs"][schema["$ref"].rpartition("/")[2]], top)
     if "anyOf" in schema:
-        words = [_word(one, top) for one in schema["anyOf"]]
+        words = [_describe_schema(one, top) for one in schema["anyOf"]]
         return (", or " if any("," in word and "{" not in word for word in words) else " or ").join(words)
     if "enum" in schema:
         return " or ".join([json.dumps(one) for one in schema["enum"]])
     kind = schema.get("type", "")
     if kind == "array":
         items = schema.get("items", {})
-        what = _word(items, top)
-        what = f"({what})" if " or " in what else _several(what) if what.isalpha() and items else what
-        return f"list of {what}{_bounds(schema)}".replace("list of any", "list")
+        what = _describe_schema(items, top)
+        what = f"({what})" if " or " in what else _plural(what) if what.isalpha() and items else what
+        return f"list of {what}{_describe_bounds(schema)}".replace("list of any", "list")
     if kind == "object" and "properties" in schema:
         members = [name if name in schema.get("required", ()) else f"{name}?" for name in schema["properties"]]
         return f"{{{', '.join(members)}}}"
-    return f"{WORDS.get(kind, kind) or 'any'}{_bounds(schema)}"
+    return f"{WORDS.get(kind, kind) or 'any'}{_describe_bounds(schema)}"
 
 
-def _bounds(schema: Mapping[str, object]) -> str:
+def _describe_bounds(schema: Mapping[str, object]) -> str:
     for low, high, one, several in BOUNDS:
         least, most = schema.get(low) if low != high else None, schema.get(high)
         if least is not None and most is not None:
@@ -225,61 +225,61 @@ def _bounds(schema: Mapping[str, object]) -> str:
 # --- what comes out --------------------------------------------------------------------------------------------------
 
 
-def _form(annotation: object) -> Form:
-    shape = _shape_in(annotation)
+def _make_form(annotation: object) -> Form:
+    shape = _find_shape(annotation)
     if shape is None:
-        return Form(_type(annotation))
-    return Form(_type(annotation), shape.__name__, keys_of(shape))
+        return Form(_describe_type(annotation))
+    return Form(_describe_type(annotation), shape.__name__, result_keys(shape))
 
 
-def keys_of(shape: Any) -> tuple[ResultKey, ...]:
-    """Return the keys that a class of ``stepengine.tools.bundled.shapes`` has."""
+def result_keys(shape: Any) -> tuple[ResultKey, ...]:
+    """Return the keys of a result class of ``stepengine.tools.bundled.shapes``."""
     keys = []
     for name, annotation in get_type_hints(shape, include_extras=True).items():
-        docs = [one.documentation for one in _extras(annotation) if isinstance(one, Doc)]
-        inner = _shape_in(annotation)
-        form = None if inner is None else _form(inner)
-        keys.append(ResultKey(name, _type(annotation), name in shape.__required_keys__, " ".join(docs), form))
+        docs = [one.documentation for one in _annotation_extras(annotation) if isinstance(one, Doc)]
+        inner = _find_shape(annotation)
+        form = None if inner is None else _make_form(inner)
+        keys.append(ResultKey(name, _describe_type(annotation), name in shape.__required_keys__, " ".join(docs), form))
     return tuple(keys)
 
 
-def _extras(annotation: object) -> Sequence[object]:
-    """Return what an annotation says beside its type."""
+def _annotation_extras(annotation: object) -> Sequence[object]:
+    """Return the metadata of an annotation, without its type."""
     if get_origin(annotation) is NotRequired:
-        return _extras(get_args(annotation)[0])
+        return _annotation_extras(get_args(annotation)[0])
     return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
 
 
-def _plain(annotation: object) -> Any:
+def _strip_annotation(annotation: object) -> Any:
     """Return the type of an annotation."""
     while get_origin(annotation) in {NotRequired, Annotated}:
         annotation = get_args(annotation)[0]
     return annotation
 
 
-def _shape_in(annotation: object) -> Any:
-    plain = _plain(annotation)
+def _find_shape(annotation: object) -> Any:
+    plain = _strip_annotation(annotation)
     if get_origin(plain) is list:
-        plain = _plain(get_args(plain)[0])
+        plain = _strip_annotation(get_args(plain)[0])
     return plain if is_typeddict(plain) else None
 
 
-def _type(annotation: object) -> str:
+def _describe_type(annotation: object) -> str:
     """Return a type in words, as JSON calls it."""
-    plain = _plain(annotation)
+    plain = _strip_annotation(annotation)
     origin, inner = get_origin(plain), get_args(plain)
     if is_typeddict(plain):
         return "object"
     if origin is list:
-        return f"list of {_several(_type(inner[0]))}"
+        return f"list of {_plural(_describe_type(inner[0]))}"
     if origin is dict:
-        return "object" if inner[1] is Any else f"object of {_several(_type(inner[1]))}"
+        return "object" if inner[1] is Any else f"object of {_plural(_describe_type(inner[1]))}"
     if origin is Literal:
         return " or ".join([json.dumps(one) for one in inner])
     if origin in {Union, types.UnionType}:
-        return " or ".join([_type(one) for one in inner])
+        return " or ".join([_describe_type(one) for one in inner])
     return {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}.get(plain, "any")
 
 
-def _several(word: str) -> str:
+def _plural(word: str) -> str:
     return f"lists{word.removeprefix('list')}" if word.startswith("list") else f"{word}s"

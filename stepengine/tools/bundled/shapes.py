@@ -20,6 +20,7 @@ __all__ = (
     "ChildAsked",
     "ChildEntry",
     "CommandResult",
+    "Confirmation",
     "Documentation",
     "EditedFile",
     "FileEntry",
@@ -32,13 +33,12 @@ __all__ = (
     "Listing",
     "Match",
     "OptionAsked",
-    "QuestionAsked",
     "Replacement",
-    "Said",
     "SearchResult",
     "StartedJob",
     "Todo",
     "TreeEntry",
+    "UserQuestion",
     "WebHit",
     "WebPage",
     "WebResults",
@@ -98,7 +98,7 @@ class OptionAsked(TypedDict):
     description: NotRequired[str]
 
 
-class QuestionAsked(TypedDict):
+class UserQuestion(TypedDict):
     """A question to a person."""
 
     question: str
@@ -360,7 +360,7 @@ class Answers(TypedDict):
     skipped: NotRequired[Annotated[bool, Doc("`true` in place of `answers` when none was answered.")]]
 
 
-class Said(TypedDict):
-    """A sentence about what was done."""
+class Confirmation(TypedDict):
+    """A sentence that confirms the action."""
 
     message: Message

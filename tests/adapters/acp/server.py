@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ImagePart, ToolCall, Usage
-from stepengine.adapters.acp import serve, take_stdout
+from stepengine.adapters.acp import redirect_stdout, serve
 from stepengine.permissions import Policy, Rule, read_only_commands
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import file_tools, shell_tools
@@ -130,7 +130,7 @@ def base2() -> tuple[AgentDefinition, Callable[..., Engine]]:
 
 if __name__ == "__main__":
     kind, folder = sys.argv[1:]
-    out = take_stdout()
+    out = redirect_stdout()
     print("what an agent's file prints")
     agent, make = base2() if kind == "base2" else small(int(kind.removeprefix("full")))
     choices: dict[str, Any] = {}

@@ -12,8 +12,9 @@ from acp import schema
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.adapters.acp import asking
-from stepengine.data.questions import Question, answer_problem, answered
+from stepengine.adapters.acp import questions
+from stepengine.data.choices import answer_for_choice, is_choice
+from stepengine.data.questions import Question, answer_problem
 
 LABELS = st.text(min_size=1, max_size=5)
 QUESTIONS = st.builds(
@@ -36,7 +37,7 @@ def test_whatever_a_form_comes_back_with_is_an_answer_or_no_answer(
     One that the engine would reject leaves the question open for ever, since nobody sees it any more.
     """
     response = SimpleNamespace(action="accept" if accepts else "decline", content={"answer": value})
-    answer = answered(asking.answer_of_form(question, response), question)
+    answer = questions.parse_form_answer(question, response)
 
     assert answer_problem(answer, question) is None
     assert answer.declined or (accepts and answer.value)
@@ -44,14 +45,14 @@ def test_whatever_a_form_comes_back_with_is_an_answer_or_no_answer(
 
 @given(QUESTIONS)
 def test_a_form_is_one_that_the_protocol_knows_and_has_the_options(question: Question) -> None:
-    form = asking.form_of(question)
+    form = questions.question_form(question)
     (field,) = form.properties.values()
     wire = schema.ElicitationSchema.model_validate(form.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     assert form == wire
     if question.multi_select and question.options:
         assert list(question.options) == [one.const for one in field.items.any_of]
-    elif asking.is_choice(question):
+    elif is_choice(question):
         assert list(question.options) == [one.const for one in field.one_of]
     else:
         assert all(option in field.description for option in question.options)
@@ -66,11 +67,11 @@ def test_what_can_be_allowed_for_good_is_named_and_nothing_that_covers_whatever_
         "q1", "May it?", tool_name="run", remember=rule("one", input={}),
         wider=[rule("two", prefix=["git", "a b"]), rule("three", origins=["https://x.org"]), rule("all", any_input=True), {"id": "odd"}],
     )  # fmt: skip
-    options = asking.options_of(question)
+    options = questions.permission_options(question)
 
     assert [
         "Allow", "Always: exactly this call", "Always: git 'a b' with anything behind it", "Always: run for https://x.org", "Always: odd", "Refuse",
     ] == [one.name for one in options]  # fmt: skip
-    covers = [getattr(asking.answer_of_option(question, one.option_id), "covers", None) for one in options]
+    covers = [answer_for_choice(question, one.option_id).covers or None for one in options]
     assert [None, "one", "two", "three", "odd", None] == covers
-    assert [True, False, False] == [asking.answer_of_option(question, one) for one in ("yes", "no", None)]
+    assert [True, False, False] == [answer_for_choice(question, one).agrees for one in ("yes", "no", None)]

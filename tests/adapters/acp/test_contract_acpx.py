@@ -20,7 +20,7 @@ COUNTERPARTS = (
         "npm:acpx",
         "0.1.15",
         "works",
-        "exec, sessions, prompt, set-mode, set, permissions, its fs/* and terminal/*, a session that is loaded again",
+        "exec, sessions, prompt, set-mode, set, permissions, fs/*, terminal/*, session loading",
     ),
 )
 

@@ -26,24 +26,24 @@ from stepengine.permissions import Policy, Rule
 from .npm import needs, root_of
 
 COUNTERPARTS = (
-    ("npm:@agentclientprotocol/sdk", "1.9.0", "works", "its example agent as a child: text, tool calls, permissions"),
+    ("npm:@agentclientprotocol/sdk", "1.9.0", "works", "example child agent: text, tool calls, permissions"),
     (
         "npm:@agentclientprotocol/claude-agent-acp",
         "0.49.0",
         "works",
-        "as a child, its model on this machine: a file that is written when it may, a question that outlives it, tokens and dollars",
+        "child agent with a local model: approvals, questions, tokens, cost",
     ),
     (
         "npm:@google/gemini-cli",
         "0.61.0",
         "partly",
-        "as a child, as far as it goes without a key: it says that it wants one",
+        "child agent up to its request for an API key",
     ),
     (
         "npm:@zed-industries/codex-acp",
         "0.16.0",
         "partly",
-        "as a child, as far as it goes without a key: it says that it wants one",
+        "child agent up to its request for an API key",
     ),
 )
 ROOT = root_of("acp1")

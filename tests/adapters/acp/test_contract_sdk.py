@@ -28,7 +28,7 @@ COUNTERPARTS = (
         "npm:@agentclientprotocol/sdk",
         "2.4.0",
         "works",
-        "client(): the same, and requests that are given up with $/cancel_request",
+        "client(): as in 1.9.0, and $/cancel_request",
     ),
 )
 

@@ -20,7 +20,7 @@ from acp import RequestError, schema
 
 from stepengine import AgentDefinition, Engine
 from stepengine.adapters.acp import EditorAgent
-from stepengine.adapters.acp.serving import _Messages
+from stepengine.adapters.acp.stdio import _MessageReader
 from stepengine.errors import DefinitionError
 from stepengine.testing import ScriptedModel
 
@@ -106,13 +106,7 @@ async def said_to(agent: Any, session: str, text: str) -> Any:
 
 
 @pytest.mark.spec(
-    "interfaces:IF45",
-    "interfaces:IF46",
-    "interfaces:IF47",
-    "interfaces:IF51",
-    "interfaces:IF27",
-    "interfaces:IF29",
-    "interfaces:IF54",
+    "interfaces:IF45", "interfaces:IF46", "interfaces:IF47", "interfaces:IF51", "interfaces:IF27", "interfaces:IF29"
 )
 @pytest.mark.deep
 async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_about(
@@ -157,7 +151,7 @@ async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_abo
     assert "what an agent's file prints" in (tmp_path / "stderr").read_text()
 
 
-@pytest.mark.spec("interfaces:IF51", "interfaces:IF54")
+@pytest.mark.spec("interfaces:IF51", "interfaces:IF45")
 @pytest.mark.deep
 async def test_calls_of_a_handler_look_like_those_of_a_model(tmp_path: Path, project: Path) -> None:
     """
@@ -272,7 +266,7 @@ async def test_an_editor_that_answers_what_the_protocol_does_not_know_has_said_n
 
 
 @pytest.mark.deep
-@pytest.mark.spec("interfaces:IF49", "interfaces:IF50", "interfaces:IF24", "interfaces:IF53")
+@pytest.mark.spec("interfaces:IF49", "interfaces:IF50", "interfaces:IF24")
 async def test_another_process_loads_a_session_without_a_model_goes_on_forks_lists_and_closes_it(
     tmp_path: Path, project: Path
 ) -> None:
@@ -340,7 +334,7 @@ async def test_what_cannot_be_done_is_an_error_that_says_why(tmp_path: Path, pro
 
 
 @pytest.mark.deep
-@pytest.mark.spec("interfaces:IF33", "interfaces:IF51", "requirements:Q1")
+@pytest.mark.spec("interfaces:IF33", "interfaces:IF51", "generator-contract:B1")
 async def test_base2_edits_a_file_of_the_sample_shop_with_an_approval_and_its_layers_are_shown(tmp_path: Path) -> None:
     from tests.e2e.bundled import recorder
 
@@ -380,7 +374,7 @@ def run(arguments: list[str], tmp_path: Path, **options: Any) -> subprocess.Comp
 
 
 @pytest.mark.deep
-@pytest.mark.spec("interfaces:IF54", "interfaces:IF1")
+@pytest.mark.spec("interfaces:IF45", "interfaces:IF1")
 def test_the_command_says_that_an_editor_starts_it(tmp_path: Path) -> None:
     done = run(["acp", "coder"], tmp_path, stdin=subprocess.DEVNULL)
     assert (2, "") == (done.returncode, done.stdout)
@@ -487,7 +481,7 @@ async def routed(*messages: Any) -> list[Any]:
     """
     Return what the protocol's package is given of the lines of an editor.
     """
-    reader = _Messages(limit=1_000_000)
+    reader = _MessageReader(limit=1_000_000)
     for message in messages:
         reader.feed_data(json.dumps(message).encode() + b"\n")
     last = {"jsonrpc": "2.0", "id": "last", "result": None}

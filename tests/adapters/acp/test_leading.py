@@ -22,8 +22,7 @@ import attrs
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, RunStatus, Start, Usage, Wait, Workspace
-from stepengine.adapters.acp import ExternalAgent, program
-from stepengine.adapters.acp import leading as leading_module
+from stepengine.adapters.acp import ExternalAgent, program, remote_agent
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Every, Policy, Rule
@@ -319,7 +318,7 @@ async def test_who_cancels_the_run_ends_the_program_and_what_it_started(
     project: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "deaf":  # it never listens, however long it is waited for
-        monkeypatch.setattr(leading_module, "CANCEL_SECONDS", 0.2)
+        monkeypatch.setattr(remote_agent, "CANCEL_SECONDS", 0.2)
         monkeypatch.setattr(program, "EOF_SECONDS", 0.2)
         monkeypatch.setattr(program, "TERM_SECONDS", 0.2)
     said = tmp_path / "said"
@@ -400,7 +399,7 @@ import asyncio, sys
 from pathlib import Path
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel
 from stepengine.adapters.acp import ExternalAgent, program
-from stepengine.adapters.acp import leading as leading_module
+from stepengine.adapters.acp import remote_agent
 from stepengine.journal import FileJournal
 
 project, other, said, command = sys.argv[1:]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from acp import RequestError
 
-from stepengine.adapters.acp import lending
-from stepengine.adapters.acp.lending import EditorBuffers
+from stepengine.adapters.acp import editor_files
+from stepengine.adapters.acp.editor_files import EditorBuffers
 from stepengine.errors import ToolError
 
 
@@ -66,7 +66,7 @@ async def test_an_editor_is_asked_from_threads_by_the_paths_that_it_named_and_on
 async def test_an_editor_that_does_not_know_a_file_or_is_silent_leaves_it_to_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lending, "SECONDS", 0.05)
+    monkeypatch.setattr(editor_files, "SECONDS", 0.05)
     client, path = Client("typed"), str(tmp_path / "a.py")
     buffers = lent(client, tmp_path)
     await asyncio.to_thread(buffers.read, path)

@@ -34,21 +34,21 @@ def test_images_and_files_of_a_prompt_go_to_the_model_and_images_are_shown_again
         *[acp.image_block(encoded(one), "image/png") for one in images],
         acp.resource_block(blob),
     ]
-    said = prompts.prompt_of(blocks)
+    said = prompts.parse_prompt(blocks)
     document = DocumentPart(data=b"%PDF", mime_type="application/pdf", name="b.pdf")
     assert (text, (*[ImagePart(data=one) for one in images], document)) == (said.text, said.media)
 
-    state = prompts.state_with(None, said.media)
+    state = prompts.add_media(None, said.media)
     assert state is not None
-    again = prompts.state_with(state, said.media)
+    again = prompts.add_media(state, said.media)
     assert again is not None
     assert [said.media] * 2 == [message.content for message in again.message_history] == [m.content for m in again.view]
-    assert prompts.state_with(state, ()) is state
+    assert prompts.add_media(state, ()) is state
     assert isinstance(state, AgentState)
 
     file = tmp_path_factory.mktemp("kept") / "0001.media.json"
-    file.write_text(prompts.media_form(said.media))
-    shown = [update.content for update in prompts.shown_again(text, file)]
+    file.write_text(prompts.encode_media(said.media))
+    shown = [update.content for update in prompts.replay_prompt(text, file)]
     assert [text, *[encoded(one) for one in images], "(b.pdf)"] == [
         getattr(one, "text", None) if one.type == "text" else one.data for one in shown
     ]
@@ -64,20 +64,20 @@ def test_images_and_files_of_a_prompt_go_to_the_model_and_images_are_shown_again
 )
 def test_what_was_not_offered_and_what_is_no_base64_is_refused(block: Any) -> None:
     with pytest.raises(InputError):
-        prompts.prompt_of([block])
+        prompts.parse_prompt([block])
 
 
 def test_what_is_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "MAX_MEDIA", 10)
     with pytest.raises(InputError, match="more than 10 bytes"):
-        prompts.prompt_of([acp.image_block(encoded(b"x" * 6), "image/png")] * 2)
+        prompts.parse_prompt([acp.image_block(encoded(b"x" * 6), "image/png")] * 2)
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"data": "x"}]', "[" * 100_000])
 def test_images_that_cannot_be_read_any_more_are_not_shown(tmp_path: Path, text: str) -> None:
     file = tmp_path / "0001.media.json"
     file.write_text(text)
-    assert 1 == len(prompts.shown_again("hello", file)) == len(prompts.shown_again("hello", tmp_path / "none"))
+    assert 1 == len(prompts.replay_prompt("hello", file)) == len(prompts.replay_prompt("hello", tmp_path / "none"))
 
 
 def test_a_prompt_begins_with_a_skill_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_prompt_begins_with_a_skill_only_where_there_is_one(tmp_path: Path, mo
     skill.mkdir(parents=True)
     (skill / "SKILL.md").write_text("---\nname: tidy\ndescription: Tidy up\n---\nSort the imports.\n")
 
-    assert ["tidy"] == [command.name for command in prompts.commands_in(tmp_path)]
+    assert ["tidy"] == [command.name for command in prompts.list_skill_commands(tmp_path)]
     told = prompts.add_instructions("/tidy  a.py", tmp_path)
     assert told.startswith("# Skill tidy")
     assert "Sort the imports." in told

@@ -21,7 +21,7 @@ from tests.web.scenes import TODOS, TOLD, UNTOLD
 
 def updates(*events: ev.Event) -> list[Any]:
     shown = ShownTurn(1, Path("/work"), is_live=False)
-    return [update for event in events for update in shown.of(event)]
+    return [update for event in events for update in shown.make_updates(event)]
 
 
 @pytest.mark.spec("interfaces:IF52")
@@ -92,7 +92,7 @@ def test_after_a_step_of_the_root_it_is_told_how_full_the_context_is_and_what_th
         *step("", "step", used=90, cost="0.25"), *step("2", "step", used=500, cost="9"), *step("", "compaction", used=700, cost=None),
         *step("", "step", used=190, cost="0.5", model="m/unknown"),
     ]  # fmt: skip
-    told = [update for event in events for update in shown.of(event)]
+    told = [update for event in events for update in shown.make_updates(event)]
 
     assert [(100, 200_000, 0.75), (100, 200_000, None)] == [
         (one.used, one.size, one.cost and one.cost.amount) for one in told

@@ -89,7 +89,7 @@ async def until(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.spec("interfaces:IF160", "interfaces:IF162")
+@pytest.mark.spec("interfaces:IF160")
 async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is_replayed_without_a_server(
     there: Remote, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is
 
 
 @pytest.mark.deep
-@pytest.mark.spec("interfaces:IF162")
+@pytest.mark.spec("interfaces:IF160")
 async def test_what_a_run_spent_that_failed_there_is_counted(there: Remote) -> None:
     result = await Engine([there.agent("breaking")]).run("breaking", "go")
 
@@ -234,18 +234,18 @@ async def test_a_remote_run_whose_end_is_still_on_its_way_is_begun_anew_when_it_
     there: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
-    linger, watch = there.server.world.file.with_suffix(".linger"), remote._Turn._watch
+    linger, watch = there.server.world.file.with_suffix(".linger"), remote._RemoteRun._read_events
     linger.touch()
     handle = Engine([boss]).start("boss", journal=FileJournal(journal))
     await until(lambda: there.server.world.done("begun")["it"])
     await handle.shutdown()
     await until(lambda: there.server.world.done("cancelled")["it"])
 
-    async def watched(turn: remote._Turn) -> bool:
+    async def watched(turn: remote._RemoteRun) -> bool:
         linger.unlink(missing_ok=True)  # only when it was found, and goes on by what it says of itself
         return await watch(turn)
 
-    monkeypatch.setattr(remote._Turn, "_watch", watched)
+    monkeypatch.setattr(remote._RemoteRun, "_read_events", watched)
     there.server.world.file.with_suffix(".go").touch()
     result = await Engine([boss]).resume(journal)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import Ask, StepResult
-from stepengine.adapters.mcp.asking import ServerQuestions
+from stepengine.adapters.mcp.client_requests import ServerQuestions
 from tests.strategies import json_values
 
 ONE = {"type": "object", "required": ["x"]}

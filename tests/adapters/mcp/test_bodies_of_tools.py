@@ -7,7 +7,7 @@ import pytest
 from mcp import Client
 
 from stepengine import AgentDefinition, Ask, Engine, Steps, ToolCall, tool
-from stepengine.adapters.mcp.serving import AgentServer, Offered
+from stepengine.adapters.mcp.agent_server import AgentServer, Offered
 from stepengine.testing import ScriptedModel, text, tool_call
 
 

@@ -30,16 +30,16 @@ from stepengine.testing import ScriptedModel, tool_call
 from .peers import FASTMCP, NPM, command, fastmcp_python, installed, needs_fastmcp, needs_npm, npm_folder
 
 COUNTERPARTS = (
-    ("pypi:mcp", "2.3.0", "works", "its client over streamable HTTP, of both protocols, asks the person and is told of a decline"),
-    ("npm:@modelcontextprotocol/sdk", "1.32.2", "works", "its client over stdio and streamable HTTP: questions, progress, values"),
-    ("npm:@modelcontextprotocol/client", "2.4.0", "works", "over stdio and streamable HTTP, in both protocols: questions, values, what it could not show"),
-    ("npm:@modelcontextprotocol/server", "2.4.0", "works", "in both protocols: questions without state, folders, a list that grows in a run"),
-    ("npm:@modelcontextprotocol/inspector", "2.12.0", "works", "--cli over stdio and streamable HTTP; it shows no questions, and is told so"),
-    ("npm:@modelcontextprotocol/server-everything", "2026.8.31", "works", "folders, tasks with questions, forms, its log, resources that change, blobs"),
-    ("npm:@modelcontextprotocol/server-filesystem", "2026.8.31", "works", "its folders are those that it is told of; a file reaches the model once"),
-    ("npm:@modelcontextprotocol/server-memory", "2026.8.31", "works", "values and texts reach the model once"),
-    ("npm:@modelcontextprotocol/server-sequential-thinking", "2026.8.31", "works", "values and texts reach the model once"),
-    ("pypi:fastmcp", "4.1.2", "partly", 'client and server, OAuth included; its elicitation needs protocol="legacy"'),
+    ("pypi:mcp", "2.3.0", "works", "client over streamable HTTP, both protocols: elicitation"),
+    ("npm:@modelcontextprotocol/sdk", "1.32.2", "works", "client over stdio and streamable HTTP: elicitation, progress, structured output"),
+    ("npm:@modelcontextprotocol/client", "2.4.0", "works", "stdio and streamable HTTP, both protocols: elicitation, declined questions, structured output"),
+    ("npm:@modelcontextprotocol/server", "2.4.0", "works", "both protocols: stateless elicitation, roots, changes of the tool list"),
+    ("npm:@modelcontextprotocol/inspector", "2.12.0", "works", "--cli over stdio and streamable HTTP; without elicitation"),
+    ("npm:@modelcontextprotocol/server-everything", "2026.8.31", "works", "roots, tasks with elicitation, forms, logging, resource updates, blobs"),
+    ("npm:@modelcontextprotocol/server-filesystem", "2026.8.31", "works", "roots; results are sent to the model once"),
+    ("npm:@modelcontextprotocol/server-memory", "2026.8.31", "works", "results are sent to the model once"),
+    ("npm:@modelcontextprotocol/server-sequential-thinking", "2026.8.31", "works", "results are sent to the model once"),
+    ("pypi:fastmcp", "4.1.2", "partly", 'client and server, with OAuth; elicitation needs protocol="legacy"'),
 )  # fmt: skip
 """Counterpart, version, how it goes, and what was seen."""
 pytestmark = pytest.mark.deep

@@ -16,7 +16,7 @@ from mcp.server import Server
 
 from stepengine import AgentDefinition, Engine, RunStatus, ToolCall, tool
 from stepengine.adapters.mcp import McpTools, mcp_tools
-from stepengine.adapters.mcp.results import result_of
+from stepengine.adapters.mcp.results import make_result
 from stepengine.data.codec import plain
 from stepengine.data.json import canonical, freeze
 from stepengine.data.messages import ImagePart, ToolReferencePart
@@ -187,7 +187,7 @@ async def test_pins_of_an_earlier_process_hold(tmp_path: Any) -> None:
     assert [] == list(model.calls[0].tools)
 
 
-@pytest.mark.spec("interfaces:IF60")
+@pytest.mark.spec("interfaces:IF60", "reliability:MC01")
 async def test_the_order_of_members_is_no_change() -> None:
     one = {"type": "object", "properties": {"a": {"type": "string", "title": "A"}}}
     other = {"properties": {"a": {"title": "A", "type": "string"}}, "type": "object"}
@@ -202,7 +202,7 @@ async def test_the_order_of_members_is_no_change() -> None:
 # --- names, descriptions, schemas -------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:MC02", "reliability:PM40")
+@pytest.mark.spec("reliability:MC02", "reliability:R19")
 async def test_a_description_is_shown_without_what_is_hidden_and_cut() -> None:
     hidden = "Look.\x1b[8m obey \x1b[0m\u200b\u202e\U000e0041" + "x" * 100_000
 
@@ -213,7 +213,7 @@ async def test_a_description_is_shown_without_what_is_hidden_and_cut() -> None:
     assert not {"\x1b", "\u200b", "\u202e", "\U000e0041"} & set(shown)
 
 
-@pytest.mark.spec("reliability:MC03", "reliability:PM36")
+@pytest.mark.spec("interfaces:IF61", "reliability:PM45")
 async def test_tools_of_two_servers_and_of_the_agent_have_names_of_their_own() -> None:
     @tool
     def look() -> str:
@@ -233,7 +233,7 @@ async def test_tools_of_two_servers_and_of_the_agent_have_names_of_their_own() -
     assert (0, 1) == (len(one.called), len(two.called))
 
 
-@pytest.mark.spec("reliability:MC03", "interfaces:IF61")
+@pytest.mark.spec("interfaces:IF61")
 async def test_names_are_made_to_fit_and_two_that_become_one_are_refused_by_both_names() -> None:
     long = "x" * 128
 
@@ -247,7 +247,7 @@ async def test_names_are_made_to_fit_and_two_that_become_one_are_refused_by_both
     assert "'a.b' and 'a b'" in str(refused.error)
 
 
-@pytest.mark.spec("reliability:MC03")
+@pytest.mark.spec("interfaces:IF61")
 async def test_a_tool_of_the_agent_that_has_the_name_of_a_servers_is_refused() -> None:
     @tool(name="srv__look")
     def look() -> str:
@@ -317,7 +317,7 @@ async def test_a_tool_that_cannot_be_used_is_left_out_and_the_log_says_why(more:
 LIAR = types.ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
 
-@pytest.mark.spec("reliability:MC04", "reliability:PM35", "interfaces:IF63")
+@pytest.mark.spec("reliability:MC04", "reliability:PM35")
 @pytest.mark.parametrize(
     ("hints", "trusted", "expected"),
     [
@@ -349,7 +349,7 @@ async def test_a_tool_that_says_it_only_reads_is_denied_in_plan_mode() -> None:
     assert [] == foreign.called
 
 
-@pytest.mark.spec("reliability:MC03", "interfaces:IF63")
+@pytest.mark.spec("interfaces:IF61", "reliability:MC04")
 async def test_rules_name_a_servers_tool_as_the_model_does_and_its_category() -> None:
     foreign = Foreign(described("look"), described("touch"))
     policy = Policy([Rule.allow_tool("srv__look"), Rule.deny_category("mcp")], mode="bypass")
@@ -493,7 +493,7 @@ def test_of_texts_and_a_value_nothing_is_lost_and_nothing_said_twice(value: Any,
     texts = data.draw(st.permutations([*others, *again]))
     raw = {"content": [{"type": "text", "text": each} for each in texts], "structuredContent": value}
 
-    shown = result_of(raw)
+    shown = make_result(raw)
 
     kept = [part.text for part in shown.content[1:]]
     assert canonical(freeze(value)) == canonical(shown.data)

@@ -16,7 +16,7 @@ from pydantic import create_model
 
 from stepengine import AgentDefinition, Answer, Engine, Limits, RunStatus
 from stepengine.adapters.mcp import mcp_tools
-from stepengine.adapters.mcp.connection import OpenCall, Wanted
+from stepengine.adapters.mcp.connection import OpenCall, ServerRequests
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
 
@@ -184,7 +184,7 @@ async def test_who_gives_a_call_up_leaves_no_question_of_its_server_open() -> No
     asked = await call.outcome()
     await call.end()
 
-    assert Wanted({"asked": {}}) == asked
+    assert ServerRequests({"asked": {}}) == asked
     assert ["was given up"] * 2 == [answer.result().message[-12:] for answer in answers]
 
 

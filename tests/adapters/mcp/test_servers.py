@@ -22,16 +22,14 @@ from stepengine.events import ToolProgress
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
-COUNTERPARTS = (
-    ("pypi:mcp", "2.3.0", "works", "its servers give tools, resources, prompts, questions, samples and progress"),
-)
+COUNTERPARTS = (("pypi:mcp", "2.3.0", "works", "servers: tools, resources, prompts, elicitation, sampling, progress"),)
 
 
 def results(result: Any) -> list[tuple[str, str]]:
     return [(one.result.status, one.result.text) for one in result.tool_calls]
 
 
-@pytest.mark.spec("reliability:MC03", "interfaces:IF61", "interfaces:IF62", "generator-contract:T37")
+@pytest.mark.spec("interfaces:IF61", "interfaces:IF62")
 @pytest.mark.deep
 async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(
     small: Any, agent: Any, caplog: pytest.LogCaptureFixture
@@ -59,7 +57,7 @@ async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: 
     assert 7 == result.unwrap()
 
 
-@pytest.mark.spec("interfaces:IF62", "generator-contract:T37")
+@pytest.mark.spec("interfaces:IF62", "interfaces:IF61")
 async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__fail", {}), tool_call("small__add", {"a": "x", "b": 1}), "ok"])
 
@@ -70,7 +68,7 @@ async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -
     assert ("error", "Invalid parameters for small__add") == (misfit[0], misfit[1][:33])
 
 
-@pytest.mark.spec("reliability:MC05", "reliability:MC14", "interfaces:IF57")
+@pytest.mark.spec("reliability:MC05", "interfaces:IF57")
 @pytest.mark.deep
 async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_again_for_the_next_one(
     small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +105,7 @@ async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:MC14")
+@pytest.mark.spec("reliability:MC05")
 @pytest.mark.parametrize(("trusted", "expected"), [(True, "ok"), (False, "error")])
 async def test_a_lost_call_is_sent_again_only_for_a_hint_that_the_caller_trusts(
     small: Any, agent: Any, tmp_path: Path, trusted: bool, expected: str
@@ -165,7 +163,7 @@ def _ask() -> list[Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("interfaces:IF56")
+@pytest.mark.spec("interfaces:IF55")
 async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, agent: Any) -> None:
     calls = [tool_call("small__add", {"a": n, "b": 0}) for n in range(50)]
     model = ScriptedModel([tool_calls(*calls), "ok"])
@@ -176,7 +174,7 @@ async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, ag
     assert [*range(50)] == [one.result.data for one in result.tool_calls]
 
 
-@pytest.mark.spec("interfaces:IF56")
+@pytest.mark.spec("interfaces:IF55")
 async def test_runs_at_once_share_one_server(near: Any, agent: Any) -> None:
     source = near()
     replies = [reply for _ in range(5) for reply in ()]
@@ -194,7 +192,7 @@ def _adding(request: Any) -> Any:
     return "ok" if any(m.role == "tool" for m in request.messages) else tool_call("small__add", {"a": 1, "b": 1})
 
 
-@pytest.mark.spec("reliability:MC13", "interfaces:IF57")
+@pytest.mark.spec("interfaces:IF57")
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_on(
     odd: Any, agent: Any, tmp_path: Path
 ) -> None:
@@ -385,7 +383,7 @@ async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
     assert "the MCP server 'small' did not start: FileNotFoundError" in str(result.error)
 
 
-@pytest.mark.spec("interfaces:IF55", "generator-contract:T37")
+@pytest.mark.spec("interfaces:IF55", "interfaces:IF61")
 async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(near: Any) -> None:
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
     worker = AgentDefinition("worker", model="test/model", tools=["small"])
@@ -408,7 +406,7 @@ async def test_a_single_step_has_the_tools_of_a_server_too(near: Any, agent: Any
     assert "3" == step.agent_state.message_history[-1].text
 
 
-@pytest.mark.spec("reliability:MC07", "interfaces:IF55")
+@pytest.mark.spec("interfaces:IF55")
 def test_a_server_is_named_in_code_and_never_by_text() -> None:
     with pytest.raises(DefinitionError, match="not the text 'rm -rf /'"):
         mcp_tools("rm -rf /", name="small")

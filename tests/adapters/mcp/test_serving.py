@@ -18,7 +18,7 @@ from mcp import Client, StdioServerParameters
 
 from stepengine import AgentDefinition, Ask, Engine, Perform, Sleep, ToolCall, tool
 from stepengine.adapters.mcp import mcp_tools
-from stepengine.adapters.mcp.serving import AgentServer, Offered, OwnRuns
+from stepengine.adapters.mcp.agent_server import AgentServer, Offered, OwnRuns
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
@@ -30,7 +30,7 @@ COUNTERPARTS = (
         "pypi:mcp",
         "2.3.0",
         "works",
-        "its client calls our agents, over standard input and output and inside of a process; questions are forms",
+        "client of agents over stdio and in process",
     ),
 )
 

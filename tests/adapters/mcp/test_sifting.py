@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mcp.shared.message import SessionMessage
 from mcp_types import methods
 
-from stepengine.adapters.mcp.sifting import ODD, TASK, Sift
+from stepengine.adapters.mcp.lenient_messages import ODD, TASK, MessageRepair
 from tests.strategies import json_values
 
 GOOD = st.builds(
@@ -34,7 +34,7 @@ def message(result: Any) -> SessionMessage:
 
 
 def sifted(result: Any, version: str = "2025-11-25") -> Any:
-    return Sift(lambda: version)(message(result)).message.result  # type: ignore[union-attr]
+    return MessageRepair(lambda: version)(message(result)).message.result  # type: ignore[union-attr]
 
 
 def is_taken(tools: Any, version: str) -> bool:
@@ -89,4 +89,4 @@ def test_a_call_that_became_a_task_is_a_result_that_says_so(task: Any) -> None:
 
 @pytest.mark.parametrize("other", [ValueError("broken"), types.JSONRPCNotification(jsonrpc="2.0", method="m")])
 def test_what_is_no_result_passes(other: Any) -> None:
-    assert other is Sift(lambda: None)(other)
+    assert other is MessageRepair(lambda: None)(other)

@@ -58,7 +58,7 @@ async def test_a_server_of_an_unknown_version_is_refused(odd: Any, agent: Any, m
     assert "1999-01-01" in str(result.error)
 
 
-@pytest.mark.spec("reliability:MC10", "reliability:MC14")
+@pytest.mark.spec("reliability:MC10", "reliability:MC05")
 async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_on(
     odd: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,7 +524,7 @@ def served() -> Iterator[tuple[str, Any]]:
         process.wait()
 
 
-@pytest.mark.spec("interfaces:IF56", "interfaces:IF57")
+@pytest.mark.spec("interfaces:IF55", "interfaces:IF57")
 @pytest.mark.deep
 @pytest.mark.parametrize("protocol", ["auto", "legacy"])
 async def test_a_server_behind_http_is_used_dies_in_a_call_and_is_used_again(

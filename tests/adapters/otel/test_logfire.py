@@ -19,7 +19,7 @@ from stepengine.adapters.otel import Tracing
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, tool_call
 
-COUNTERPARTS = (("pypi:logfire", "5.2.0", "works", "names, nesting, messages, tokens and costs of a run"),)
+COUNTERPARTS = (("pypi:logfire", "5.2.0", "works", "span names, nesting, messages, tokens, costs"),)
 
 
 @tool(in_thread=False, requires_permission=False)

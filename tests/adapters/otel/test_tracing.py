@@ -49,9 +49,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
 
-COUNTERPARTS = (
-    ("pypi:opentelemetry-sdk", "1.45.2", "works", "spans and metrics under the conventions for generative AI"),
-)
+COUNTERPARTS = (("pypi:opentelemetry-sdk", "1.45.2", "works", "spans and metrics by the generative AI conventions"),)
 
 SECRET = "a word that nobody may export"
 
@@ -148,7 +146,7 @@ async def test_runs_steps_calls_and_children_are_spans_nested_as_they_happened(t
     assert "s1" == traces.one("invoke_agent boss").attributes["gen_ai.conversation.id"]
 
 
-@pytest.mark.spec("requirements:O6", "ecosystem:EC135", "ecosystem:EC136", "requirements:G16")
+@pytest.mark.spec("requirements:O6", "ecosystem:EC135", "ecosystem:EC136", "ecosystem:EC76")
 async def test_attributes_and_metrics_are_those_of_the_conventions(traces: Traces) -> None:
     replies = [reply([*tool_call("say", {"what": "x"}).content]), reply("done", model="anthropic/claude-sonnet-4-5-1")]
     async with Engine([BOSS], models=ScriptedModel(replies), observers=[traces.observer()]) as engine:

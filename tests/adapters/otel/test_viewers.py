@@ -35,9 +35,9 @@ COUNTERPARTS = (
         "pypi:arize-phoenix",
         "20.26.1",
         "works",
-        "kinds, nesting, input, output, tokens and errors of a run, its session",
+        "span kinds, nesting, input, output, tokens, errors, session",
     ),
-    ("pypi:mlflow", "3.17.2", "works", "kinds, nesting, input, output, tokens and errors of a run, its session"),
+    ("pypi:mlflow", "3.17.2", "works", "span kinds, nesting, input, output, tokens, errors, session"),
 )
 
 PHOENIX, MLFLOW = shutil.which("phoenix"), shutil.which("mlflow")

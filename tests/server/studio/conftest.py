@@ -77,6 +77,13 @@ class Page:
         self.run(f"{found}.click()")
 
 
+@pytest.fixture(autouse=True)
+def forked(forks: None) -> None:
+    """
+    The studios of these tests are forked processes.
+    """
+
+
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if CHROMIUM is None:

@@ -86,7 +86,7 @@ class Shop:
         self.options = ("--agents", "shop.py", "--runs", "runs", *options)
         self.variables: dict[str, str] = {}
         self.url = self.link = self.token = ""
-        self.process: subprocess.Popen[str] | None = None
+        self.process: Any = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Shop]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests import forked_processes
 from tests.debugging.browser import AXE, CHROMIUM, Browser, faults
 from tests.faults.test_llmock import COMMAND, served
 
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: the command chromium on PATH"),
 ]
 SCRIPT = "tests/replies.json"
-STEPS = 2_000
+STEPS = 500
 PATIENCE = 180.0
 """Seconds: a run of so many steps takes a while where others work at the same time."""
 PLAIN = """    found = yield from call(find_todos, ctx.prompt or ".")
@@ -60,7 +60,7 @@ class Project(Shop):
         """
         Type a command of `stepengine` in the folder, and return what it says.
         """
-        made = subprocess.run(
+        made = forked_processes.run(
             [sys.executable, "-m", "stepengine", *words], cwd=self.folder, env={**os.environ, **self.variables},
             capture_output=True, text=True, check=False, timeout=60,
         )  # fmt: skip
@@ -153,7 +153,7 @@ def test_a_newcomer_starts_answers_edits_forks_and_judges_with_two_programs_and_
 
     logging.getLogger(__name__).info("from save to page at step %d: %s s", STEPS, took)
     assert [] == chromium.complaints
-    said = "A script answers here in place of models: replies.json. No model is asked."
+    said = "A script replaces the models here: replies.json. No model is asked."
     assert (said if "--script" in project.options else "") == told
 
 
@@ -223,7 +223,7 @@ def forked(page: Page, project: Project, run: str) -> None:
     save(project.file, code)
     page.wait("!document.querySelector('main').innerText.includes('len(found) + 0')")
     assert page.run("document.querySelector('.runon textarea').value") == "[]"
-    page.press("Run on with this result")
+    page.press("Continue with this result")
     page.wait("location.hash.includes('/compare')")
     page.says(f"First difference: #{STEPS}")
     page.go(page.run("location.hash").split("/compare")[0], ".run[data-ready]")
@@ -238,10 +238,10 @@ def scripted(page: Page, project: Project) -> None:
     page.go(f"{page.run('location.hash').split('?')[0]}/edit", ".sheet")
     page.press("Show the request")
     page.says("Sort the TODO", "[aria-label='What comes next']")
-    page.press("See what the script says")
+    page.press("Show the script's reply")
     page.says("It takes about 1 reply of the script replies.json, for nothing.", ".job")
     asked = page.text("[aria-label='What comes next']")
-    page.press("Take from the script")
+    page.press("Use the script")
     page.says("2. Refuse orders of nothing.", ".job")
     save(project.file, was)
 

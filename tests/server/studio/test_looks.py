@@ -35,9 +35,11 @@ def prepared(stage: Stage, *, prompt: str = "看看阁楼里有没有书架 — 
         "talks": stage.start("talker", "look around", session_id="house", turn=True),
         "sleeps": stage.start("sleeper", "good night"),
         "again": stage.start("talker", "look again"),
+        "pays": stage.start("clerk", "Please pay bill.txt."),
     }
     stage.asked(made["asks"])
     stage.asked(made["paints"])
+    stage.asked(made["pays"])
     stage.until(made["talks"])
     stage.until(made["sleeps"], "suspended")
     stage.until(made["again"])
@@ -51,6 +53,7 @@ def views(scene: dict[str, str]) -> dict[str, tuple[str, str]]:
         "runs": ("#/runs", ".row-link"),
         "none": ("#/runs?search=nothing-like-it", ".empty"),
         "run that asks": (f"#/runs/{scene['asks']}", ".question"),
+        "approval": (f"#/runs/{scene['pays']}", ".origins"),
         "run that ended": (f"#/runs/{scene['talks']}?tab=calls", ".run[data-ready]"),
         "inbox": ("#/inbox", ".question"),
         "start": ("#/start/boss", "form"),
@@ -69,8 +72,7 @@ def views(scene: dict[str, str]) -> dict[str, tuple[str, str]]:
     AXE is None, reason="needs axe-core: npm install --no-save axe-core, or AXE_CORE=path/to/axe.min.js"
 )
 @pytest.mark.spec("studio:ST9")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 400), ("dark", 1280)])
 def test_a_machine_that_checks_accessibility_finds_nothing_in_any_view(
     page: Page, scheme: str, width: int, scene: dict[str, str]
 ) -> None:
@@ -91,7 +93,7 @@ def test_a_machine_that_checks_accessibility_finds_nothing_in_any_view(
 
 
 @pytest.mark.spec("studio:ST9")
-@pytest.mark.parametrize("width", [400, 700, 1280, 2560, 3840])
+@pytest.mark.parametrize("width", [400, 1280, 3840])
 def test_no_width_needs_to_be_scrolled_sideways(page: Page, width: int, scene: dict[str, str]) -> None:
     page.chromium.size(width, 900)
     wide: dict[str, Any] = {}

@@ -14,7 +14,7 @@ import pytest
 from tests.debugging.browser import CHROMIUM
 
 from .conftest import Page
-from .stage import HOSTILE, WORDS, Model, Stage, png, until
+from .stage import ACCOUNT, HOSTILE, WORDS, Model, Stage, png, until
 
 pytestmark = [
     pytest.mark.deep,
@@ -56,14 +56,14 @@ def test_the_list_tells_of_each_run_its_state_agent_steps_cost_time_and_what_it_
 @pytest.mark.spec("studio:ST1")
 def test_the_list_is_live_and_its_filters_and_its_search_stand_in_the_address(page: Page) -> None:
     page.go("#/runs?search=unheard-of")
-    page.says("No run is like that")
+    page.says("No matching runs")
     run = page.stage.start("talker", "unheard-of thing")
     page.says("unheard-of thing", ".rows")
     page.press("completed", ".filters")
     page.wait("location.hash.includes('status=completed')")
     page.says("unheard-of thing", ".rows")
     page.fill("main input[type=search]", "nowhere at all")
-    page.says("No run is like that")
+    page.says("No matching runs")
 
     assert "search=nowhere" in page.run("location.hash")
     assert page.stage.look(run)["status"] == "completed"
@@ -71,7 +71,7 @@ def test_the_list_is_live_and_its_filters_and_its_search_stand_in_the_address(pa
 
 @pytest.mark.spec("studio:ST1")
 def test_ten_thousand_runs_are_scrolled_through_with_few_rows_in_the_document(own: Any, tmp_path: Any) -> None:
-    from stepengine.server.ledger import Ledger, RunRow, registering
+    from stepengine.server.ledger import Ledger, RunRow, make_register_act
 
     stage = Stage(tmp_path)
     stage.place.mkdir(mode=0o700)
@@ -88,7 +88,7 @@ def test_ten_thousand_runs_are_scrolled_through_with_few_rows_in_the_document(ow
         )
         for n in range(10_000)
     ]
-    ledger.write([registering(row, None) for row in rows])
+    ledger.write([make_register_act(row, None) for row in rows])
     ledger.close()
     page = own(stage)
     page.go("#/runs", ".row-link")
@@ -178,6 +178,8 @@ def test_a_conversation_goes_on_from_turn_to_turn_with_thinking_folded_and_pictu
     say(page, "hello")
     page.says(WORDS.strip(), ".thread")
     page.wait("document.querySelector('.thread .state.good')")
+    # Between the last event and the recorded turn the page has neither.
+    page.wait("document.querySelector('.thread .thinks')")
     thinking = page.run("document.querySelector('.thread .thinks').open")
     picture = base64.b64encode(png(30, 20)).decode()
     page.run(
@@ -216,6 +218,18 @@ def test_what_a_turn_asks_is_answered_in_the_conversation_and_no_turn_is_taken_m
 
     assert busy
     page.says(WORDS.strip(), ".thread")
+
+
+@pytest.mark.spec("studio:ST2")
+def test_a_person_sees_that_a_recipient_is_from_a_file_before_allowing_the_payment(page: Page) -> None:
+    page.go("#/chat/clerk/bills", ".composer")
+    say(page, "Please pay bill.txt.")
+    page.says("May pay run with data that is not from you?", ".thread")
+    page.says(
+        f"recipient {ACCOUNT}: from the result of read_bill('bill.txt') in step 1; not in your request", ".origins"
+    )
+    page.press("Allow", ".thread")
+    page.wait("document.querySelector('.thread .state.good')")
 
 
 # --- watching ---------------------------------------------------------------------------------------------------------
@@ -380,11 +394,12 @@ def test_a_call_is_allowed_with_another_input_and_from_now_on(page: Page) -> Non
     page.press("Edit and allow", card(painter))
     page.fill(f"{card(painter)} textarea", '{"what": "the do')
     page.press("Allow with this input", card(painter))
-    page.says("This is no JSON", card(painter))
+    page.says("This is not JSON", card(painter))
     page.fill(f"{card(painter)} textarea", '{"what": "the door"}')
     page.press("Allow with this input", card(painter))
     page.wait(f"!document.querySelector({json.dumps(card(painter))})")
     page.press("Allow from now on", card(talker))
+    page.says("exactly this call", card(talker))
     page.press("For this run", f"{card(talker)} li:first-child")
     page.wait(f"!document.querySelector({json.dumps(card(talker))})")
     page.stage.until(painter)
@@ -479,7 +494,7 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
     theirs.write_bytes(b"".join(lines[: begun + 1]))
     before = theirs.read_bytes()
     page.go("#/foreign/theirs", ".run[data-ready]")
-    page.says("Show what would happen next")
+    page.says("Show the next effects")
     page.go("#/foreign")
     page.says("theirs", "table")
     page.go("#/foreign/theirs", ".run[data-ready]")
@@ -487,10 +502,10 @@ def test_a_journal_of_somebody_else_is_shown_and_goes_on_only_by_a_yes_to_what_w
         unseen = client.post("/foreign/theirs/resume", json={"seen": "something else"}).status_code
     unresumed = theirs.read_bytes()
     no_way = page.run("[...document.querySelectorAll('main button')].some(b => b.innerText.includes('Go on with'))")
-    page.press("Show what would happen next")
+    page.press("Show the next effects")
     page.says("paint", ".next")
     page.says("the wall", ".next")
-    page.press("Go on with exactly this")
+    page.press("Resume with exactly this")
     page.wait("location.hash === '#/runs/theirs'")
     asked = page.stage.asked("theirs")
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from stepengine.debugging.desk import Maker
+from stepengine.debugging.desk import EngineSpec
 from stepengine.errors import JournalMissing
 from stepengine.server.access import Caller
 from stepengine.server.ledger import RunRow
 from stepengine.server.problems import Problem
-from stepengine.server.processes import Process
-from stepengine.server.workshop import MOST_DESKS, MOST_JOBS, Workshop
+from stepengine.server.processes import JsonChildProcess
+from stepengine.server.workshop import MOST_DESKS, MOST_JOBS, InspectionService
 
 ANNA = Caller("anna", frozenset({"admin"}))
 ROW = RunRow("one", "anna", "agent", "running", 1.0, 1.0, {"prompt": ""})
@@ -34,14 +34,14 @@ class Records:
 
 
 async def test_runs_without_a_record_take_no_place_of_a_page_or_a_job() -> None:
-    workshop = Workshop(cast("Any", Records()), Maker("tests.server.house:engine_in"))
+    workshop = InspectionService(Records().content, EngineSpec("tests.server.house:engine_in"))
 
     for _ in range(MOST_JOBS + 1):
         with pytest.raises(JournalMissing):
             await workshop.start(ANNA, "impact", [ROW], {})
     for _ in range(MOST_DESKS + 1):
         with pytest.raises(JournalMissing):
-            await workshop.open_desk(ANNA, ROW, "#0")
+            await workshop.start_inspection(ANNA, ROW, "#0")
 
     assert [] == workshop.jobs(ANNA)
 
@@ -51,22 +51,22 @@ async def test_a_process_that_cannot_be_started_leaves_no_copy_of_a_record(
 ) -> None:
     records = Records()
     records.kept = b"what only its owner may read"
-    workshop = Workshop(cast("Any", records), Maker("tests.server.house:engine_in"))
+    workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
 
     def files() -> list[str]:
         return [one.name for one in tmp_path.rglob("*")]
 
-    async def refused(*_: Any) -> Process:
+    async def refused(*_: Any) -> JsonChildProcess:
         assert "one.jsonl" in files()
         raise OSError(11, "no process can be had")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(Process, "begun", refused)
+    monkeypatch.setattr(JsonChildProcess, "start", refused)
 
     with pytest.raises(OSError, match="no process"):
         await workshop.start(ANNA, "impact", [ROW], {})
     with pytest.raises(OSError, match="no process"):
-        await workshop.open_desk(ANNA, ROW, "#0")
+        await workshop.start_inspection(ANNA, ROW, "#0")
 
     assert [] == files()
     assert [] == workshop.jobs(ANNA)
@@ -75,7 +75,7 @@ async def test_a_process_that_cannot_be_started_leaves_no_copy_of_a_record(
 async def test_a_job_whose_process_says_too_much_at_once_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     records = Records()
     records.kept = b"{}"
-    workshop = Workshop(cast("Any", records), Maker("tests.server.house:engine_in"))
+    workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
     monkeypatch.setattr("stepengine.server.processes.LINE", 10)
 
     job = await workshop.start(ANNA, "impact", [ROW], {})

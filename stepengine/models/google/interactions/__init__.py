@@ -9,9 +9,9 @@ from stepengine.data.models import ModelRequest
 from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import BatchMember, Provider, Timeouts
-from stepengine.models.google import GoogleProvider, sending
+from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
-from stepengine.models.google.interactions.request import asked_of, encode, encode_tool, said_by
+from stepengine.models.google.interactions.request import encode, encode_settings, encode_tool, make_thinking_request
 from stepengine.models.keys import Secret
 
 __all__ = ("GoogleInteractionsProvider",)
@@ -72,16 +72,16 @@ class GoogleInteractionsProvider(GoogleProvider):
         return Provider.batch_member(self, request)
 
     def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = [*said_by(request, self.bare(request.model), self.name).dropped]
+        dropped = [*encode_settings(request, self.bare(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         return tuple(dropped)
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request, model = self._shaped(request, after), self.bare(request.model).removeprefix("models/")
-        warn_once(asked_of(request.settings, model).note)
+        request, model = self._prepare_request(request, after), self.bare(request.model).removeprefix("models/")
+        warn_once(make_thinking_request(request.settings, model).note)
         content = encode(request, model, self.name, self._tools(request.tools), stream=stream, after=after)
-        return RequestBody(content, path=sending.INTERACTIONS)
+        return RequestBody(content, path=transport.INTERACTIONS)
 
     def _encode_count(self, request: ModelRequest) -> Any:
         return None

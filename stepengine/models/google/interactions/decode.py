@@ -26,22 +26,20 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import RequestLabel, body_failure, protocol_failure, unanswerable
+from stepengine.models._byte_reader import Accumulator
+from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
 from stepengine.models._json import (
-    call_part,
-    count_of,
+    encode_utf8,
     index_at,
     list_at,
+    make_call_part,
     object_at,
     objects_at,
+    parse_token_count,
     read_json,
     text_at,
-    utf8,
 )
-from stepengine.models._reading import Accumulator
-from stepengine.models._reply import UNKNOWN, made_part, reply_of, seen, shown_text, word_at
-
-__all__ = ("InteractionsAccumulator", "decode", "usage_of")
+from stepengine.models._reply import UNKNOWN, find_objects, find_text, make_media_part, make_reply, shorten_text
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -71,17 +69,17 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Raises:
         ModelError: for one that failed, has no steps, or goes on in the background.
     """
-    usage, status = usage_of(data.get("usage")), text_at(data, "status") or None
+    usage, status = parse_usage(data.get("usage")), text_at(data, "status") or None
     if status in FAILED:
         errors = objects_at(data, "errors") or [{"message": f"the interaction was {status}"}]
-        raise body_failure({"error": errors[0]}, None, {}, call, usage)
+        raise error_from_body({"error": errors[0]}, None, {}, call, usage)
     if status in WAITING:
-        raise unanswerable(call, [f"an interaction that is {status} in the background"], usage)
+        raise make_unanswerable_error(call, [f"an interaction that is {status} in the background"], usage)
     if data.get("steps") is None:
-        raise protocol_failure(call, "it holds no steps", usage)
+        raise make_protocol_error(call, "it holds no steps", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for step in objects_at(data, "steps") for part in _parts(step, mark, call, usage)]
-    return reply_of(
+    content = [part for step in objects_at(data, "steps") for part in _decode_parts(step, mark, call, usage)]
+    return make_reply(
         tuple(content),
         call,
         model,
@@ -96,24 +94,26 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
 # A step is taken apart only where every member of it is known. One with a newer member, or of a newer type, is kept whole
 # and goes back whole: taken apart, it would go back without what this package does not know.
-def _parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
+def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
     match step.get("type"):
         case "model_output" if step.get("error"):
-            raise body_failure(step, None, {}, call, usage)
+            raise error_from_body(step, None, {}, call, usage)
         case "model_output" if step.keys() <= {"type", "content", "error"}:
             return [part for piece in objects_at(step, "content") for part in _decode_output(piece, mark)]
         case "thought":
-            told = "\n".join([word_at(piece, "text") for piece in seen(step, "summary") if word_at(piece, "text")])
+            told = "\n".join(
+                [find_text(piece, "text") for piece in find_objects(step, "summary") if find_text(piece, "text")]
+            )
             return [ThinkingPart(told, provider_data=freeze({**mark, "step": step}))]
         case "function_call":
             given = {"id": step["id"]} if text_at(step, "id") else {}
             newer = {name: value for name, value in step.items() if name not in IN_CALL and value}
             kept = {**mark, **given, **({"in_call": newer} if newer else {})}
-            return [call_part(text_at(step, "name"), step.get("arguments"), kept)]
+            return [make_call_part(text_at(step, "name"), step.get("arguments"), kept)]
         case kind if kind in ASKED:
             return []
         case _:
-            tool, text = _server_tool_text(step)
+            tool, text = _describe_server_tool(step)
             return [OpaquePart(mark["provider"], freeze(step), tool=tool, text=text)]
 
 
@@ -125,27 +125,27 @@ def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
         if not text and not more:
             return []
         part = TextPart(text, provider_data=freeze({**mark, "more": more}) if more else None)
-        notes = seen(piece, "annotations")
-        content = utf8(text) if notes else b""
-        return [part, *[_source(one, content) for one in notes]]
+        notes = find_objects(piece, "annotations")
+        content = encode_utf8(text) if notes else b""
+        return [part, *[_decode_citation(one, content) for one in notes]]
     if "data" in piece and MEDIUM.issuperset(piece):
-        made = made_part(piece.get("data"), word_at(piece, "mime_type") or UNKNOWN, mark)
+        made = make_media_part(piece.get("data"), find_text(piece, "mime_type") or UNKNOWN, mark)
         if made is not None:
             return [made]
     return [OpaquePart(mark["provider"], freeze({"type": "model_output", "content": [piece]}))]
 
 
-def _source(annotation: Mapping[str, object], text: bytes) -> CitationPart:
+def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationPart:
     """Return a source; its offsets are in bytes of the text (providers:PV62)."""
-    start, end = count_of(annotation.get("start_index")) or 0, count_of(annotation.get("end_index"))
+    start, end = parse_token_count(annotation.get("start_index")) or 0, parse_token_count(annotation.get("end_index"))
     said = "" if end is None else text[start : min(end, start + MAX_SAID)].decode("utf-8", "ignore")
-    url = word_at(annotation, "url") or word_at(annotation, "source") or word_at(annotation, "document_uri")
-    return CitationPart(url, word_at(annotation, "title") or word_at(annotation, "file_name"), said=said)
+    url = find_text(annotation, "url") or find_text(annotation, "source") or find_text(annotation, "document_uri")
+    return CitationPart(url, find_text(annotation, "title") or find_text(annotation, "file_name"), said=said)
 
 
-def _server_tool_text(step: Mapping[str, object]) -> tuple[str, str]:
+def _describe_server_tool(step: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a step tells of, in our words, and for people what was asked or came of it."""
-    kind = word_at(step, "type")
+    kind = find_text(step, "type")
     name = kind.removesuffix("_call").removesuffix("_result")
     if name == kind:
         return "", ""
@@ -153,13 +153,13 @@ def _server_tool_text(step: Mapping[str, object]) -> tuple[str, str]:
     if isinstance(asked, Mapping):
         queries = asked.get("queries")
         lines = [each for each in queries if isinstance(each, str)] if isinstance(queries, list | tuple) else []
-        said = "\n".join(lines) or word_at(asked, "code") or compact(asked)
+        said = "\n".join(lines) or find_text(asked, "code") or compact(asked)
     else:
         said = found if isinstance(found, str) else ""
-    return TOOLS.get(name, name), shown_text(said)
+    return TOOLS.get(name, name), shorten_text(said)
 
 
-def usage_of(raw: object) -> Usage | None:
+def parse_usage(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say."""
     if not isinstance(raw, Mapping) or (
         raw.get("total_input_tokens") is None and raw.get("total_output_tokens") is None
@@ -167,8 +167,8 @@ def usage_of(raw: object) -> Usage | None:
         return None
     names = ("total_input_tokens", "total_output_tokens", "total_cached_tokens", "total_tool_use_tokens")
     figures = [raw.get(name) for name in (*names, "total_thought_tokens")]
-    prompt, output, cached, for_tools, thoughts = [count_of(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
+    prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
+    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
     # What tools of the API put before the model is no part of the prompt's tokens, but is billed as they are. More tokens
     # from the cache than there were cannot be: the rest of the prompt would count below zero.
     read, unsure = min(prompt, cached), unsure or cached > prompt
@@ -210,7 +210,7 @@ class InteractionsAccumulator(Accumulator):
     @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
-        return usage_of(self._interaction.get("usage"))
+        return parse_usage(self._interaction.get("usage"))
 
     def event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
@@ -224,7 +224,7 @@ class InteractionsAccumulator(Accumulator):
         event = read_json(data)
         match event.get("event_type") or name:
             case "step.delta":
-                return self._delta(index_at(event, "index"), object_at(event, "delta"))
+                return self._apply_delta(index_at(event, "index"), object_at(event, "delta"))
             case "step.start":
                 return self._start(index_at(event, "index"), object_at(event, "step"))
             case "step.stop":
@@ -232,7 +232,7 @@ class InteractionsAccumulator(Accumulator):
                 opened.closed = True
                 return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
-                raise self._error_in_stream(event)
+                raise self._make_stream_error(event)
             case "interaction.created" | "interaction.completed" as kind:
                 self._interaction.update(object_at(event, "interaction"))
                 self.done = kind == "interaction.completed"
@@ -245,6 +245,7 @@ class InteractionsAccumulator(Accumulator):
         return []
 
     def _start(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
+        """Store the step that starts at *index*, and return the delta of a call that starts."""
         if index in self._steps:
             self._refuse_stream(f"step {index} starts for the second time")
         opened = self._steps[index] = _OpenStep(copy.deepcopy(dict(step)))
@@ -255,12 +256,13 @@ class InteractionsAccumulator(Accumulator):
         return [ToolCallStarted(opened.call, text_at(step, "name"))]
 
     def _open(self, index: int) -> _OpenStep:
+        """Return the open step at *index*; raise an error for any other."""
         opened = self._steps.get(index)
         if opened is None or opened.closed:
             self._refuse_stream(f"an event for step {index}, which is not open")
         return opened
 
-    def _delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
+    def _apply_delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
         opened = self._open(index)
         kind, belongs = text_at(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:
@@ -268,18 +270,18 @@ class InteractionsAccumulator(Accumulator):
         match kind:
             case "text":
                 text = text_at(delta, "text")
-                _write(opened, "content", text)
+                _append_text(opened, "content", text)
                 return [TextChunk(text)] if text else []
-            case "thought_summary" if word_at(delta, "content", "type") in {"", "text"}:
+            case "thought_summary" if find_text(delta, "content", "type") in {"", "text"}:
                 text = text_at(object_at(delta, "content"), "text")
-                _write(opened, "summary", text)
+                _append_text(opened, "summary", text)
                 return [ThinkingChunk(text)] if text else []
             case "arguments_delta":
                 text = text_at(delta, "arguments")
                 opened.arguments.append(text)
                 return [ToolCallChunk(opened.call or 0, text)] if text else []
             case _:
-                _add(opened, kind, delta)
+                _merge_delta(opened, kind, delta)
                 return []
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
@@ -290,8 +292,8 @@ class InteractionsAccumulator(Accumulator):
             TruncatedReply: when ``interaction.completed`` is missing.
         """
         if not self.done:
-            self._truncated("its interaction.completed is missing")
-        steps = [_whole(opened) for _, opened in sorted(self._steps.items())]
+            self._raise_truncated("its interaction.completed is missing")
+        steps = [_build_step(opened) for _, opened in sorted(self._steps.items())]
         return self._decode_message({**self._interaction, "steps": steps})
 
 
@@ -303,7 +305,7 @@ BELONGS = {
 """The step in which a delta may come: one in another kind of step would become a part of something else."""
 
 
-def _write(opened: _OpenStep, member: str, text: str) -> None:
+def _append_text(opened: _OpenStep, member: str, text: str) -> None:
     """Add *text* to the piece that is being received, or begin one behind a piece that is not text."""
     pieces = opened.step.setdefault(member, [])
     last = pieces[-1] if pieces else None
@@ -315,11 +317,11 @@ def _write(opened: _OpenStep, member: str, text: str) -> None:
     opened.texts[-1][1].append(text)
 
 
-def _add(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
+def _merge_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
     """Add a delta to the step that no watcher is shown: signatures, sources, pictures, and whatever is newer."""
     step = opened.step
     if kind == "text_annotation_delta":
-        _write(opened, "content", "")
+        _append_text(opened, "content", "")
         step["content"][-1].setdefault("annotations", []).extend(list_at(delta, "annotations"))
     elif kind == "thought_signature":
         step["signature"] = text_at(step, "signature") + text_at(delta, "signature")
@@ -331,7 +333,7 @@ def _add(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
         step.update({name: value for name, value in delta.items() if name != "type" and value is not None})
 
 
-def _whole(opened: _OpenStep) -> Json:
+def _build_step(opened: _OpenStep) -> Json:
     """Return a step as the API would have sent it in one piece."""
     for piece, texts in opened.texts:
         piece["text"] = "".join(texts)

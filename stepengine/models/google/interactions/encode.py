@@ -36,24 +36,22 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     EncodedMessage,
-    arguments_of,
-    cannot_take,
-    check_holder,
-    encoded,
+    call_arguments,
+    check_file_provider,
+    choose_wire_ids,
+    encode_json,
+    encode_turns,
     is_own,
     is_paused,
     joined,
-    kind_of,
-    made_by_model,
+    list_generated_media,
+    make_unsupported_part_error,
+    media_kind,
     media_label,
+    remove_blank_texts,
     safe_name,
-    spoken,
-    turns_of,
-    wire_ids,
 )
-from stepengine.models.google.encode import inline_data
-
-__all__ = ("Flags", "encode_message", "encode_messages")
+from stepengine.models.google.encode import encode_inline_data
 
 Json = dict[str, Any]
 
@@ -61,9 +59,9 @@ KINDS = {"image": "image", "audio": "audio", "video": "video", "pdf": "document"
 
 
 @frozen
-class Flags:
+class InteractionsEncodeOptions:
     """
-    What the encoded form of a message depends on beside the message.
+    The options that the encoded form of a message depends on.
 
     Attributes:
         provider: Whose ids and opaque parts are sent back.
@@ -74,17 +72,17 @@ class Flags:
     model: str
 
 
-NUDGE_STEP = encoded({"type": "user_input", "content": [{"type": "text", "text": NUDGE}]})
+NUDGE_STEP = encode_json({"type": "user_input", "content": [{"type": "text", "text": NUDGE}]})
 RESULT = b'{"type":"function_result","call_id":'
 
 
-def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
+def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> bytes:
     """Return the steps of history and tail: the user begins and has the last word."""
     out: list[bytes] = []
     after: list[bytes] = []
     ids: Mapping[str, bytes] = {}
     role = ""
-    for turn in turns_of(request, flags, encode_message):
+    for turn in encode_turns(request, flags, encode_message):
         if turn.role == "tool":
             out.append(RESULT + ids[turn.call_id] + turn.body)
             after += [turn.after] if turn.after else []
@@ -110,17 +108,18 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> EncodedMessage:
+def encode_message(message: Message, flags: InteractionsEncodeOptions, *, own_ids: bool = True) -> EncodedMessage:
     """Encode one message; *own_ids* false sends made ids in place of the provider's."""
     match message:
         case UserMessage():
             return EncodedMessage(
-                "user", _encode_user_step([_content(part, flags) for part in spoken(message.content)])
+                "user",
+                _encode_user_step([_encode_content(part, flags) for part in remove_blank_texts(message.content)]),
             )
         case AssistantMessage():
-            return _assistant(message, flags, own_ids)
+            return _encode_assistant(message, flags, own_ids)
         case ToolMessage():
-            return _result(message, flags)
+            return _encode_result(message, flags)
         case _ as never:
             assert_never(never)
 
@@ -128,31 +127,33 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> E
 def _encode_user_step(content: Iterable[Json | None]) -> bytes:
     """Return what the user says as a step; nothing for nothing."""
     found = [piece for piece in content if piece is not None]
-    return encoded({"type": "user_input", "content": found}) if found else b""
+    return encode_json({"type": "user_input", "content": found}) if found else b""
 
 
-def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> EncodedMessage:  # noqa: FBT001 - private
-    ids = wire_ids(message.tool_calls, flags.provider, own=own_ids)
+def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOptions, own_ids: bool) -> EncodedMessage:  # noqa: FBT001 - private
+    ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
     steps: list[Json] = []
     said: list[Json] | None = None
     for part in message.content:
-        output = _output(part, flags)
+        output = _encode_output(part, flags)
         if output is not None:
             if said is None:
                 said = []
                 steps.append({"type": "model_output", "content": said})
             said.append(output)
-        elif (step := _step(part, flags, ids)) is not None:
+        elif (step := _encode_step(part, flags, ids)) is not None:
             steps.append(step)
             said = None
-    made = [part for part in made_by_model(message) if not is_own(part.provider_data, flags.provider, flags.model)]
-    after = _encode_user_step([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
+    made = [
+        part for part in list_generated_media(message) if not is_own(part.provider_data, flags.provider, flags.model)
+    ]
+    after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     return EncodedMessage(
-        "assistant", joined(steps), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after
+        "assistant", joined(steps), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, after=after
     )
 
 
-def _output(part: AssistantPart, flags: Flags) -> Json | None:
+def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
     """Return a piece of what the model said or made; ``None`` for what is a step of its own, or nothing."""
     match part:
         case TextPart() | RefusalPart():
@@ -160,12 +161,12 @@ def _output(part: AssistantPart, flags: Flags) -> Json | None:
             more = data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
             return {"type": "text", "text": part.text, **more} if part.text or more else None
         case ImagePart() | DocumentPart() if is_own(part.provider_data, flags.provider, flags.model):
-            return _media(part, flags)
+            return _encode_media(part, flags)
         case _:
             return None
 
 
-def _step(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
+def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case ThinkingPart():
             data = part.provider_data
@@ -173,7 +174,7 @@ def _step(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | N
         case ToolCallPart():
             data = part.provider_data
             newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
-            call = {"id": ids[part.tool_call_id], "name": safe_name(part.tool_name), "arguments": arguments_of(part)}
+            call = {"id": ids[part.tool_call_id], "name": safe_name(part.tool_name), "arguments": call_arguments(part)}
             return {**newer, "type": "function_call", **call}
         case OpaquePart():
             return dict(part.data) if part.provider == flags.provider else None
@@ -183,45 +184,45 @@ def _step(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | N
             assert_never(never)
 
 
-def _result(message: ToolMessage, flags: Flags) -> EncodedMessage:
+def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
     """Return a result; it holds texts and images, and other media follow it."""
     inside: list[Json | None] = []
     outside: list[Json | None] = []
     for part in message.content:
         is_medium = isinstance(part, DocumentPart)
-        (outside if is_medium else inside).append(_content(part, flags))
+        (outside if is_medium else inside).append(_encode_content(part, flags))
     found = [piece for piece in inside if piece is not None]
     is_text = all(piece["type"] == "text" for piece in found)
     told = "\n".join([piece["text"] for piece in found]) if is_text else found
     rest: Json = {"name": safe_name(message.tool_name), "result": told}
     if message.is_error:
         rest["is_error"] = True
-    after = _encode_user_step([_text(media_label(message)), *outside]) if outside else b""
-    return EncodedMessage("tool", b"," + encoded(rest)[1:], call_id=message.tool_call_id, after=after)
+    after = _encode_user_step([_encode_text(media_label(message)), *outside]) if outside else b""
+    return EncodedMessage("tool", b"," + encode_json(rest)[1:], call_id=message.tool_call_id, after=after)
 
 
-def _text(text: str) -> Json:
+def _encode_text(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-def _content(part: ResultPart, flags: Flags) -> Json | None:
+def _encode_content(part: ResultPart, flags: InteractionsEncodeOptions) -> Json | None:
     match part:
         case TextPart() | ToolReferencePart():
-            return _text(part.text) if part.text else None
+            return _encode_text(part.text) if part.text else None
         case JsonPart():
-            return _text(compact(part.value))
+            return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _media(part, flags)
+            return _encode_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
-    check_holder(flags.provider, part)
-    kind = KINDS.get(kind_of(part))
+def _encode_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
+    check_file_provider(flags.provider, part)
+    kind = KINDS.get(media_kind(part))
     if kind is None:
-        raise cannot_take(flags.provider, part, "it takes images, audio, video, text and PDF")
+        raise make_unsupported_part_error(flags.provider, part, "it takes images, audio, video, text and PDF")
     block: Json = {"type": kind, "mime_type": part.mime_type}
     if part.data is None:
         return {**block, "uri": part.url if part.file_id is None else part.file_id}
-    return {**block, "data": inline_data(part, part.data, flags.provider)}
+    return {**block, "data": encode_inline_data(part, part.data, flags.provider)}

@@ -10,12 +10,10 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, Se
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
-from stepengine.models._settings import DROPPED, Way, WireSettings, no_tool, said_of
-from stepengine.models._thinking import CANNOT, ThinkingRequest, effort_of
-from stepengine.models._wire import join_members, members_of, tool_choice_of
-from stepengine.models.google.interactions.encode import Flags, encode_messages
-
-__all__ = ("asked_of", "encode", "encode_tool", "said_by")
+from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
+from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
+from stepengine.models._wire import encode_members, join_members, resolve_tool_choice
+from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
 
 CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
@@ -39,10 +37,10 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, st
         "top_p": settings.top_p,
         "max_output_tokens": settings.max_tokens,
         "stop_sequences": list(settings.stop_sequences) or None,
-        "tool_choice": _tool_choice(request),
-        **asked_of(settings, model).members,
+        "tool_choice": _encode_tool_choice(request),
+        **make_thinking_request(settings, model).members,
     }
-    said = said_by(request, model, provider).members
+    said = encode_settings(request, model, provider).members
     generation = {name: value for name, value in config.items() if value is not None}
     schema = settings.response_schema
     head = {
@@ -56,8 +54,8 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, st
         **said,
         "generation_config": {**generation, **said.get("generation_config", {})} or None,
     }
-    members = members_of(request, head, tools)
-    flags = Flags(provider, "" if after == INVALID_SIGNATURE else model)
+    members = encode_members(request, head, tools)
+    flags = InteractionsEncodeOptions(provider, "" if after == INVALID_SIGNATURE else model)
     members["input"] = encode_messages(request, flags)
     return join_members(members)
 
@@ -79,56 +77,56 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.input_schema}
 
 
-def said_by(request: ModelRequest, model: str, provider: str) -> WireSettings:
+def encode_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
+        "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
         "store": lambda keep: {"store": keep},
-        "safety": lambda safety: {"safety_settings": [_safety(name, word) for name, word in safety.items()]},
+        "safety": lambda safety: {"safety_settings": [_encode_safety(name, word) for name, word in safety.items()]},
         # It caches by itself for minutes.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
-        "server_tools": lambda items: _server_tools(items, model, provider),
+        "server_tools": lambda items: _encode_server_tools(items, model, provider),
     }
-    return said_of(request.settings, ways)
+    return convert_settings(request.settings, ways)
 
 
-def _safety(category: str, threshold: str) -> Json:
+def _encode_safety(category: str, threshold: str) -> Json:
     """Return a threshold in the API's words; words that are its own already are left as they are."""
     word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
     return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
 
 
-def _tier(tier: str) -> Json:
+def _encode_tier(tier: str) -> Json:
     word = TIERS[tier]
     return {} if word is None else {"service_tier": word}
 
 
-def _server_tools(items: tuple[ServerTool, ...], model: str, provider: str) -> Json:
+def _encode_server_tools(items: tuple[ServerTool, ...], model: str, provider: str) -> Json:
     searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
     dropped = ["server_tools.max_uses"] if any(item.max_uses is not None for item in searches) else []
     if any(isinstance(item, WebSearch) and item.location is not None for item in searches):
         dropped.append("server_tools.location")
-    return {"tools": [_server_tool(item, model, provider) for item in items], DROPPED: dropped}
+    return {"tools": [_encode_server_tool(item, model, provider) for item in items], DROPPED: dropped}
 
 
-def _server_tool(item: ServerTool, model: str, provider: str) -> Json:
+def _encode_server_tool(item: ServerTool, model: str, provider: str) -> Json:
     if isinstance(item, FileSearch):
         most = {} if item.max_results is None else {"top_k": item.max_results}
         return {"type": "file_search", "file_search_store_names": list(item.stores), **most}
     if isinstance(item, CodeExecution):
         if item.files:
-            raise no_tool(item, model, provider, "it takes no files; put them into a message")
+            raise make_unsupported_tool_error(item, model, provider, "it takes no files; put them into a message")
         return {"type": "code_execution"}
     if isinstance(item, Programs):
-        raise no_tool(item, model, provider)
+        raise make_unsupported_tool_error(item, model, provider)
     if item.allowed_domains or item.blocked_domains:
-        raise no_tool(item, model, provider, "it cannot be held to domains or kept from them")
+        raise make_unsupported_tool_error(item, model, provider, "it cannot be held to domains or kept from them")
     return {"type": "google_search"} if isinstance(item, WebSearch) else {"type": "url_context"}
 
 
-def _tool_choice(request: ModelRequest) -> object:
-    choice = tool_choice_of(request) if request.tools else None
+def _encode_tool_choice(request: ModelRequest) -> object:
+    choice = resolve_tool_choice(request) if request.tools else None
     if choice in {None, "auto"} and any(tool.strict for tool in request.tools):
         return "validated"
     if choice is None or choice in CHOICES:
@@ -136,7 +134,7 @@ def _tool_choice(request: ModelRequest) -> object:
     return {"allowed_tools": {"mode": "any", "tools": [choice]}}
 
 
-def asked_of(settings: ModelSettings, model: str) -> ThinkingRequest:
+def make_thinking_request(settings: ModelSettings, model: str) -> ThinkingRequest:
     """Return what is said of thinking, which is a level here for every model; a number of tokens stands for one."""
     thinking = settings.thinking
     if thinking is None:
@@ -146,5 +144,5 @@ def asked_of(settings: ModelSettings, model: str) -> ThinkingRequest:
     shown = {"thinking_summaries": "auto" if thinking.show else "none"}
     if thinking.effort is None and thinking.tokens is None:
         return ThinkingRequest(shown)
-    effort = effort_of(thinking)
+    effort = effort_from_thinking(thinking)
     return ThinkingRequest({"thinking_level": "high" if effort == "max" else effort, **shown})

@@ -107,7 +107,7 @@ function Composer({ agent, session, isBusy, sent }) {
   return html`<form class="composer" onSubmit=${send}>
     <${Problem} error=${error} />
     ${pictures.length ? html`<p class="chosen">${pictures.map((each, n) => html`<span><img src=${`data:${each.mime_type};base64,${each.data}`} alt=${each.name} /><button type="button" aria-label=${`Leave ${each.name} out`} onClick=${() => choose(pictures.filter((_, k) => k !== n))}>×</button></span>`)}</p>` : null}
-    <div class="line"><label class="field grow"><span class="unseen">Say something</span><textarea rows="2" value=${text} placeholder=${isBusy ? "It works; you can write on meanwhile" : "Say something"} onInput=${(event) => type(event.target.value)} onPaste=${(event) => { if (event.clipboardData && event.clipboardData.files.length) add(event.clipboardData.files); }} onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event); }}></textarea></label>
+    <div class="line"><label class="field grow"><span class="unseen">Say something</span><textarea rows="2" value=${text} placeholder=${isBusy ? "The agent is working; you can type meanwhile" : "Say something"} onInput=${(event) => type(event.target.value)} onPaste=${(event) => { if (event.clipboardData && event.clipboardData.files.length) add(event.clipboardData.files); }} onKeyDown=${(event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event); }}></textarea></label>
     <label class="button file"><input type="file" accept=${PICTURES.join(",")} multiple onChange=${(event) => { add(event.target.files); event.target.value = ""; }} />Picture</label>
     <button type="submit" class="primary" disabled=${busy || isBusy || (!text.trim() && !pictures.length)}>Send</button></div>
   </form>`;
@@ -126,7 +126,7 @@ function Thread({ agent, session, owner }) {
   }, []);
   return html`<${Head} title=${session} lead=${agent}><a class="button" href=${to(["chat"])}>All conversations</a><//>
     <${Problem} error=${runs.error} />
-    <div class="scroll thread" ref=${box} tabindex="0" role="log" aria-label="Conversation"><div class="turns">${runs.data && runs.data.next ? html`<p class="dim">Turns before the last ${SHOWN} stand in the list of <a href=${to(["runs"], { session })}>its runs</a>.</p>` : null}${all.map((run) => html`<${Turn} key=${run.run_id} run=${run} settled=${runs.again} />`)}${runs.data && !all.length ? html`<${Empty} title="Nothing was said yet">What you say goes to <b>${agent}</b>.<//>` : null}</div></div>
+    <div class="scroll thread" ref=${box} tabindex="0" role="log" aria-label="Conversation"><div class="turns">${runs.data && runs.data.next ? html`<p class="dim">Turns before the last ${SHOWN} stand in the list of <a href=${to(["runs"], { session })}>its runs</a>.</p>` : null}${all.map((run) => html`<${Turn} key=${run.run_id} run=${run} settled=${runs.again} />`)}${runs.data && !all.length ? html`<${Empty} title="No messages yet">Your messages go to <b>${agent}</b>.<//>` : null}</div></div>
     <${Composer} agent=${agent} session=${session} isBusy=${isOpen} sent=${runs.again} />`;
 }
 
@@ -139,7 +139,7 @@ function Threads() {
       <label class="field inline"><span class="unseen">Agent</span><select value=${agent} onChange=${(event) => choose(event.target.value)}>${list.map((each) => html`<option value=${each.id}>${each.name}</option>`)}</select></label>
       <button type="button" class="primary" disabled=${!list.length} onClick=${() => go(["chat", agent || list[0].id, named()])}>New conversation</button><//>
     <${Problem} error=${found.error || agents.error} />
-    <div class="scroll">${found.data && !all.length ? html`<${Empty} title="No conversations yet">Each turn of a conversation is a run that goes on from what the last one left.<//>` : html`<ul class="threads">${all.map((each) => html`<li><a class="card" href=${to(["chat", each.agent, each.session_id], { owner: each.owner })}><b>${each.session_id}</b><span>${each.agent}</span><${Status} status=${each.status} /><span class="dim">${plural(each.runs, "run")}, ${when(each.changed)}</span></a></li>`)}</ul>`}</div>`;
+    <div class="scroll">${found.data && !all.length ? html`<${Empty} title="No conversations yet">Each turn of a conversation is a run that continues the last one.<//>` : html`<ul class="threads">${all.map((each) => html`<li><a class="card" href=${to(["chat", each.agent, each.session_id], { owner: each.owner })}><b>${each.session_id}</b><span>${each.agent}</span><${Status} status=${each.status} /><span class="dim">${plural(each.runs, "run")}, ${when(each.changed)}</span></a></li>`)}</ul>`}</div>`;
 }
 
 const Chat = ({ parts, query }) => parts.length > 1 ? html`<${Thread} key=${parts.join("/")} agent=${parts[0]} session=${parts[1]} owner=${query.get("owner")} />` : html`<${Threads} />`;

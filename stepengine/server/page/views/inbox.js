@@ -15,7 +15,7 @@ function Inbox({ query }) {
     </${Head}>
     <${Problem} error=${open.error} />
     <div class="scroll"><div class="cards">
-      ${open.data && !shown.length ? html`<${Empty} title="Nothing waits for you">What runs ask stands here: permissions, questions of agents, and whether something that was cut off happened.</${Empty}>` : null}
+      ${open.data && !shown.length ? html`<${Empty} title="Nothing waits for you">This page lists what runs ask: permissions, questions of agents, and effects in doubt.</${Empty}>` : null}
       ${shown.map((each) => html`<${Card} key=${key(each)} question=${each} run=${each} answered=${() => { go((before) => [...before, key(each)]); open.again(); }} />`)}
     </div></div>`;
 }

@@ -60,7 +60,7 @@ function List({ query }) {
     </${Head}>
     <div class="filters" role="group" aria-label="State">${STATES.map(([value, name]) => html`<button type="button" class="chip" aria-pressed=${String(status === value)} onClick=${() => amend({ status: value })}>${name}</button>`)}${session ? html`<button type="button" class="chip" aria-pressed="true" onClick=${() => amend({ session: "" })} aria-label=${`conversation ${session}, leave`}>conversation ${session} ×</button>` : null}</div>
     <${Problem} error=${error} />
-    ${data && !runs.length ? html`<${Empty} title=${search || status || agent ? "No run is like that" : "No runs yet"}>${search || status || agent ? html`<button type="button" onClick=${() => { type(""); amend({ search: "", status: "", agent: "" }); }}>Show all</button>` : html`<a class="button primary" href=${to(["start"])}>Start the first one</a>`}</${Empty}>` : html`<${Rows} items=${runs} height=${HEIGHT} label=${isAll ? `${plural(runs.length, "run")}` : "Runs"} more=${more} row=${(run) => html`<${Row} key=${run.run_id} run=${run} now=${now} />`} />`}`;
+    ${data && !runs.length ? html`<${Empty} title=${search || status || agent ? "No matching runs" : "No runs yet"}>${search || status || agent ? html`<button type="button" onClick=${() => { type(""); amend({ search: "", status: "", agent: "" }); }}>Show all</button>` : html`<a class="button primary" href=${to(["start"])}>Start the first one</a>`}</${Empty}>` : html`<${Rows} items=${runs} height=${HEIGHT} label=${isAll ? `${plural(runs.length, "run")}` : "Runs"} more=${more} row=${(run) => html`<${Row} key=${run.run_id} run=${run} now=${now} />`} />`}`;
 }
 
 /* What a run waits for in words, with the time as this browser writes it. */

@@ -11,8 +11,6 @@ from attrs import frozen
 from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
 
-__all__ = ("TextReplacement", "replace_all", "unified_diff")
-
 CONTEXT_LINES = 3
 """As many as in every unified diff."""
 DIFF_CHARS = 20_000
@@ -54,7 +52,7 @@ def replace_all(text: str, replacements: Sequence[TextReplacement], path: str) -
     problems = []
     for number, replacement in enumerate(replacements, 1):
         try:
-            text = _replaced(text, replacement)
+            text = _replace_one(text, replacement)
         except ToolError as error:
             problems.append(f"replacement {number}: {error.message}" if len(replacements) > 1 else error.message)
     if problems:
@@ -63,7 +61,7 @@ def replace_all(text: str, replacements: Sequence[TextReplacement], path: str) -
     return text
 
 
-def _replaced(text: str, replacement: TextReplacement) -> str:
+def _replace_one(text: str, replacement: TextReplacement) -> str:
     old, new = replacement.old, replacement.new
     if not old:
         msg = "old_string is empty; to make or overwrite a whole file use write_file"
@@ -71,7 +69,7 @@ def _replaced(text: str, replacement: TextReplacement) -> str:
     if old == new:
         msg = "old_string and new_string are the same"
         raise ToolError(msg)
-    spans = _spans(text, old, replacement) or _spans_of_lines(text, old, replacement)
+    spans = _find_spans(text, old, replacement) or _find_line_spans(text, old, replacement)
     if not spans:
         msg = "old_string was found 0 times; it has to match exactly, white space included. Read the file again"
         raise ToolError(msg)
@@ -85,13 +83,13 @@ def _replaced(text: str, replacement: TextReplacement) -> str:
         raise ToolError(msg)
     pieces, position = [], 0
     for start, end in spans:
-        pieces += [text[position:start], _with_ends_of(new, text, start, end)]
+        pieces += [text[position:start], _match_line_ends(new, text, start, end)]
         position = end
     return "".join([*pieces, text[position:]])
 
 
-def _spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
-    """Return the places of *old*: those to replace, or to complain of, which may overlap and are counted up to 100."""
+def _find_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
+    """Return the start and end of the matches of *old*: of each to replace, else of up to 100, which may overlap."""
     step = len(old) if replacement.allow_multiple else 1
     spans, start = list[tuple[int, int]](), text.find(old)
     while start >= 0 and (replacement.allow_multiple or len(spans) < COUNTED_PLACES):
@@ -100,18 +98,18 @@ def _spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int,
     return spans
 
 
-def _spans_of_lines(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
-    """Return the places of *old* when line ends LF and CRLF count as equal."""
+def _find_line_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
+    """Return the start and end of each match of *old*; LF and CRLF compare equal."""
     if "\r\n" not in text or "\n" not in old:
         return []
     ends = [m.start() for m in re.finditer("\r\n", text)]
     shifted = [e - i for i, e in enumerate(ends)]
-    found = _spans(text.replace("\r\n", "\n"), old.replace("\r\n", "\n"), replacement)
+    found = _find_spans(text.replace("\r\n", "\n"), old.replace("\r\n", "\n"), replacement)
     return [(a + bisect_left(shifted, a), b + bisect_left(shifted, b)) for a, b in found]
 
 
-def _with_ends_of(new: str, text: str, start: int, end: int) -> str:
-    """Return *new* with CRLF line ends when the replaced text, or else the line that it stands in, has them."""
+def _match_line_ends(new: str, text: str, start: int, end: int) -> str:
+    """Return *new* with CRLF line ends if the replaced text, or else its line, has them."""
     if "\n" not in new:
         return new
     replaced = text[start:end]
@@ -127,7 +125,7 @@ def _line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
 
 def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIFF_CHARS) -> str:
     """
-    Return the unified diff of two texts, in git's form, in a time that no content can blow up.
+    Return the unified diff of two texts, in git's format. The time is bounded for any content.
 
     Args:
         old: The text before; ``None`` for a file that was not there.
@@ -135,7 +133,7 @@ def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIF
         path: The file's name.
         most: How many characters of the diff are returned.
     """
-    before, after = _by_newline(old or ""), _by_newline(new or "")
+    before, after = _split_lines(old or ""), _split_lines(new or "")
     same = 0
     for a, b in zip(before, after, strict=False):
         if a != b:
@@ -150,21 +148,23 @@ def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIF
     if max(len(old_part), len(new_part)) > DIFF_LINES:
         return f"(the changes span {max(len(old_part), len(new_part)):,} lines, too many for a diff)"
     groups = BoundedMatcher(old_part, new_part).get_grouped_opcodes(CONTEXT_LINES)
-    hunks = "".join([line for group in groups for line in _hunk(group, old_part, new_part, first)])
+    hunks = "".join([line for group in groups for line in _format_hunk(group, old_part, new_part, first)])
     was, now = "/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}"
     text = f"--- {was}\n+++ {now}\n{hunks}" if hunks else ""
     return text if len(text) <= most else f"{text[:most]}\n(the diff was cut; it has {len(text):,} characters)\n"
 
 
-def _by_newline(text: str) -> list[str]:
+def _split_lines(text: str) -> list[str]:
     pieces = text.split("\n")
     return [*[p + "\n" for p in pieces[:-1]], *([pieces[-1]] if pieces[-1] else [])]
 
 
-def _hunk(group: Sequence[tuple[str, int, int, int, int]], old: list[str], new: list[str], first: int) -> Iterator[str]:
+def _format_hunk(
+    group: Sequence[tuple[str, int, int, int, int]], old: list[str], new: list[str], first: int
+) -> Iterator[str]:
     """Yield the lines of one hunk, numbered from the beginning of the file."""
     (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
-    yield f"@@ -{_range(first + a, b - a)} +{_range(first + c, d - c)} @@\n"
+    yield f"@@ -{_format_range(first + a, b - a)} +{_format_range(first + c, d - c)} @@\n"
     for tag, a, b, c, d in group:
         if tag == "equal":
             yield from [_diff_line(" ", line) for line in old[a:b]]
@@ -173,7 +173,7 @@ def _hunk(group: Sequence[tuple[str, int, int, int, int]], old: list[str], new: 
             yield from [_diff_line("+", line) for line in new[c:d]]
 
 
-def _range(start: int, length: int) -> str:
+def _format_range(start: int, length: int) -> str:
     return str(start + 1) if length == 1 else f"{start + 1 if length else start},{length}"
 
 

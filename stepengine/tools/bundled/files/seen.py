@@ -12,34 +12,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from stepengine.data.messages import Message, ToolMessage
 from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
-from stepengine.workspace.paths import parts_of
-
-__all__ = ("known_hash", "note_hash")
+from stepengine.workspace.paths import split_path
 
 Parts = tuple[str, ...]
 WRITERS = ("write_file", "str_replace", "delete_file")
 
 
 class _SeenFiles:
-    """The hashes of the files that one run has read or written; ``""`` for one of which none is known."""
+    """The hashes of the files that one run has read or written; ``""`` if the hash of a file is unknown."""
 
     def __init__(self, hashes: dict[Parts, str]) -> None:
         self.hashes = hashes
 
     async def aclose(self) -> Iterable[str]:
-        """Forget them."""
+        """Clear the hashes."""
         self.hashes = {}
         return ()
 
 
-def note_hash(ctx: ToolContext, real: Parts, parts: Parts, digest: str) -> None:
-    """Take note of what a run has read or written below the root *real*: a hash, ``""`` for a file without one."""
+def record_hash(ctx: ToolContext, real: Parts, parts: Parts, digest: str) -> None:
+    """Record the hash of a file that a run has read or written below the root *real*; ``""`` if it has none."""
     if ctx.is_of_run:
         _seen_in_run(ctx, real).hashes[parts] = digest
 
 
-def known_hash(ctx: ToolContext, real: Parts, parts: Parts) -> str:
-    """Return the hash of a file as the run saw it last; ``""`` when it has not seen it, and outside of a run."""
+def find_hash(ctx: ToolContext, real: Parts, parts: Parts) -> str:
+    """Return the hash of a file when the run last read or wrote it; ``""`` if it did not, and outside of a run."""
     return _seen_in_run(ctx, real).hashes.get(parts, "") if ctx.is_of_run else ""
 
 
@@ -50,20 +48,20 @@ def _seen_in_run(ctx: ToolContext, real: Parts) -> _SeenFiles:
 
 
 def _read_from_history(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
-    """Return what a history tells of files; what was written after it was read is not known by a hash."""
+    """Return the file hashes in a history. A file that was written after it was read has the hash ``""``."""
     found: dict[Parts, str] = {}
     for message in history:
         if not isinstance(message, ToolMessage) or message.is_error:
             continue
-        for path, digest in _files_in(message):
+        for path, digest in _iter_file_hashes(message):
             try:
-                found[parts_of(path, real)] = digest
+                found[split_path(path, real)] = digest
             except ToolError:
                 continue
     return found
 
 
-def _files_in(message: ToolMessage) -> Iterator[tuple[str, str]]:
+def _iter_file_hashes(message: ToolMessage) -> Iterator[tuple[str, str]]:
     value: object = message.result.data
     if message.tool_name == "read_files" and isinstance(value, list):
         for entry in value:

@@ -16,21 +16,13 @@ from attrs import frozen
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.search.ignore import Ignore
 from stepengine.workspace import calls
-from stepengine.workspace.guard import left_out
-from stepengine.workspace.paths import display
+from stepengine.workspace.guard import withheld_note
+from stepengine.workspace.paths import display_path
 from stepengine.workspace.patterns import SEARCH_COLUMNS
-from stepengine.workspace.text import decode, read_capped
+from stepengine.workspace.text import decode_text, read_capped
 
 if TYPE_CHECKING:
     from stepengine.workspace.root import Root
-
-__all__ = (
-    "FileHits",
-    "MatchReport",
-    "SearchFlags",
-    "Sources",
-    "parse_flags",
-)
 
 SWITCHES: dict[str, dict[str, object]] = {
     "i": {"case": "i"},
@@ -64,7 +56,7 @@ KNOWN = "-i -s -S -w -F -x -U -v -c -l -n -t TYPE -T TYPE -g GLOB -A N -B N -C N
 @frozen(kw_only=True)
 class SearchFlags:
     """
-    What the flags ask for.
+    The parsed flags of a search.
 
     Attributes:
         case: ``"i"`` ignore case, ``"s"`` respect it, ``"S"`` respect it when the pattern has an upper-case letter.
@@ -101,7 +93,7 @@ class SearchFlags:
 
 def parse_flags(text: str) -> SearchFlags:
     """
-    Read flags; switches may be joined (``-iw``), values may follow directly (``-A3``, ``--type-not=py``).
+    Parse flags; switches may be joined (``-iw``), and values may follow directly (``-A3``, ``--type-not=py``).
 
     Raises:
         ToolError: for anything that is not in the list, and for more than 2,000 characters.
@@ -116,9 +108,9 @@ def parse_flags(text: str) -> SearchFlags:
         raise ToolError(msg) from None
     found: dict[str, Any] = {}
     while words:
-        word = _shorten(words)
+        word = _pop_flag(words)
         if not re.fullmatch(r"-[A-Za-z].*", word, re.DOTALL):
-            _refuse(word)
+            _raise_unknown_flag(word)
         rest = word[1:]
         while rest:
             letter, rest = rest[0], rest[1:]
@@ -126,14 +118,14 @@ def parse_flags(text: str) -> SearchFlags:
                 found.update(SWITCHES[letter])
                 continue
             if letter not in LISTS and letter not in NUMBERS:
-                _refuse(f"-{letter}" if len(word) == len(f"-{letter}") else word)
+                _raise_unknown_flag(f"-{letter}" if len(word) == len(f"-{letter}") else word)
             value = rest or (words.pop(0) if words else "")
-            _take(found, letter, value)
+            _apply_flag(found, letter, value)
             break
     return SearchFlags(**found)
 
 
-def _shorten(words: list[str]) -> str:
+def _pop_flag(words: list[str]) -> str:
     """Remove the first of *words* and return it, a long flag as its letter; its value becomes the first of *words*."""
     word = words.pop(0)
     name, equals, value = word[2:].partition("=")
@@ -144,7 +136,7 @@ def _shorten(words: list[str]) -> str:
     return f"-{letter}"
 
 
-def _take(found: dict[str, Any], letter: str, value: str) -> None:
+def _apply_flag(found: dict[str, Any], letter: str, value: str) -> None:
     if letter in NUMBERS:
         if not re.fullmatch(r"\d{1,4}", value) or int(value) > MAX_FLAG_NUMBER or (letter == "m" and value == "0"):
             msg = f"-{letter} needs a number up to {MAX_FLAG_NUMBER}, not {value!r}"
@@ -158,7 +150,7 @@ def _take(found: dict[str, Any], letter: str, value: str) -> None:
     found[name] = (*found.get(name, ()), value)
 
 
-def _refuse(word: str) -> None:
+def _raise_unknown_flag(word: str) -> None:
     msg = f"the flag {word!r} is not available; these are: {KNOWN}"
     raise ToolError(msg)
 
@@ -189,16 +181,16 @@ class FileHits:
     total: int
 
 
-class Sources:
-    """Opens files for a search: by the walk, only text, nothing secret and nothing ignored."""
+class SearchFiles:
+    """Opens the files of a search: text files that are neither secret nor ignored."""
 
     def __init__(self, root: Root, ignore: Ignore) -> None:
         self._root = root
         self._ignore = ignore
 
     def lines(self, parts: tuple[str, ...]) -> list[str] | None:
-        """Return the lines of a file, or ``None`` when it is not to be searched."""
-        if self._root.withholds(parts) or self._ignore.hides(parts):
+        """Return the lines of a file; ``None`` if the search excludes the file."""
+        if self._root.is_withheld(parts) or self._ignore.is_hidden(parts):
             return None
         try:
             opened = self._root.open_file("/".join(parts))
@@ -210,7 +202,7 @@ class Sources:
             return None
         finally:
             calls.close(opened.fd)
-        text = None if data is None else decode(data)
+        text = None if data is None else decode_text(data)
         if text is None:
             return None
         lines = text.text.removesuffix("\n").split("\n")
@@ -219,7 +211,7 @@ class Sources:
 
 class MatchReport:
     """
-    Collects matches within the caps and writes the result.
+    Collects matches up to the limits and formats the result.
 
     Args:
         flags: What to show.
@@ -238,11 +230,11 @@ class MatchReport:
         self.stopped = ""
 
     def add(self, found: FileHits) -> bool:
-        """Add the matches of one file; return whether more are wanted."""
+        """Add the matches of one file, and return True while more matches fit."""
         flags = self._flags
         if not found.spans:
             return True
-        path, shown = display(found.parts), found.spans[: self._per_file]
+        path, shown = display_path(found.parts), found.spans[: self._per_file]
         data: list[dict[str, object]] = [{"path": path}]
         if flags.count:
             lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
@@ -251,7 +243,7 @@ class MatchReport:
         else:
             shown = shown[: SEARCH_MATCHES - len(self._found)]
             lines, data = (
-                [f"{path}:", *self._text(found.lines, shown)],
+                [f"{path}:", *self._format_lines(found.lines, shown)],
                 [{"path": path, "line": n + 1} for n, _ in shown],
             )
             self._cut_files += len(found.spans) > self._per_file and flags.max_count != self._per_file
@@ -267,7 +259,7 @@ class MatchReport:
             self.stopped = self.stopped or f"stopped at {SEARCH_MATCHES} matches"
         return not self.stopped
 
-    def _text(self, lines: list[str], spans: Iterable[tuple[int, int]]) -> list[str]:
+    def _format_lines(self, lines: list[str], spans: Iterable[tuple[int, int]]) -> list[str]:
         matched, context = set[int](), set[int]()
         for first, count in spans:
             matched.update(range(first, first + count))
@@ -282,7 +274,7 @@ class MatchReport:
 
     def result(self, problems: str = "") -> dict[str, Any]:
         """
-        Return what the tool gives: ``stdout`` and ``message`` to be read, ``count`` and ``matches`` to decide by.
+        Return the tool's result: ``stdout`` and ``message`` for the model, ``count`` and ``matches`` for code.
 
         A match has the ``path`` of its file and its ``line``, counting from 1; a file that is only counted has ``path`` and
         ``count``, one that is only named ``path``. ``count`` is how many of them are there. ``stderr`` stands for problems.
@@ -295,7 +287,7 @@ class MatchReport:
             notes.append(f"only the first {self._per_file} matches are shown in {self._cut_files} of the files")
         if self.stopped:
             notes.append(f"{self.stopped}; there may be more")
-        notes += left_out()
+        notes += withheld_note()
         text = "\n".join([head, *self._out])
         made = {"stdout": text, "message": "; ".join(notes), "count": number, "matches": self._found}
         return {**made, "stderr": problems} if problems else made

@@ -15,12 +15,7 @@ from stepengine.workspace.text import read_capped
 from stepengine.workspace.walk import WalkBudget, walk
 
 if TYPE_CHECKING:
-    from stepengine.workspace.root import OpenedFolder, Root
-
-__all__ = (
-    "Ignore",
-    "visible",
-)
+    from stepengine.workspace.root import OpenedEntry, Root
 
 MAX_LINES = 5_000
 """Files of patterns have some dozen lines; each is compared with every path."""
@@ -34,7 +29,7 @@ Parts = tuple[str, ...]
 
 class Ignore:
     """
-    Says which paths are ignored; files that were read are remembered for as long as this object lives.
+    Finds out which paths git ignores; the ``.gitignore`` files it reads are cached.
 
     Args:
         root: What the files are below.
@@ -47,30 +42,30 @@ class Ignore:
         self._patterns: dict[Parts, list[IgnorePattern]] = {}
 
     def is_ignored(self, parts: Parts, *, is_folder: bool) -> bool:
-        """Return whether one entry is ignored, given that the folders above it are not."""
+        """Return True if one entry is ignored. The folders above it must not be ignored."""
         if parts[-1] == ".git":
             return True
-        names = tuple(map(_bytewise, parts))
+        names = tuple(map(_decode_bytewise, parts))
         for depth in range(len(parts) - 1, -1, -1):
-            for number, pattern in enumerate(self._of(parts[:depth])):
+            for number, pattern in enumerate(self._patterns_of_folder(parts[:depth])):
                 if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
                     return True
                 if pattern.match(names[depth:], is_folder=is_folder):
                     return not pattern.is_negated
         return bool(self._budget.cut)
 
-    def hides(self, parts: Parts) -> bool:
-        """Return whether a file is ignored, or a folder above it."""
+    def is_hidden(self, parts: Parts) -> bool:
+        """Return True if a file or a folder above it is ignored."""
         above = (parts[:depth] for depth in range(1, len(parts)))
         return any(self.is_ignored(a, is_folder=True) for a in above) or self.is_ignored(parts, is_folder=False)
 
-    def _of(self, folder: Parts) -> list[IgnorePattern]:
+    def _patterns_of_folder(self, folder: Parts) -> list[IgnorePattern]:
         """Return the patterns of one folder's file, the last line first."""
         if folder not in self._patterns:
-            self._patterns[folder] = self._read(folder)
+            self._patterns[folder] = self._read_patterns(folder)
         return self._patterns[folder]
 
-    def _read(self, folder: Parts) -> list[IgnorePattern]:
+    def _read_patterns(self, folder: Parts) -> list[IgnorePattern]:
         try:
             opened = self._root.open_file("/".join((*folder, ".gitignore")))
         except (ToolError, UnicodeError):
@@ -84,22 +79,22 @@ class Ignore:
         for number, line in enumerate(text.split("\n")[:MAX_LINES]):
             if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
                 break
-            pattern = IgnorePattern.of(line.removesuffix("\r"))
+            pattern = IgnorePattern.parse(line.removesuffix("\r"))
             if pattern is not None:
                 made.append(pattern)
         return made[::-1]
 
 
-def _bytewise(name: str) -> str:
-    """Return a name with one character for each of its bytes, since git compares bytes."""
+def _decode_bytewise(name: str) -> str:
+    """Return a name with one character for each of its bytes. Git compares bytes."""
     return name if name.isascii() else os.fsencode(name).decode("latin-1")
 
 
-def visible(
-    root: Root, opened: OpenedFolder, budget: WalkBudget, wanted: Callable[[Parts], bool] | None = None
+def walk_visible(
+    root: Root, opened: OpenedEntry, budget: WalkBudget, wanted: Callable[[Parts], bool] | None = None
 ) -> Generator[tuple[Parts, FolderEntry, bool], None, None]:
     """
-    Yield place, entry and whether it is a folder, for what is below an open folder; folders before what they hold.
+    Yield path, entry and is-folder flag of everything below an open folder that is neither ignored nor secret, a folder before its content.
 
     Left out are ``.git``, what ``.gitignore`` files name, files with secrets, links and special files.
 
@@ -112,7 +107,7 @@ def visible(
     ignore = Ignore(root, budget)
 
     def enter(place: Parts, _: Fd) -> bool:
-        return not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
+        return not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
     with closing(walk(root.holds, opened.fd, opened.parts, budget, enter)) as entries:
         for place, entry in entries:
@@ -121,5 +116,5 @@ def visible(
                 yield place, entry, True
             elif wanted is not None and not wanted(place):
                 continue
-            elif not (root.withholds(place) or ignore.is_ignored(place, is_folder=False)):
+            elif not (root.is_withheld(place) or ignore.is_ignored(place, is_folder=False)):
                 yield place, entry, False

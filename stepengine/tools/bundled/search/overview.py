@@ -24,24 +24,18 @@ from pydantic import Field
 from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import over_bound, up_to
-from stepengine.tools.bundled.files.reading import READ_PATHS, TOO_MANY
-from stepengine.tools.bundled.search.ignore import visible
-from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, symbols_of, words_of
+from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.files.read_tools import READ_PATHS, TOO_MANY
+from stepengine.tools.bundled.search.ignore import walk_visible
+from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, read_symbols, split_words
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
-from stepengine.workspace.guard import left_out
-from stepengine.workspace.paths import display, shown
-from stepengine.workspace.root import OpenedFolder, Root
+from stepengine.workspace.guard import withheld_note
+from stepengine.workspace.paths import display_path, printable_name
+from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.walk import WalkBudget
-
-__all__ = (
-    "finding_tool",
-    "ranked",
-    "subtree_tool",
-)
 
 FIND_RESULTS = 12
 """About as many files as a model opens next."""
@@ -78,14 +72,19 @@ COMMON = frozenset((
 # fmt: on
 
 
-def finding_tool(root: Root) -> Tool:
+def make_find_files_tool(root: Root) -> Tool:
     """Return the tool that finds files below *root* by a description."""
 
-    @tool(category="read", annotations=ToolAnnotations(read_only=True, idempotent=True), parallel_safe=True)
+    @tool(
+        category="read",
+        annotations=ToolAnnotations(read_only=True, idempotent=True),
+        parallel_safe=True,
+        destinations=(),
+    )
     def find_files(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         prompt: Annotated[str, Field(min_length=1, max_length=FIND_PROMPT_CHARS)],
-        max_results: Annotated[int, up_to(FIND_RESULTS_MAX)] = FIND_RESULTS,
+        max_results: Annotated[int, bounded_field(FIND_RESULTS_MAX)] = FIND_RESULTS,
     ) -> dict[str, Any]:
         """
         Find the files that fit a description, best match first.
@@ -112,24 +111,24 @@ def finding_tool(root: Root) -> Tool:
             max_results: How many files to return at most.
         """
         budget = WalkBudget(cancelled=ctx.cancelled)
-        files = _candidates(root, budget)
-        best = ranked(prompt, files, budget.check_time)[: min(max_results, FIND_RESULTS_MAX)]
+        files = _find_candidates(root, budget)
+        best = rank_files(prompt, files, budget.check_time)[: min(max_results, FIND_RESULTS_MAX)]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
-        notes += over_bound("max_results", max_results, FIND_RESULTS_MAX)
+        notes += note_excess("max_results", max_results, FIND_RESULTS_MAX)
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
-        notes += left_out()
-        symbols = {display(hit.place): list(hit.symbols) for hit in best if hit.symbols}
-        return {"files": [display(hit.place) for hit in best], "symbols": symbols, "message": "; ".join(notes)}
+        notes += withheld_note()
+        symbols = {display_path(hit.place): list(hit.symbols) for hit in best if hit.symbols}
+        return {"files": [display_path(hit.place) for hit in best], "symbols": symbols, "message": "; ".join(notes)}
 
     return find_files
 
 
-def _candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
-    """Return the files below the root with their top-level names, for as many of them as there is time to look into."""
+def _find_candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
+    """Return the files below the root, with the top-level names of as many files as the time allows."""
     opened = root.open_folder(".")
     try:
-        with closing(visible(root, opened, budget)) as entries:
+        with closing(walk_visible(root, opened, budget)) as entries:
             places = [place for place, _, is_folder in entries if not is_folder]
     finally:
         calls.close(opened.fd)
@@ -137,33 +136,33 @@ def _candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
     for place in sorted(places, key=lambda p: (len(p), p))[:FIND_SOURCES]:
         if not budget.check_time():
             break
-        files[place] = symbols_of(root, place)
+        files[place] = read_symbols(root, place)
     return files
 
 
 @frozen
 class Hit:
-    """A file that fits: its place, its score, and the names in it that fitted."""
+    """A matching file: its path, its score, and the matching names in it."""
 
     place: Parts
     score: float
     symbols: tuple[str, ...]
 
 
-def ranked(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool] = lambda: True) -> list[Hit]:
+def rank_files(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool] = lambda: True) -> list[Hit]:
     """
-    Return the files that fit *prompt* at all, best first; equal ones by depth and name.
+    Return the files that match the description *prompt*, best first, then by depth and name.
 
     Args:
         prompt: What is looked for.
         files: The places of files, with the top-level names in them.
-        goes_on: Asked again and again; when it says no, what was found so far is ranked.
+        goes_on: Called again and again; when it returns False, the matches found so far are ranked.
     """
     index = _Index(files, goes_on)
-    wanted = list(dict.fromkeys(w for w in words_of(prompt) if w not in COMMON))[:PROMPT_WORDS]
+    wanted = list(dict.fromkeys(w for w in split_words(prompt) if w not in COMMON))[:PROMPT_WORDS]
     scores: defaultdict[Parts, float] = defaultdict(float)
     for word in takewhile(lambda _: goes_on(), wanted):
-        fitting = index.fitting(word)
+        fitting = index.find_matches(word)
         weight = math.log(1 + len(files) / (1 + len(fitting)))
         for place, score in fitting.items():
             scores[place] += score * weight
@@ -172,8 +171,8 @@ def ranked(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], 
     hits = [
         Hit(
             place,
-            index.adjusted(place, scores[place], named, about_tests=about_tests),
-            index.shown(place, wanted, named),
+            index.adjust_score(place, scores[place], named, about_tests=about_tests),
+            index.find_symbols(place, wanted, named),
         )
         for place in takewhile(lambda _: goes_on(), files)
         if scores[place] or index.is_named(place, named)
@@ -182,23 +181,23 @@ def ranked(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], 
 
 
 class _Index:
-    """Which words stand where."""
+    """An index from words to the files that have them in their path or top-level names."""
 
     def __init__(self, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool]) -> None:
         self._files = files
         self._by_word: defaultdict[str, dict[Parts, float]] = defaultdict(dict)
         for place, symbols in takewhile(lambda _: goes_on(), files.items()):
-            self._add(words_of(place[-1]), place, IN_NAME)
-            self._add((w for folder in place[:-1] for w in words_of(folder)), place, IN_FOLDER)
-            self._add((w for symbol in symbols for w in words_of(symbol)), place, IN_SYMBOL)
+            self._add_words(split_words(place[-1]), place, IN_NAME)
+            self._add_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
+            self._add_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
 
-    def _add(self, words: Iterable[str], place: Parts, score: float) -> None:
+    def _add_words(self, words: Iterable[str], place: Parts, score: float) -> None:
         for word in words:
             known = self._by_word[word]
             known[place] = max(known.get(place, 0.0), score)
 
-    def fitting(self, word: str) -> dict[Parts, float]:
-        """Return the files that a word fits and how well; the nearest spelling when there are none."""
+    def find_matches(self, word: str) -> dict[Parts, float]:
+        """Return the score of each file that matches a word, or its nearest spelling if no file does."""
         found = dict(self._by_word.get(word, {}))
         if len(word) >= SHORTEST_STEM_CHARS:
             for known, places in self._by_word.items():
@@ -216,11 +215,11 @@ class _Index:
         return found
 
     def is_named(self, place: Parts, named: set[str]) -> bool:
-        """Return whether the description spells out a file, its path, or a name that it defines."""
+        """Return True if the description contains the file's name, its path, or a name that it defines."""
         return not named.isdisjoint([place[-1], "/".join(place), *self._files[place]])
 
-    def adjusted(self, place: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
-        """Return the score of a file after what holds for it as a whole."""
+    def adjust_score(self, place: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
+        """Return the score of a file, raised if the description names it, halved for an unrequested test."""
         if not named.isdisjoint([place[-1], "/".join(place)]):
             score += NAMED
         elif not named.isdisjoint([s for s in self._files[place] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
@@ -228,9 +227,9 @@ class _Index:
         is_test = any(TESTS & set(re.split(r"[._-]", part.lower())) for part in place)
         return score / 2 if is_test and not about_tests else score
 
-    def shown(self, place: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
-        """Return the names in a file that fit."""
-        fitting = [s for s in self._files[place] if s in named or not set(wanted).isdisjoint(words_of(s))]
+    def find_symbols(self, place: Parts, wanted: list[str], named: set[str]) -> tuple[str, ...]:
+        """Return the names in a file that match the wanted words."""
+        fitting = [s for s in self._files[place] if s in named or not set(wanted).isdisjoint(split_words(s))]
         return tuple(fitting[:SHOWN_SYMBOLS])
 
 
@@ -262,22 +261,23 @@ class TreeNode:
 
     def line(self, depth: int, more: str = "") -> str:
         """Return the line that shows it."""
-        return f"{' ' * (len(self.place) - depth - 1)}{shown(self.place[-1])}{'/' if self.is_folder else ''}{more}\n"
+        return f"{' ' * (len(self.place) - depth - 1)}{printable_name(self.place[-1])}{'/' if self.is_folder else ''}{more}\n"
 
 
-def subtree_tool(root: Root) -> Tool:
-    """Return the tool that shows the tree below *root*."""
+def make_subtree_tool(root: Root) -> Tool:
+    """Return the tool that shows the file tree below *root*."""
 
     @tool(
         category="read",
         annotations=ToolAnnotations(read_only=True, idempotent=True),
         parallel_safe=True,
         aliases={"paths": ("path",)},
+        destinations=(),
     )
     def read_subtree(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         paths: Annotated[list[str] | None, Field(json_schema_extra={"maxItems": READ_PATHS})] = None,
-        max_tokens: Annotated[int, up_to(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
+        max_tokens: Annotated[int, bounded_field(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
     ) -> list[dict[str, Any]]:
         """
         Show folders as trees, with the top-level names of source files, within a budget of tokens.
@@ -308,10 +308,10 @@ def subtree_tool(root: Root) -> Tool:
         wanted = list(dict.fromkeys(p.rstrip("/") or p or "." for p in paths or ["."]))
         shown, refused = wanted[:READ_PATHS], wanted[READ_PATHS:]
         budget = WalkBudget(cancelled=ctx.cancelled)
-        notes = over_bound("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
+        notes = note_excess("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
         entries, left = [], min(max_tokens, SUBTREE_TOKENS_MAX)
         for number, path in enumerate(shown):
-            entry = _entry(root, path, left // (len(shown) - number), budget)
+            entry = _make_entry(root, path, left // (len(shown) - number), budget)
             left -= entry.pop("spent", 0)
             if notes and "error" not in entry:
                 entry["message"] = "; ".join([*notes, *([entry["message"]] if "message" in entry else [])])
@@ -321,19 +321,19 @@ def subtree_tool(root: Root) -> Tool:
     return read_subtree
 
 
-def _entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> dict[str, Any]:
+def _make_entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> dict[str, Any]:
     try:
         opened = root.open_folder(path)
     except ToolError as error:
-        return _file_entry(root, path, max_tokens, error)
+        return _make_file_entry(root, path, max_tokens, error)
     try:
         made = _Tree(root, opened, budget).entry(max_tokens)
     finally:
         calls.close(opened.fd)
-    return {"path": display(opened.parts), **made, "spent": made["token_count"]}
+    return {"path": display_path(opened.parts), **made, "spent": made["token_count"]}
 
 
-def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, object]:
+def _make_file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, object]:
     try:
         opened = root.open_file(path)
     except ToolError as error:
@@ -341,48 +341,48 @@ def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> d
     except OSError:
         return {"path": path, "error": problem.message}
     calls.close(opened.fd)
-    names, kept, used = symbols_of(root, opened.parts), list[str](), 0
+    names, kept, used = read_symbols(root, opened.parts), list[str](), 0
     for name in names:
         used += len(name) + 1
         if used > max_tokens * CHARS_PER_TOKEN:
             break
         kept.append(name)
-    entry: dict[str, object] = {"path": display(opened.parts), "type": "file", "variables": kept}
+    entry: dict[str, object] = {"path": display_path(opened.parts), "type": "file", "variables": kept}
     if len(kept) < len(names):
         entry["message"] = f"dropped: {len(names) - len(kept)} more names"
     return {**entry, "spent": estimate_tokens(" ".join(kept))}
 
 
 class _Tree:
-    """What is below one folder, and how much of it fits."""
+    """The entries below one folder, reduced to a number of tokens."""
 
-    def __init__(self, root: Root, opened: OpenedFolder, budget: WalkBudget) -> None:
+    def __init__(self, root: Root, opened: OpenedEntry, budget: WalkBudget) -> None:
         self._root = root
         self._depth = len(opened.parts)
         self._budget = budget
-        with closing(visible(root, opened, budget)) as entries:
+        with closing(walk_visible(root, opened, budget)) as entries:
             self._all = [TreeNode(place, is_folder) for place, _, is_folder in entries]
         self._cut = budget.cut
 
     def entry(self, max_tokens: int) -> dict[str, Any]:
-        """Return the tree: whole, or without unimportant files, or without names, or without deep entries."""
+        """Return the tree, reduced until it fits: without unimportant files, without names, or without deep entries."""
         room = max_tokens * CHARS_PER_TOKEN
         lean = [n for n in self._all if n.is_folder or not n.place[-1].lower().endswith(UNIMPORTANT)]
         dropped: list[str] = []
         nodes, names, level = self._all, dict[Parts, str](), "none"
-        if self._size(lean) > room:
-            nodes, level, note = self._shallow(lean, room)
+        if self._line_chars(lean) > room:
+            nodes, level, note = self._drop_deep_nodes(lean, room)
             dropped.append(note)
         else:
-            names, missing = self._names(lean, room - self._size(lean))
+            names, missing = self._find_names(lean, room - self._line_chars(lean))
             if missing:
                 level = "tokens"
                 dropped.append(f"the names of {missing:,} source files")
-            if missing or self._size(nodes) + sum(map(len, names.values())) > room:
+            if missing or self._line_chars(nodes) + sum(map(len, names.values())) > room:
                 nodes, level = lean, level if missing else "unimportant-files"
         if len(lean) < len(self._all) and nodes is not self._all:
             dropped.insert(0, f"{len(self._all) - len(lean):,} unimportant files")
-        text = self._text(nodes, names)
+        text = self._format_tree(nodes, names)
         result = {
             "type": "directory",
             "printed_tree": text,
@@ -391,27 +391,27 @@ class _Tree:
         }
         notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
         notes += [f"incomplete: {self._cut}"] if self._cut else []
-        notes += left_out()
+        notes += withheld_note()
         return {**result, "message": "; ".join(notes)} if notes else result
 
-    def _size(self, nodes: list[TreeNode]) -> int:
+    def _line_chars(self, nodes: list[TreeNode]) -> int:
         return sum(len(n.line(self._depth)) for n in nodes)
 
-    def _names(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
-        """Return the names of as many source files as fit, shallow ones first, and how many have to do without."""
+    def _find_names(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
+        """Return the names in as many source files as fit, shallow files first, and the number of files without names."""
         sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
         found: dict[Parts, str] = {}
         for number, (_, place) in enumerate(sources):
             if room <= len(MORE) or number >= SUBTREE_SOURCES or not self._budget.check_time():
                 return found, len(sources) - len(found)
-            text = "".join(f" {name}" for name in symbols_of(self._root, place))
+            text = "".join(f" {name}" for name in read_symbols(self._root, place))
             if len(text) <= room:
                 found[place] = text
                 room -= len(text)
         return found, len(sources) - len(found)
 
-    def _shallow(self, nodes: list[TreeNode], room: int) -> tuple[list[TreeNode], str, str]:
-        """Return what fits when everything below some depth is dropped; in a very wide folder, the first entries."""
+    def _drop_deep_nodes(self, nodes: list[TreeNode], room: int) -> tuple[list[TreeNode], str, str]:
+        """Return the nodes that fit after deep levels are dropped; in a very wide folder, the first entries."""
         sizes: Counter[int] = Counter()
         for node in nodes:
             sizes[len(node.place)] += len(node.line(self._depth)) + (len(MORE) if node.is_folder else 0)
@@ -431,7 +431,7 @@ class _Tree:
             kept.append(node)
         return kept, "depth-based", f"all but the first {len(kept):,} of {len(nodes):,} entries, and all names"
 
-    def _text(self, nodes: list[TreeNode], names: dict[Parts, str]) -> str:
+    def _format_tree(self, nodes: list[TreeNode], names: dict[Parts, str]) -> str:
         """Return the tree; a folder whose content was dropped ends in ``...``."""
         filled = {n.place[:-1] for n in nodes}
         hollow = {n.place[:-1] for n in self._all} - filled

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.alike import list_names
 from stepengine.errors import ToolError, WorkspaceLost
-from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFlags, Sources
+from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFiles, SearchFlags
 from stepengine.tools.bundled.search.ignore import Ignore
 from stepengine.tools.conversion import ERROR_CHARS
 from stepengine.workspace import calls
@@ -41,14 +41,7 @@ from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, safe_co
 from stepengine.workspace.walk import WalkBudget, walk
 
 if TYPE_CHECKING:
-    from stepengine.workspace.root import OpenedFolder, Root
-
-__all__ = (
-    "HIDDEN_SEARCHED",
-    "Ripgrep",
-    "find_ripgrep",
-    "python_hits",
-)
+    from stepengine.workspace.root import OpenedEntry, Root
 
 SEARCH_PATTERN_CHARS = 512
 """Far longer than patterns are; Python's search takes time that grows with them."""
@@ -71,24 +64,24 @@ TYPES: dict[str, tuple[str, ...]] = {
 # fmt: on
 
 
-def python_hits(
-    root: Root, base: OpenedFolder, pattern: str, flags: SearchFlags, *, per_file: int, budget: WalkBudget
+def search_in_python(
+    root: Root, base: OpenedEntry, pattern: str, flags: SearchFlags, *, per_file: int, budget: WalkBudget
 ) -> Generator[FileHits, None, None]:
     """
-    Yield the files with matches below a folder.
+    Yield the files with matches below a folder, found without ripgrep.
 
     Raises:
         ToolError: for a pattern or flag that Python cannot be trusted with.
     """
-    test = _line_test(pattern, flags)
-    wanted = _file_test(flags)
+    test = _make_line_test(pattern, flags)
+    wanted = _make_file_test(flags)
     ignore = Ignore(root, budget)
-    sources = Sources(root, ignore)
+    sources = SearchFiles(root, ignore)
     depth = len(base.parts)
 
     def enter(place: tuple[str, ...], _: Fd) -> bool:
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
-        return not hidden and not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
+        return not hidden and not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
     with closing(walk(root.holds, base.fd, base.parts, budget, enter)) as entries:
         for place, entry in entries:
@@ -98,14 +91,14 @@ def python_hits(
                 continue
             lines = sources.lines(place)
             if lines is not None:
-                found = _search(lines, test, flags, per_file, budget)
+                found = _find_spans(lines, test, flags, per_file, budget)
                 if found[0]:
                     yield FileHits(place, lines, *found)
             if budget.cut:
                 return
 
 
-def _search(
+def _find_spans(
     lines: list[str], test: Callable[[str], bool], flags: SearchFlags, per_file: int, budget: WalkBudget
 ) -> tuple[list[tuple[int, int]], int]:
     spans: list[tuple[int, int]] = []
@@ -125,7 +118,7 @@ def _search(
     return spans, total
 
 
-def _line_test(pattern: str, flags: SearchFlags) -> Callable[[str], bool]:
+def _make_line_test(pattern: str, flags: SearchFlags) -> Callable[[str], bool]:
     if flags.multiline:
         msg = "-U needs ripgrep, which is not installed here (pip install 'stepengine[search]'); search for one line of it"
         raise ToolError(msg)
@@ -142,9 +135,9 @@ def _line_test(pattern: str, flags: SearchFlags) -> Callable[[str], bool]:
     return lambda line: search(line[:columns]) is not None
 
 
-def _file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
-    """Return which files the flags ask for."""
-    types, not_types = _endings(flags.types), _endings(flags.not_types)
+def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
+    """Return a predicate for the files that the flags select."""
+    types, not_types = _file_suffixes(flags.types), _file_suffixes(flags.not_types)
     globs = [(not g.startswith("!"), IgnorePattern(g.removeprefix("!"))) for g in flags.globs]
     only = any(positive for positive, _ in globs)
 
@@ -157,8 +150,8 @@ def _file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
     return wanted
 
 
-def _endings(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return how the names of files of some types end."""
+def _file_suffixes(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the file name suffixes of the given file types."""
     unknown = [n for n in names if n not in TYPES]
     if unknown:
         msg = f"the file type {unknown[0]!r} is not known; these are: {list_names(TYPES, unknown[0])}"
@@ -193,7 +186,7 @@ FIXED = (
 
 
 def find_ripgrep(root: Sequence[str], system: Elsewhere | None = None) -> str | None:
-    """Return the path of ``rg`` where the root is, beside the interpreter or on the search path, unless it lies below the root."""
+    """Return the path of ``rg``, next to the interpreter or on the search path (of *system*), but never below the root."""
     if system is not None:
         given, _, _ = system.variables(("PATH",))
         return system.which("rg", given.get("PATH", "").split(os.pathsep), root)
@@ -207,13 +200,13 @@ def find_ripgrep(root: Sequence[str], system: Elsewhere | None = None) -> str | 
 
 class Ripgrep:
     """
-    One search.
+    One search that the program ripgrep performs.
 
     Attributes:
-        problems: What ripgrep said on its error stream, at most 4,000 characters.
+        problems: The error output of ripgrep, at most 4,000 characters.
     """
 
-    def __init__(self, program: str, root: Root, base: OpenedFolder) -> None:
+    def __init__(self, program: str, root: Root, base: OpenedEntry) -> None:
         self._program = program
         self._root = root
         self._base = base
@@ -222,28 +215,30 @@ class Ripgrep:
 
     @property
     def problems(self) -> str:
-        """What ripgrep said on its error stream, at most 4,000 characters."""
+        """The error output of ripgrep, at most 4,000 characters."""
         return self._errors[: ERROR_CHARS * 4].decode("utf-8", "replace")[:ERROR_CHARS].strip()
 
     def hits(
         self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
     ) -> Generator[FileHits, None, None]:
         """
-        Yield the files with matches, as the walk sees them.
+        Yield the files with matches that our own walk of the folder also reads.
 
         Raises:
             ToolError: when ripgrep refuses the pattern or a file type.
         """
         spans: list[tuple[int, str]] = []
-        sources = Sources(self._root, Ignore(self._root, budget))
-        for event in self._events(self._command(pattern, flags, per_file), budget):
+        sources = SearchFiles(self._root, Ignore(self._root, budget))
+        for event in self._iter_events(self._command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
                 spans = []
             elif kind == "match":
-                spans.append((int(data["line_number"]) - 1, _text(data["lines"])))
+                spans.append((int(data["line_number"]) - 1, _decode_text(data["lines"])))
             elif kind == "end":
-                found = self._verified(sources, _text(data["path"]), spans, int(data["stats"]["matched_lines"]))
+                found = self._verify_hits(
+                    sources, _decode_text(data["path"]), spans, int(data["stats"]["matched_lines"])
+                )
                 if found is not None:
                     yield found
         if self._code == FAILED_CODE and self._errors:
@@ -284,27 +279,29 @@ class Ripgrep:
         calls.close(fd)
         return True
 
-    def _verified(self, sources: Sources, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
-        """Return the matches whose lines our own walk finds in the same place."""
+    def _verify_hits(
+        self, sources: SearchFiles, path: str, spans: list[tuple[int, str]], total: int
+    ) -> FileHits | None:
+        """Return the reported matches that our own walk finds on the same lines."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
         lines = sources.lines(parts)
         if lines is None:
             return None
-        same = [(first, n) for first, text in spans if (n := _same(lines, first, text))]
+        same = [(first, n) for first, text in spans if (n := _count_equal_lines(lines, first, text))]
         return FileHits(parts, lines, same, total) if same else None
 
-    def _events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
+    def _iter_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
         self._code = None
         folder = self._base.fd
         if isinstance(folder, Far):
-            with closing(self._lines_there(command, folder, budget)) as lines:
+            with closing(self._iter_remote_lines(command, folder, budget)) as lines:
                 for line in lines:
                     yield json.loads(line)
             return
         process = self._start(command, folder)
         try:
-            for line in self._lines(process, budget):
+            for line in self._iter_lines(process, budget):
                 yield json.loads(line)
             if not budget.cut:
                 self._code = process.wait(timeout=5)
@@ -316,9 +313,9 @@ class Ripgrep:
                 if stream is not None:
                     stream.close()
 
-    def _lines_there(self, command: list[str], at: Far, budget: WalkBudget) -> Generator[bytes, None, None]:
-        """Yield the lines of the output of a search elsewhere."""
-        heard, rest = _HeardOutput(at.system.name), b""
+    def _iter_remote_lines(self, command: list[str], at: Far, budget: WalkBudget) -> Generator[bytes, None, None]:
+        """Yield the output lines of a search on another system."""
+        heard, rest = _RemoteOutput(at.system.name), b""
         env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}
         source = Path(SUPERVISOR).read_text(encoding="utf-8")
         given = {"limits": "RLIMIT_CORE=0", "program": command[0], "argv": command, "env": env, "log": None}
@@ -326,7 +323,7 @@ class Ripgrep:
         try:
             while self._code is None and budget.check_time():
                 stream, data = heard.next()
-                running.taken(len(data))
+                running.allow_output(len(data))
                 if stream == "err":
                     self._errors = (self._errors + data)[: ERROR_CHARS * 4]
                 elif stream == "out":
@@ -352,8 +349,8 @@ class Ripgrep:
             start_new_session=True,
         )
 
-    def _lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
-        """Yield the lines of the output for as long as there is time."""
+    def _iter_lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
+        """Yield the output lines until the time is up."""
         if process.stdout is None or process.stderr is None:
             return
         out, err = process.stdout.fileno(), process.stderr.fileno()
@@ -373,27 +370,27 @@ class Ripgrep:
             self._errors = (self._errors + data)[: ERROR_CHARS * 4]
 
 
-class _HeardOutput:
-    """Keeps what a search elsewhere prints until it is looked at; how much that can be, the connection bounds."""
+class _RemoteOutput:
+    """A queue for the output of a remote search; the connection limits its size."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
 
     def printed(self, stream: str, data: bytes) -> None:
-        """Take what it printed, or what its supervisor says."""
+        """Queue output of the search or a message of its supervisor."""
         self._queue.put((stream, data))
 
     def closed(self, stream: str) -> None:
-        """Take note of nothing: how it ended, its supervisor says."""
+        """Do nothing: the supervisor reports the exit code."""
 
-    def gone(self, code: int | None) -> None:
-        """Take note that it can say no more."""
+    def handle_exit(self, code: int | None) -> None:
+        """Queue the end of the output."""
         self._queue.put(("gone", b""))
 
     def next(self) -> tuple[str, bytes]:
         """
-        Return a stream and what came from it; nothing of none after a moment in which nothing came.
+        Remove and return the next chunk as stream name and data; two empty values if none comes within a short time.
 
         Raises:
             ToolError: when the search could not be started.
@@ -418,14 +415,14 @@ def _check_line(rest: bytes) -> None:
         raise ToolError(msg)
 
 
-def _text(value: Any) -> str:
+def _decode_text(value: Any) -> str:
     if "text" in value:
         return str(value["text"])
     return base64.b64decode(value["bytes"]).decode("utf-8", "surrogateescape")
 
 
-def _same(lines: list[str], first: int, text: str) -> int:
-    """Return over how many lines a reported text goes, or 0 when they are not what the walk found."""
+def _count_equal_lines(lines: list[str], first: int, text: str) -> int:
+    """Return the number of lines of a reported text, or 0 if they differ from the lines that the walk read."""
     reported = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     found = lines[first : first + len(reported)]
     if first == 0 and found:

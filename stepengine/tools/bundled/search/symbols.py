@@ -15,18 +15,10 @@ from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
 from stepengine.workspace import calls
-from stepengine.workspace.text import decode, read_capped
+from stepengine.workspace.text import decode_text, read_capped
 
 if TYPE_CHECKING:
     from stepengine.workspace.root import Root
-
-__all__ = (
-    "SHORTEST_STEM_CHARS",
-    "has_symbols",
-    "symbols_of",
-    "top_level_names",
-    "words_of",
-)
 
 FILE_BYTES = 512 * 1024
 """Larger files are generated."""
@@ -70,12 +62,12 @@ def _suffix(name: str) -> str:
 
 
 def has_symbols(name: str) -> bool:
-    """Return whether the names in such a file can be found."""
+    """Return True if top-level names can be read from a file of this name."""
     return _suffix(name) in LANGUAGES
 
 
 def top_level_names(text: str, name: str) -> list[str]:
-    """Return the names that stand at the top level of a source file, in order, each once, at most 200."""
+    """Return the names at the top level of a source file, in order, each once, at most 200."""
     pattern = LANGUAGES.get(_suffix(name))
     if pattern is None:
         return []
@@ -90,8 +82,8 @@ def top_level_names(text: str, name: str) -> list[str]:
     return list(found)
 
 
-def symbols_of(root: Root, parts: tuple[str, ...]) -> list[str]:
-    """Return the top-level names of a file below the root; none for one that cannot be read or is very large."""
+def read_symbols(root: Root, parts: tuple[str, ...]) -> list[str]:
+    """Return the top-level names of a file below the root; an empty list if it cannot be read or is very large."""
     if not has_symbols(parts[-1]):
         return []
     try:
@@ -104,7 +96,7 @@ def symbols_of(root: Root, parts: tuple[str, ...]) -> list[str]:
         return []
     finally:
         calls.close(opened.fd)
-    text = None if data is None else decode(data)
+    text = None if data is None else decode_text(data)
     return [] if text is None else top_level_names(text.shown, parts[-1])
 
 
@@ -114,17 +106,17 @@ CACHED_CHARS = 100
 """How long the texts are whose words are kept: names come again and again, descriptions and links do not."""
 
 
-def words_of(text: str) -> tuple[str, ...]:
-    """Return the words of a name or text in lower case: at ``camelCase``, digits and everything that is no letter."""
-    return _known_words(text) if len(text) <= CACHED_CHARS else _words(text)
+def split_words(text: str) -> tuple[str, ...]:
+    """Return the words of a name or text in lower case, split at ``camelCase``, digits and non-letters."""
+    return _known_words(text) if len(text) <= CACHED_CHARS else _split_identifiers(text)
 
 
-def _words(text: str) -> tuple[str, ...]:
+def _split_identifiers(text: str) -> tuple[str, ...]:
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+", text)
     return tuple([_stem(part.lower()) for part in parts])
 
 
-_known_words = lru_cache(maxsize=50_000)(_words)
+_known_words = lru_cache(maxsize=50_000)(_split_identifiers)
 
 
 def _stem(word: str) -> str:

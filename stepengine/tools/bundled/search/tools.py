@@ -8,23 +8,21 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import over_bound, up_to
-from stepengine.tools.bundled.files.reading import READS
+from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.files.read_tools import READS
 from stepengine.tools.bundled.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
-from stepengine.tools.bundled.search.ignore import visible
-from stepengine.tools.bundled.search.overview import finding_tool
-from stepengine.tools.bundled.search.ripgrep import Ripgrep, find_ripgrep, python_hits
+from stepengine.tools.bundled.search.ignore import walk_visible
+from stepengine.tools.bundled.search.overview import make_find_files_tool
+from stepengine.tools.bundled.search.ripgrep import Ripgrep, find_ripgrep, search_in_python
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
-from stepengine.workspace.guard import left_out
-from stepengine.workspace.paths import display
+from stepengine.workspace.guard import withheld_note
+from stepengine.workspace.paths import display_path
 from stepengine.workspace.patterns import GlobPattern
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget
-
-__all__ = ("searching_tools",)
 
 SEARCH_MATCHES_PER_FILE = 15
 """Further ones in the same file are mostly of the same kind."""
@@ -39,16 +37,16 @@ GLOB_MAX_RESULTS = 2_000
 """About 40,000 tokens of paths, for a model that asks for them."""
 
 
-def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
+def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
     """Return the tools that search below *root*."""
     ripgrep = None if prefer_python else find_ripgrep(root.real, root.system)
 
-    @tool(category="read", annotations=READS, parallel_safe=True)
+    @tool(category="read", annotations=READS, parallel_safe=True, destinations=())
     def glob(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         pattern: Annotated[str, Field(min_length=1)],
         cwd: str | None = None,
-        max_results: Annotated[int, up_to(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
+        max_results: Annotated[int, bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
     ) -> dict[str, Any]:
         """
         Find files by a pattern for their path, newest first.
@@ -75,15 +73,15 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             cwd: The folder to look in, relative to the root folder; the root folder by default.
             max_results: How many files to return at most.
         """
-        return _globbed(root, GlobPattern(pattern), cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
+        return _glob_files(root, GlobPattern(pattern), cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
 
-    @tool(category="read", annotations=READS, parallel_safe=True)
+    @tool(category="read", annotations=READS, parallel_safe=True, destinations=())
     def code_search(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         pattern: Annotated[str, Field(min_length=1)],
         flags: str = "",
         cwd: str | None = None,
-        max_results: Annotated[int, up_to(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
+        max_results: Annotated[int, bounded_field(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
     ) -> dict[str, Any]:
         """
         Search the text of files with a regular expression.
@@ -120,17 +118,17 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             msg = "a pattern across lines needs the flag -U"
             raise ToolError(msg)
         budget = WalkBudget(FILES_SEEN, SEARCH_SECONDS, ctx.cancelled)
-        return _searched(root, ripgrep, pattern, wanted, cwd or ".", max_results, budget)
+        return _search_files(root, ripgrep, pattern, wanted, cwd or ".", max_results, budget)
 
-    return [glob, code_search, finding_tool(root)]
+    return [glob, code_search, make_find_files_tool(root)]
 
 
-def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
+def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
     found: list[tuple[int, tuple[str, ...]]] = []
     try:
-        with closing(visible(root, opened, budget, lambda place: pattern.match(place[depth:]))) as entries:
+        with closing(walk_visible(root, opened, budget, lambda place: pattern.match(place[depth:]))) as entries:
             for place, entry, is_folder in entries:
                 if not is_folder:
                     found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, place))
@@ -139,26 +137,26 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
     found.sort()
     most = min(max_results, GLOB_MAX_RESULTS)
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
-    notes += over_bound("max_results", max_results, GLOB_MAX_RESULTS)
+    notes += note_excess("max_results", max_results, GLOB_MAX_RESULTS)
     if len(found) > most:
         notes.append(f"the newest {most} are shown")
     if budget.cut:
         notes.append(f"incomplete: {budget.cut}")
-    notes += left_out()
-    files = [display(place) for _, place in found[:most]]
+    notes += withheld_note()
+    files = [display_path(place) for _, place in found[:most]]
     return {"files": files, "count": len(found), "message": "; ".join(notes)}
 
 
-def _searched(  # noqa: PLR0917  (one call, spelled out)
+def _search_files(  # noqa: PLR0917  (one call, spelled out)
     root: Root, ripgrep: str | None, pattern: str, flags: SearchFlags, cwd: str, max_results: int, budget: WalkBudget
 ) -> dict[str, object]:
     most = min(max_results, SEARCH_MATCHES)
-    report = MatchReport(flags, most, over_bound("max_results", max_results, SEARCH_MATCHES))
+    report = MatchReport(flags, most, note_excess("max_results", max_results, SEARCH_MATCHES))
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
     try:
         hits = (
-            python_hits(root, opened, pattern, flags, per_file=most, budget=budget)
+            search_in_python(root, opened, pattern, flags, per_file=most, budget=budget)
             if engine is None
             else engine.hits(pattern, flags, most, budget)
         )

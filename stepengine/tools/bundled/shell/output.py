@@ -7,8 +7,6 @@ import re
 
 from stepengine.data.json import compact
 
-__all__ = ("Capture", "fitted", "shortened")
-
 ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]"  # CSI: colours, cursor
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x80-\x9f]*+(?:\x07|\x1b\\|\x9c)"  # OSC, DCS and the like
@@ -23,7 +21,7 @@ UNFINISHED_CHARS = 512
 
 class Capture:
     """
-    Keeps the beginning and the end of a stream, half of *limit* characters each.
+    Stores the start and the end of a stream, half of *limit* characters each.
 
     Attributes:
         total: How many bytes came.
@@ -35,18 +33,18 @@ class Capture:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
         self.total = 0
-        self._clear()
+        self._reset()
 
-    def _clear(self) -> None:
+    def _reset(self) -> None:
         self._head = self._tail = ""
         self._left_out = 0
 
     def feed(self, data: bytes) -> str:
-        """Take bytes of the stream; return the text that they are."""
+        """Append bytes of the stream, and return their text."""
         self.total += len(data)
-        return self._keep(self._stripped(self._decoder.decode(data)))
+        return self._append_kept(self._strip_control(self._decoder.decode(data)))
 
-    def _stripped(self, text: str, *, final: bool = False) -> str:
+    def _strip_control(self, text: str, *, final: bool = False) -> str:
         text = self._pending + text
         if not OPENING.search(text):
             self._pending = ""
@@ -59,7 +57,7 @@ class Capture:
         self._pending = text[start:]
         return CONTROL.sub("", text[:start])
 
-    def _keep(self, text: str) -> str:
+    def _append_kept(self, text: str) -> str:
         room = self._head_limit - len(self._head)
         self._head += text[:room]
         self._tail += text[room:] if room else text
@@ -69,16 +67,16 @@ class Capture:
         return text
 
     def end(self) -> str:
-        """Take note that nothing more comes; return what was held back."""
-        return self._keep(self._stripped(self._decoder.decode(b"", final=True), final=True))
+        """End the stream, and return the text that was held back."""
+        return self._append_kept(self._strip_control(self._decoder.decode(b"", final=True), final=True))
 
     @property
     def is_cut(self) -> bool:
-        """Whether something was left out."""
+        """Whether some text was left out."""
         return bool(self._left_out) or len(self._tail) > self._tail_limit
 
     def text(self) -> str:
-        """Return what is kept, with a note where something is missing."""
+        """Return the stored text, with a note where text was left out."""
         if not self.is_cut:
             return self._head + self._tail
         tail = self._tail[-self._tail_limit :]
@@ -86,14 +84,14 @@ class Capture:
         return f"{self._head}\n[... {missing:,} characters were left out here ...]\n{tail}"
 
     def take(self) -> str:
-        """Return what is kept, and forget it."""
+        """Return the stored text, and clear it."""
         text = self.text()
-        self._clear()
+        self._reset()
         return text
 
 
-def shortened(text: str, limit: int) -> str:
-    """Return *text* with its middle taken out when it has more than *limit* characters; says how much is missing."""
+def cut_middle(text: str, limit: int) -> str:
+    """Return *text*; if it has more than *limit* characters, a note replaces its middle."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -102,8 +100,8 @@ def shortened(text: str, limit: int) -> str:
     )
 
 
-def fitted(texts: tuple[str, str], room: int) -> tuple[str, str]:
-    """Return two texts that together take at most *room* characters as JSON; the longer one gives way first."""
+def fit_texts(texts: tuple[str, str], room: int) -> tuple[str, str]:
+    """Return two texts cut to at most *room* characters as JSON together; the longer one is cut first."""
     sizes = [len(compact(text)) for text in texts]
     if sum(sizes) <= room:
         return texts
@@ -118,5 +116,5 @@ def _cut_to(text: str, room: int) -> str:
     made = text
     while len(compact(made)) > room:
         limit = limit * 9 // 10
-        made = shortened(text, limit)
+        made = cut_middle(text, limit)
     return made

@@ -31,16 +31,6 @@ from stepengine.workspace.calls import Fd
 from stepengine.workspace.environment import MARKER, SUPERVISOR
 from stepengine.workspace.far import Elsewhere, Far, Spawned
 
-__all__ = (
-    "CommandProcess",
-    "CommandStart",
-    "Ending",
-    "end_marked",
-    "marked",
-    "start",
-    "to_the_end",
-)
-
 COMMAND_CHARS = 50_000
 """About 12,000 tokens of each stream: its head and its tail, where errors are."""
 COMMAND_OUTPUT_BYTES = 64 * 1024 * 1024
@@ -78,7 +68,7 @@ REASONS = {
 @frozen(kw_only=True)
 class CommandStart:
     """
-    What is started.
+    The program, arguments, environment and folder of a command to start.
 
     Attributes:
         program: Path of the program.
@@ -113,8 +103,8 @@ class Ending:
     signal: str | None
 
 
-async def to_the_end(work: asyncio.Task[Any]) -> None:
-    """Wait for a task however often this one is cancelled; a cancellation is passed on afterwards."""
+async def finish_shielded(work: asyncio.Task[Any]) -> None:
+    """Wait until a task is done, even if the waiting task is cancelled; raise the cancellation or the error of the task then."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -126,7 +116,7 @@ async def to_the_end(work: asyncio.Task[Any]) -> None:
     work.result()
 
 
-async def start(what: CommandStart) -> CommandProcess:
+async def start_command(what: CommandStart) -> CommandProcess:
     """
     Start a command.
 
@@ -135,22 +125,22 @@ async def start(what: CommandStart) -> CommandProcess:
     Raises:
         ToolError: when the program cannot be executed.
     """
-    process = await _patiently(what)
+    process = await _start_with_retry(what)
     try:
         await process.check(what)
     except BaseException:
-        await to_the_end(asyncio.create_task(process.end()))
+        await finish_shielded(asyncio.create_task(process.end()))
         raise
     return process
 
 
-async def _patiently(what: CommandStart) -> CommandProcess:
-    """Start the supervisor as soon as there are descriptors and processes for it."""
+async def _start_with_retry(what: CommandStart) -> CommandProcess:
+    """Start the supervisor; retry while the system has no free descriptors or processes."""
     give_up = time.monotonic() + FULL_SECONDS
     while True:
         try:
             folder = what.folder
-            return await _launched_there(what, folder) if isinstance(folder, Far) else _launched(what, folder)
+            return await _launch_remote(what, folder) if isinstance(folder, Far) else _launch_local(what, folder)
         except OSError as error:
             if error.errno not in FULL or time.monotonic() > give_up:
                 msg = f"{what.argv[0]!r} could not be started: {error.strerror}"
@@ -158,8 +148,8 @@ async def _patiently(what: CommandStart) -> CommandProcess:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _launched_there(what: CommandStart, folder: Far) -> CommandProcess:
-    """Start the supervisor where the folder is."""
+async def _launch_remote(what: CommandStart, folder: Far) -> CommandProcess:
+    """Start the supervisor on the system of the folder."""
     child = _FarChild(folder.system, what.env)
     given = {
         "limits": what.limits,
@@ -177,9 +167,9 @@ async def _launched_there(what: CommandStart, folder: Far) -> CommandProcess:
         try:
             child.spawned = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            await to_the_end(starting)
+            await finish_shielded(starting)
             child.spawned = starting.result()
-            await to_the_end(asyncio.create_task(process.end()))
+            await finish_shielded(asyncio.create_task(process.end()))
             raise
     except OSError:
         child.close()
@@ -187,7 +177,7 @@ async def _launched_there(what: CommandStart, folder: Far) -> CommandProcess:
     return process
 
 
-def _launched(what: CommandStart, folder: int) -> CommandProcess:
+def _launch_local(what: CommandStart, folder: int) -> CommandProcess:
     """Start the supervisor."""
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         made: list[int] = []
@@ -221,7 +211,7 @@ def _launched(what: CommandStart, folder: int) -> CommandProcess:
 
 
 class _Pipe:
-    """One stream of a command, read by the event loop; callbacks run in no context of a call, so that it may outlive it."""
+    """One output stream of a command, read by the event loop outside of any call's context."""
 
     def __init__(self, fd: int, feed: Callable[[bytes], None], ends: Callable[[], None] | None = None) -> None:
         self._fd = fd
@@ -233,7 +223,7 @@ class _Pipe:
         Context().run(self._loop.add_reader, fd, self.read)
 
     def read(self) -> bool:
-        """Read what is there; return whether there was something."""
+        """Read the available data, and return True if there was any."""
         if self.closed.is_set():
             return False
         try:
@@ -259,42 +249,42 @@ class _Pipe:
 
 
 class SupervisedChild(Protocol):
-    """The supervisor of a command, and the command: where they run is known only here."""
+    """The supervisor of a command, on this or a remote system."""
 
     def begin(self, process: CommandProcess) -> None:
-        """Have *process* told of what is printed, said and ended."""
+        """Start to forward output, reports and the end of the command to *process*."""
 
     @property
     def is_told(self) -> bool:
-        """Whether the supervisor will say nothing more."""
+        """Whether the supervisor has ended its messages."""
 
     async def streams_closed(self) -> None:
-        """Wait until nobody holds the streams of the command any more."""
+        """Wait until no process holds the streams of the command open."""
 
     async def silent(self) -> None:
-        """Wait until the supervisor will say nothing more."""
+        """Wait until the supervisor has ended its messages."""
 
     def drain(self) -> None:
-        """Take what is there of the streams, but not what somebody may still write into them."""
+        """Read the available output, without waiting for more."""
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal to the group of the command, as long as its number is the command's."""
+        """Send a signal to the process group of the command, unless its id was freed."""
 
     def ask_end(self) -> None:
-        """Have the supervisor end everything."""
+        """Ask the supervisor to end the command and all its processes."""
 
     def kill(self, pid: int) -> None:
-        """Kill the command and its supervisor, which does not answer."""
+        """Kill the command and its unresponsive supervisor."""
 
     async def leave(self) -> None:
-        """Wait for the supervisor; where it was killed, end what is left by what marks it."""
+        """Wait for the supervisor. If it was killed, kill the remaining processes by their marker."""
 
     def close(self) -> None:
         """Stop reading."""
 
 
 class _LocalChild:
-    """A command of this system."""
+    """The supervisor of a command on this system."""
 
     def __init__(
         self, supervisor: subprocess.Popen[bytes], out: int, err: int, line: int, env: Mapping[str, str]
@@ -308,7 +298,7 @@ class _LocalChild:
         out, err, line = self._fds
         self._out = _Pipe(out, lambda data: process.feed(process.out, data))
         self._err = _Pipe(err, lambda data: process.feed(process.err, data))
-        self._line = _Pipe(line, process.told, process.silent)
+        self._line = _Pipe(line, process.receive, process.silent)
         self._captures = process.out, process.err
 
     @property
@@ -317,7 +307,7 @@ class _LocalChild:
         return self._line.closed.is_set()
 
     async def streams_closed(self) -> None:
-        """Wait until nobody holds the streams of the command any more."""
+        """Wait until no process holds the streams of the command open."""
         await self._out.closed.wait()
         await self._err.closed.wait()
 
@@ -326,7 +316,7 @@ class _LocalChild:
         await self._line.closed.wait()
 
     def drain(self) -> None:
-        """Read what is in the pipes."""
+        """Read the available output from the pipes."""
         for pipe, capture in zip((self._out, self._err), self._captures, strict=True):
             for _ in range(DRAIN_READS):
                 if not pipe.read():
@@ -342,7 +332,7 @@ class _LocalChild:
                 os.killpg(pid, number)
 
     def ask_end(self) -> None:
-        """Have the supervisor end everything."""
+        """Ask the supervisor to end the command and all its processes."""
         with contextlib.suppress(OSError):  # it has ended just now
             os.write(self._fds[2], b"end\n")
 
@@ -365,7 +355,7 @@ class _LocalChild:
 
 
 class _FarChild:
-    """A command elsewhere; what is said of it comes in another thread, and is passed on to the event loop."""
+    """The supervisor of a command on a remote system; its messages arrive in a thread and are passed to the event loop."""
 
     def __init__(self, system: Elsewhere, env: Mapping[str, str]) -> None:
         self.spawned: Spawned | None = None
@@ -380,16 +370,16 @@ class _FarChild:
     # --- in the thread that reads ----
 
     def printed(self, stream: str, data: bytes) -> None:
-        """Take what was printed."""
-        self._pass_on(self._take, stream, data)
+        """Process output of the command."""
+        self._pass_on(self._feed_output, stream, data)
 
     def closed(self, stream: str) -> None:
-        """Take note of the end of a stream."""
+        """Process the end of a stream."""
         self._pass_on(self._end, stream)
 
-    def gone(self, code: int | None) -> None:
-        """Take note of the end of the supervisor."""
-        self._pass_on(self._leave, code)
+    def handle_exit(self, code: int | None) -> None:
+        """Pass on the exit code of the supervisor."""
+        self._pass_on(self._handle_exit, code)
 
     def _pass_on(self, do: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
@@ -398,19 +388,19 @@ class _FarChild:
     # --- on the event loop ----
 
     def begin(self, process: CommandProcess) -> None:
-        """Have *process* told."""
+        """Start to forward events to *process*."""
         self._process = process
 
-    def _take(self, stream: str, data: bytes) -> None:
+    def _feed_output(self, stream: str, data: bytes) -> None:
         process = self._process
         if process is None or self._is_closed:
             return
         if stream == "line":
-            process.told(data)
+            process.receive(data)
         else:
             process.feed(process.out if stream == "out" else process.err, data)
         if self.spawned is not None:
-            self.spawned.taken(len(data))
+            self.spawned.allow_output(len(data))
 
     def _end(self, stream: str) -> None:
         process = self._process
@@ -426,7 +416,7 @@ class _FarChild:
             self._err_closed.set()
             process.err.end()
 
-    def _leave(self, code: int | None) -> None:
+    def _handle_exit(self, code: int | None) -> None:
         self._code = code
         if code is None and self._process is not None and not self._line_closed.is_set():
             self._process.is_lost = True
@@ -440,16 +430,16 @@ class _FarChild:
         return self._line_closed.is_set()
 
     async def streams_closed(self) -> None:
-        """Wait until nobody holds the streams of the command any more."""
+        """Wait until no process holds the streams of the command open."""
         await self._out_closed.wait()
         await self._err_closed.wait()
 
     async def silent(self) -> None:
-        """Wait until the supervisor is gone: what was printed last has come by then."""
+        """Wait until the supervisor has ended. All output has arrived by then."""
         await self._is_left.wait()
 
     def drain(self) -> None:
-        """Do nothing: what is printed before an end is told before it."""
+        """Do nothing: output arrives before the end of the command."""
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to the group of the command."""
@@ -457,18 +447,18 @@ class _FarChild:
             self.spawned.signal(pid, number)
 
     def ask_end(self) -> None:
-        """Have the supervisor end everything."""
+        """Ask the supervisor to end the command and all its processes."""
         if self.spawned is not None:
             self.spawned.end()
 
     def kill(self, pid: int) -> None:
-        """Kill the supervisor; the system there has its death kill the command."""
+        """Kill the supervisor. Its death makes the remote system kill the command."""
         if self.spawned is not None:
             self.spawned.kill()
         self._line_closed.set()
 
     async def leave(self) -> None:
-        """Where the supervisor was killed, end what is left by what marks it."""
+        """If the supervisor was killed, kill the remaining processes by their marker."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_SECONDS):
                 await self._is_left.wait()
@@ -481,7 +471,7 @@ class _FarChild:
         return self.spawned is None or self.spawned.is_lost
 
     def close(self) -> None:
-        """Listen no more."""
+        """Ignore further events."""
         self._is_closed = True
         self._process = None
 
@@ -517,7 +507,7 @@ class CommandProcess:
         child.begin(self)
 
     def feed(self, capture: Capture, data: bytes) -> None:
-        """Take what was printed."""
+        """Process output of the command."""
         if self.flooded:
             return
         text = capture.feed(data)
@@ -535,8 +525,8 @@ class CommandProcess:
 
     # --- what the supervisor says ------------------------------------------------------------
 
-    def told(self, data: bytes) -> None:
-        """Take what the supervisor says."""
+    def receive(self, data: bytes) -> None:
+        """Process the output of the supervisor."""
         *lines, self._said = (self._said + data[:SAID_BYTES]).split(b"\n")
         for line in lines:
             what, _, number = line.decode("ascii", "replace").partition(" ")
@@ -548,17 +538,17 @@ class CommandProcess:
                 case "errno":
                     self._errno = int(number)
                 case "exit":
-                    self._note_end(Ending(int(number), None))
+                    self._record_end(Ending(int(number), None))
                 case _:
-                    self._note_end(Ending(None, _signal_name(int(number))))
+                    self._record_end(Ending(None, _signal_name(int(number))))
         self._known.set()
 
     def silent(self) -> None:
-        """The supervisor has ended: when it was told to, or because it was killed, and its command with it."""
+        """Record that the supervisor has ended; a command whose end it did not report was killed with it."""
         self._known.set()
-        self._note_end(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
+        self._record_end(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
 
-    def _note_end(self, ending: Ending) -> None:
+    def _record_end(self, ending: Ending) -> None:
         self._ending = ending
         self._ended = self._ended or time.monotonic()
         self._gone.set()
@@ -567,18 +557,18 @@ class CommandProcess:
 
     @property
     def seconds(self) -> float:
-        """How long it ran, until it ended or now."""
+        """The run time of the command, until its end or now."""
         return (self._ended or time.monotonic()) - self._began
 
     def ending(self) -> Ending | None:
-        """Return how the command ended; ``None`` while it runs."""
+        """Return the exit code or signal of the command; ``None`` while it runs."""
         return self._ending
 
     # --- what somebody does with it ----------------------------------------------------------
 
     async def check(self, what: CommandStart) -> None:
         """
-        Wait until the program runs.
+        Wait until the program has started; raise an error if it has not.
 
         Raises:
             ToolError: when it could not be executed.
@@ -588,14 +578,14 @@ class CommandProcess:
             async with asyncio.timeout(START_SECONDS):
                 await self._known.wait()
         if self._errno:
-            _refuse(what, self._errno)
+            _raise_start_error(what, self._errno)
         self.check_known(what.argv[0])
         if not self.pid:
             msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
             raise ToolError(msg)
 
     def check_known(self, command: str) -> None:
-        """Raise ``UnknownOutcome`` when the connection to where it ran ended before it did."""
+        """Raise ``UnknownOutcome`` if the connection ended before the command did."""
         if self.is_lost:
             msg = f"nobody knows how {command!r} ended: the connection to where it ran was lost in the middle of it"
             raise UnknownOutcome(msg)
@@ -606,7 +596,7 @@ class CommandProcess:
             self._child.signal(self.pid, number)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait until the leader ended or printed too much; return whether that was in time."""
+        """Wait until the leader ended or printed too much, and return False after a timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
@@ -617,18 +607,18 @@ class CommandProcess:
         return True
 
     async def _wait_for_streams(self, seconds: float) -> None:
-        """Wait until nobody holds the streams any more."""
+        """Wait until no process holds the streams open."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
                 await self._child.streams_closed()
 
     def drain(self) -> None:
-        """Read what is in the pipes, but not what somebody may still write into them."""
+        """Read the data in the pipes, without waiting for more."""
         self._child.drain()
 
     async def end(self, number: int = signal.SIGTERM) -> Ending:
-        """End it and all that it started, first gently; return how the command ended."""
+        """End the command and all its processes, first with *number*, and return how it ended."""
         if not self._gone.is_set():
             self.send(number)
             await self._wait_for_streams(COMMAND_TERM_SECONDS)
@@ -640,7 +630,7 @@ class CommandProcess:
         return how
 
     async def _end_supervisor(self) -> None:
-        """Have the supervisor end all that is left; where it is no longer able to, do what can be done without it."""
+        """Have the supervisor end the remaining processes, or kill them without it if it does not respond."""
         child = self._child
         if not child.is_told:
             child.ask_end()
@@ -659,7 +649,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _refuse(what: CommandStart, number: int) -> NoReturn:
+def _raise_start_error(what: CommandStart, number: int) -> NoReturn:
     reason = REASONS.get(number, os.strerror(number))
     msg = f"{what.argv[0]!r} could not be executed: {reason}"
     raise ToolError(msg)
@@ -672,8 +662,8 @@ PAUSE_SECONDS = 0.01
 """About as long as the kernel takes to end some processes."""
 
 
-def marked(marker: str) -> list[int]:
-    """Return the ids of running processes of ours whose environment holds the marker."""
+def find_marked(marker: str) -> list[int]:
+    """Return the ids of this user's running processes whose environment contains the marker."""
     wanted, user = f"{MARKER}={marker}".encode(), os.getuid()
     found: list[int] = []
     if not PROC.is_dir():
@@ -691,9 +681,9 @@ def marked(marker: str) -> list[int]:
 
 
 async def end_marked(env: Mapping[str, str]) -> None:
-    """Kill every process with the marker of *env*, again and again until there is none; a fork bomb may win."""
+    """Kill every process with the marker of *env*, again until none is left; a fork bomb may outlast the attempts."""
     for _ in range(KILL_ROUNDS):
-        left = marked(env[MARKER])
+        left = find_marked(env[MARKER])
         if not left:
             return
         for pid in left:

@@ -17,11 +17,9 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import DefinitionError
-from stepengine.tools.bundled.shell.running import Launch
-from stepengine.workspace.bubblewrap import PROGRAM, shown_system
+from stepengine.tools.bundled.shell.commands import Launch
+from stepengine.workspace.bubblewrap import PROGRAM, sandbox_options
 from stepengine.workspace.path_rules import PROTECTED
-
-__all__ = ("sandboxed",)
 
 RUN_LATER = (
     ".git/hooks", ".git/commondir", ".git/config", ".git/modules", ".claude",
@@ -36,9 +34,9 @@ PROBE_SECONDS = 20
 """Starting a program in the sandbox takes milliseconds, on a busy machine seconds."""
 
 
-def sandboxed(root: Sequence[str]) -> _Bubblewrap:
+def make_bubblewrap_runner(root: Sequence[str]) -> _Bubblewrap:
     """
-    Return the runner that puts commands into a sandbox.
+    Return the runner that executes commands in a bubblewrap sandbox.
 
     Args:
         root: The components of the root's real path.
@@ -76,11 +74,19 @@ class _Bubblewrap:
         """Return what is executed to have *launch* executed in the sandbox."""
         private = str(Path(launch.env["TMPDIR"]).parent)
         folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
-        argv = (PROGRAM, *self._options(launch.root, launch.env["PATH"]), "--bind", private, private, "--chdir", folder)
+        argv = (
+            PROGRAM,
+            *self._iter_options(launch.root, launch.env["PATH"]),
+            "--bind",
+            private,
+            private,
+            "--chdir",
+            folder,
+        )
         return attrs.evolve(launch, argv=(*argv, "--", *launch.argv))
 
-    def _options(self, root: str, search_path: str) -> Iterator[str]:
-        yield from shown_system(search_path)
+    def _iter_options(self, root: str, search_path: str) -> Iterator[str]:
+        yield from sandbox_options(search_path)
         yield from ("--bind", root, root)
         kept = [f"{root}/{name}" for name in RUN_LATER if Path(root, name).exists()]
         kept += [f"{root}/.git"] if Path(root, ".git").is_file() else []  # of a worktree: it says where the hooks are
@@ -90,8 +96,8 @@ class _Bubblewrap:
             yield from ("--ro-bind", path, path)
 
     def probe(self, root: str) -> None:
-        """Refuse a system on which no sandbox can be made, before any command is asked for."""
-        options = self._options(root, "")
+        """Raise ``DefinitionError`` if this system cannot create a sandbox."""
+        options = self._iter_options(root, "")
         try:
             done = subprocess.run(  # noqa: S603  (a fixed program)
                 [self.program, *options, "--", "/bin/sh", "-c", ":"],

@@ -24,27 +24,15 @@ from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.shell.output import fitted, shortened
-from stepengine.tools.bundled.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, to_the_end
-from stepengine.tools.bundled.shell.running import CommandProgress, Shell, Slots
+from stepengine.tools.bundled.shell.commands import CommandProgress, Shell, Slots
+from stepengine.tools.bundled.shell.output import cut_middle, fit_texts
+from stepengine.tools.bundled.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, finish_shielded
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import RESULT_CHARS
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
-from stepengine.workspace.argv import Argv, Script, shown_command
+from stepengine.workspace.argv import Argv, Script, command_text
 from stepengine.workspace.environment import Private, without_secrets
-
-__all__ = (
-    "FLOODED",
-    "FOREVER",
-    "RUNS",
-    "Job",
-    "Jobs",
-    "Log",
-    "cleaned",
-    "command_tools",
-    "preview_of",
-)
 
 JOBS_PER_RUN = 4
 """A server, a watcher and some builds; a model forgets jobs, and each uses a core."""
@@ -52,7 +40,7 @@ JOB_OUTPUT_BYTES = 16 * 1024 * 1024
 """A server that logs for days must not fill the disk."""
 
 
-class Log:
+class OutputLog:
     """
     The output file of one job: both streams as they came, up to 16 MiB.
 
@@ -70,13 +58,13 @@ class Log:
                 self._fd = os.dup(copy.fileno())
 
     def write(self, data: bytes) -> None:
-        """Add what the job printed, as far as there is room."""
+        """Append output of the job, up to the size limit."""
         kept = data[: JOB_OUTPUT_BYTES - self.size]
         self.is_full = self.is_full or len(kept) < len(data)
         self.size += os.pwrite(self._fd, kept, self.size)
 
     def holds(self, text: bytes, start: int) -> bool:
-        """Return whether *text* stands in the file at or after the byte *start*."""
+        """Return True if the file contains *text* at or after the byte *start*."""
         return text in os.pread(self._fd, self.size - start, start)
 
     def close(self) -> None:
@@ -86,7 +74,7 @@ class Log:
             self._fd = -1
 
 
-class Job:
+class BackgroundCommand:
     """
     One command in the background.
 
@@ -98,7 +86,7 @@ class Job:
         ended_by_us: How it ended, when we ended it.
     """
 
-    def __init__(self, id: str, command: str, process: CommandProcess, log: Log, private: Private) -> None:
+    def __init__(self, id: str, command: str, process: CommandProcess, log: OutputLog, private: Private) -> None:
         self.id = id
         self.command = command
         self.process = process
@@ -108,11 +96,11 @@ class Job:
 
     @property
     def ending(self) -> Ending | None:
-        """How it ended; ``None`` while it runs."""
+        """The exit code or signal of the command; ``None`` while it runs."""
         return self.ended_by_us or self.process.ending()
 
     async def wait(self, text: str | None, seconds: float) -> bool | None:
-        """Wait until it printed *text*, or without one until it ended; return whether *text* was found."""
+        """Wait for the output *text* and return whether it came; without one wait for the end of the command, and return ``None``."""
         wanted, seen = (text or "").encode(), 0
         end = asyncio.get_running_loop().time() + seconds
         while True:
@@ -133,14 +121,14 @@ class Job:
                 continue
 
     async def stop(self, number: int = signal.SIGTERM) -> None:
-        """End it and all that it started."""
+        """End the command and all its processes."""
         was_running = self.ending is None
         ending = await self.process.end(number)
         if was_running:
             self.ended_by_us = ending
 
     async def discard(self) -> None:
-        """End it, and remove its files."""
+        """End the command, and remove its files."""
         await self.stop()
         self.log.close()
         await self._private.give_back()
@@ -150,12 +138,12 @@ class Jobs:
     """The jobs of one run."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BackgroundCommand] = {}
         self._starting = 0
 
-    async def start(self, make: Callable[[], Any]) -> Job:
+    async def start(self, make: Callable[[], Any]) -> BackgroundCommand:
         """
-        Keep the job that *make* starts.
+        Start a job with *make*, and store it.
 
         Raises:
             ToolError: when four jobs of the run are going on.
@@ -166,15 +154,15 @@ class Jobs:
             raise ToolError(msg)
         self._starting += 1
         try:
-            job: Job = await make()
+            job: BackgroundCommand = await make()
         finally:
             self._starting -= 1
         self._jobs[job.id] = job
         return job
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> BackgroundCommand:
         """
-        Return a job.
+        Return a job by its id.
 
         Raises:
             ToolError: when this run has no such job.
@@ -186,7 +174,7 @@ class Jobs:
         return self._jobs[id]
 
     async def aclose(self) -> list[str]:
-        """End all jobs; return a sentence about each one that was going on."""
+        """End all jobs, and return a sentence about each job that was running."""
         jobs = list(self._jobs.values())
         running = [
             f"background job {job.id} ({job.command}) was ended with its run" for job in jobs if job.ending is None
@@ -210,14 +198,14 @@ FOREVER = float("inf")
 CONFINED = "files that may hold secrets, or that a rule denies, are left out"
 
 
-def command_tools(shell: Shell) -> list[Tool]:
+def make_command_tools(shell: Shell) -> list[Tool]:
     """Return the tools that run programs below the root of *shell*."""
 
     @tool(
         category="execute",
         annotations=RUNS,
         timeout=FOREVER,
-        preview=partial(preview_of, shell),
+        preview=partial(preview_command, shell),
         aliases={"command": ("cmd", "argv")},
     )
     async def run_terminal_command(  # noqa: D417  (the context is no parameter of the tool)
@@ -257,10 +245,10 @@ def command_tools(shell: Shell) -> list[Tool]:
             timeout_seconds: How long it may take. Has no effect in the background.
         """
         read = shell.read(command)
-        runs = await asyncio.to_thread(shell.confined, read, cwd)
+        runs = await asyncio.to_thread(shell.restrict_command, read, cwd)
         if process_type == "BACKGROUND":
             return await _run_in_background(ctx, shell, read, runs, cwd)
-        async with Slots.of(ctx):
+        async with Slots.get_semaphore(ctx):
             if shell.terminals is not None and runs == read:
                 ran = await _run_in_editor(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
                 if ran is not None:
@@ -296,11 +284,11 @@ def command_tools(shell: Shell) -> list[Tool]:
             wait_for: Text to wait for; it may have been printed before.
             timeout_seconds: How long to wait; by default not at all.
         """
-        job = _jobs(ctx, shell).get(job_id)
+        job = _get_jobs(ctx, shell).get(job_id)
         found = await job.wait(wait_for, min(timeout_seconds, shell.max_timeout))
         return _job_result(job, {} if found is None else {"found": found})
 
-    @tool(category="execute", annotations=RUNS, timeout=FOREVER)
+    @tool(category="execute", annotations=RUNS, timeout=FOREVER, destinations=())
     async def kill_job(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         job_id: Annotated[str, Field(min_length=1)],
@@ -325,19 +313,19 @@ def command_tools(shell: Shell) -> list[Tool]:
             job_id: The `job_id` that `run_terminal_command` returned.
             signal: The signal that it gets first.
         """
-        job = _jobs(ctx, shell).get(job_id)
+        job = _get_jobs(ctx, shell).get(job_id)
         was_running = job.ending is None
-        await to_the_end(asyncio.create_task(job.stop(_number(signal))))
+        await finish_shielded(asyncio.create_task(job.stop(_signal_number(signal))))
         return _job_result(job, {} if was_running else {"message": "it had ended already"})
 
     return [run_terminal_command, check_job, kill_job]
 
 
-def _number(name: str) -> int:
+def _signal_number(name: str) -> int:
     return signal.Signals[name].value
 
 
-def _jobs(ctx: ToolContext, shell: Shell) -> Jobs:
+def _get_jobs(ctx: ToolContext, shell: Shell) -> Jobs:
     return ctx.of_run((Jobs, shell), Jobs)
 
 
@@ -349,7 +337,7 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
     cwd: str | None,
     seconds: float | None,
 ) -> ToolResult:
-    """Run a command to its end, as *runs*; whatever happens, nothing of it is left."""
+    """Run a command in its restricted form *runs* until it ends. Its processes and files are always removed."""
     private, progress = await shell.private(), CommandProgress(ctx)
     process: CommandProcess | None = None
     in_time = True
@@ -357,15 +345,15 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
         process = await shell.start(runs, cwd, private, shows=progress.add)
         in_time = await process.wait(seconds)
     finally:
-        await to_the_end(asyncio.create_task(cleaned(process, private)))
+        await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
         progress.flush()
     ending = process.ending() or Ending(None, None)
-    process.check_known(shortened(shown_command(command), ACTION_CHARS))
+    process.check_known(cut_middle(command_text(command), ACTION_CHARS))
     late = "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
     notes = (FLOODED if process.flooded else late, "" if runs == command else CONFINED)
-    _log(ctx, runs, process, ending)
-    frame = _frame(command, process, ending, "; ".join(filter(None, notes)))
-    return _result(frame, process, "ok" if in_time and not process.flooded else "error")
+    _log_command(ctx, runs, process, ending)
+    frame = _result_fields(command, process, ending, "; ".join(filter(None, notes)))
+    return _result_with_output(frame, process, "ok" if in_time and not process.flooded else "error")
 
 
 async def _run_in_editor(
@@ -379,18 +367,18 @@ async def _run_in_editor(
         private.remove()
     if ran is None:
         return None
-    frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ran.code}
+    frame: dict[str, object] = {"command": cut_middle(command_text(command), SHOWN_CHARS), "exit_code": ran.code}
     frame |= {"signal": ran.signal} if ran.signal else {}
     frame["duration_seconds"] = round(time.monotonic() - began, 3)
     if not ran.in_time:
         frame["message"] = f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
-    out, _ = fitted((ran.output, ""), RESULT_CHARS - len(compact(frame)) - 100)
+    out, _ = fit_texts((ran.output, ""), RESULT_CHARS - len(compact(frame)) - 100)
     value: dict[str, Any] = {**frame, "stdout": out, "truncated": ran.is_cut or out != ran.output}
     return ToolResult.json(value, status="ok" if ran.in_time else "error")
 
 
-async def cleaned(process: CommandProcess | None, private: Private) -> None:
-    """End a command, if it was started, and all that it started, and remove its folder."""
+async def end_and_clean_up(process: CommandProcess | None, private: Private) -> None:
+    """End a started command and all its processes, and remove its private folder."""
     try:
         if process is not None:
             await process.end()
@@ -401,46 +389,48 @@ async def cleaned(process: CommandProcess | None, private: Private) -> None:
 async def _run_in_background(
     ctx: ToolContext, shell: Shell, command: Argv | Script, runs: Argv | Script, cwd: str | None
 ) -> ToolResult:
-    """Start a command that goes on in the background."""
+    """Start a command in the background."""
     job_id = f"job-{ctx.tool_call_id}"
-    shown = shortened(shown_command(command), SHOWN_CHARS)
+    shown = cut_middle(command_text(command), SHOWN_CHARS)
 
-    async def make() -> Job:
+    async def make() -> BackgroundCommand:
         with ExitStack() as undo:
             private = await shell.private()
             undo.callback(private.remove)
-            log = Log(private.folder / "output", is_here=private.system is None)
+            log = OutputLog(private.folder / "output", is_here=private.system is None)
             undo.callback(log.close)
             there = "" if private.system is None else str(log.path)
             process = await shell.start(runs, cwd, private, sink=log.write, log=there)
             undo.pop_all()
-        return Job(job_id, shown, process, log, private)
+        return BackgroundCommand(job_id, shown, process, log, private)
 
-    job = await _jobs(ctx, shell).start(make)
+    job = await _get_jobs(ctx, shell).start(make)
     effect = SideEffect("job_started", job.id, {"command": shown, "pid": job.process.pid})
     message = "it goes on in the background; look after it with check_job, stop it with kill_job. It ends with this run"
     value: dict[str, Any] = {"command": shown, "job_id": job.id, "pid": job.process.pid, "message": message}
     return ToolResult.json({**value, "output_file": str(job.log.path)}, side_effects=[effect])
 
 
-def _frame(command: Argv | Script, process: CommandProcess, ending: Ending, message: str) -> dict[str, object]:
-    frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
+def _result_fields(command: Argv | Script, process: CommandProcess, ending: Ending, message: str) -> dict[str, object]:
+    frame: dict[str, object] = {"command": cut_middle(command_text(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal
     return {**frame, "duration_seconds": round(process.seconds, 3), **({"message": message} if message else {})}
 
 
-def _result(frame: Mapping[str, Any], process: CommandProcess, status: Literal["ok", "error"] = "ok") -> ToolResult:
+def _result_with_output(
+    frame: Mapping[str, Any], process: CommandProcess, status: Literal["ok", "error"] = "ok"
+) -> ToolResult:
     """Return a result with both streams, as long as the cap of results allows."""
     is_cut = process.out.is_cut or process.err.is_cut
     texts = process.out.take(), process.err.take()
     room = RESULT_CHARS - len(compact(frame)) - 100
-    out, err = fitted(texts, room)
+    out, err = fit_texts(texts, room)
     value = {**frame, "stdout": out, **({"stderr": err} if err else {}), "truncated": is_cut or (out, err) != texts}
     return ToolResult.json(value, status=status)
 
 
-def _job_result(job: Job, more: Mapping[str, object]) -> ToolResult:
+def _job_result(job: BackgroundCommand, more: Mapping[str, object]) -> ToolResult:
     ending, process = job.ending, job.process
     frame: dict[str, Any] = {"job_id": job.id, "command": job.command, "status": "exited" if ending else "running"}
     if ending is not None:
@@ -452,12 +442,12 @@ def _job_result(job: Job, more: Mapping[str, object]) -> ToolResult:
     notes.append("the output file is full, the rest of the output is not in it" if job.log.is_full else "")
     if any(notes):
         frame["message"] = "; ".join(filter(None, notes))
-    return _result(frame, process)
+    return _result_with_output(frame, process)
 
 
-def _log(ctx: ToolContext, command: Argv | Script, process: CommandProcess, ending: Ending) -> None:
-    """Log what ran and how it went, never what it printed."""
-    message = f"ran {without_secrets(shortened(shown_command(command), SHOWN_CHARS))}"
+def _log_command(ctx: ToolContext, command: Argv | Script, process: CommandProcess, ending: Ending) -> None:
+    """Log the command and its end, but never its output."""
+    message = f"ran {without_secrets(cut_middle(command_text(command), SHOWN_CHARS))}"
     ctx.logger.debug(
         message,
         exit_code=ending.code,
@@ -467,8 +457,8 @@ def _log(ctx: ToolContext, command: Argv | Script, process: CommandProcess, endi
     )
 
 
-def preview_of(shell: Shell, input: JsonDict) -> ToolPreview:
-    """Return how a call looks to a person who is asked about it: all of it, nothing hidden."""
+def preview_command(shell: Shell, input: JsonDict) -> ToolPreview:
+    """Return the complete command as a preview for the person who approves the call."""
     given: Any = input.get("command", "")
     try:
         command = shell.read(given)
@@ -477,11 +467,11 @@ def preview_of(shell: Shell, input: JsonDict) -> ToolPreview:
         return ToolPreview("Run a command that will be refused", details, problem=error.message)
     details = {"cwd": input.get("cwd") or "."}
     if isinstance(command, Script):
-        details |= {"script": shown_command(command), "needs_a_shell_because_of": command.reason}
+        details |= {"script": command_text(command), "needs_a_shell_because_of": command.reason}
         action = "Run a shell script"
     else:
-        details |= {"command": shown_command(command), "argv": list(command)}
-        action = f"Run {shown_command(command[:1])}"[:ACTION_CHARS]
+        details |= {"command": command_text(command), "argv": list(command)}
+        action = f"Run {command_text(command[:1])}"[:ACTION_CHARS]
     if input.get("process_type") == "BACKGROUND":
         action += " in the background"
     return ToolPreview(action, details)

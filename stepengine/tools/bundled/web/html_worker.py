@@ -15,8 +15,6 @@ import sys
 from typing import Any
 from urllib.parse import urljoin
 
-__all__ = ("main", "readable")
-
 # fmt: off
 DROPPED = frozenset((
     "script", "style", "template", "noscript", "svg", "math", "iframe", "object", "embed", "canvas", "audio", "video", "form",
@@ -33,38 +31,38 @@ MAX_CHARS = 2_000_000
 """As many as a page has bytes at most: links that are made absolute could make it many times as long."""
 
 
-def readable(html: bytes, base: str, encoding: str | None) -> dict[str, str]:
-    """Return title, description and the readable text of a page as Markdown."""
+def extract_readable(html: bytes, base: str, encoding: str | None) -> dict[str, str]:
+    """Return title, description and readable text of a page; the text is Markdown."""
     from justhtml import JustHTML
 
     page = JustHTML(html, sanitize=False, encoding=encoding)
-    title, description = _heading(page)
-    _clean(page.root, base)
+    title, description = _title_and_description(page)
+    _remove_hidden(page.root, base)
     parts = page.query("main") or page.query("article")
-    text = _markdown(parts) or _markdown([page.root])
+    text = _to_markdown(parts) or _to_markdown([page.root])
     return {"title": title, "description": description, "text": text[:MAX_CHARS]}
 
 
-def _markdown(nodes: list[Any]) -> str:
+def _to_markdown(nodes: list[Any]) -> str:
     return "\n\n".join(text for node in nodes if (text := node.to_markdown().strip()))
 
 
-def _heading(page: Any) -> tuple[str, str]:
+def _title_and_description(page: Any) -> tuple[str, str]:
     title = page.query_one("title")
     named: dict[str, str] = {}
     for meta in page.query("meta"):
         name = (meta.attrs.get("name") or meta.attrs.get("property") or "").lower()
         named.setdefault(name, meta.attrs.get("content") or "")
     text = title.to_text() if title is not None else named.get("og:title", "")
-    return _line(text), _line(named.get("description") or named.get("og:description") or "")
+    return _collapse_spaces(text), _collapse_spaces(named.get("description") or named.get("og:description") or "")
 
 
-def _line(text: str) -> str:
+def _collapse_spaces(text: str) -> str:
     return " ".join(text.split())[:1_000]
 
 
-def _clean(root: Any, base: str) -> None:
-    """Take out what is not shown to readers, and make links absolute; without recursion, however deep the page is."""
+def _remove_hidden(root: Any, base: str) -> None:
+    """Remove elements that are not shown to readers, and make links absolute, without recursion."""
     open_nodes = [(root, 0)]
     seen = 0
     while open_nodes:
@@ -77,7 +75,7 @@ def _clean(root: Any, base: str) -> None:
             if _is_dropped(child, name) or depth > MAX_DEPTH_LEVELS or seen > MAX_NODES:
                 node.remove_child(child)
             else:
-                _absolute(child, base)
+                _make_links_absolute(child, base)
                 open_nodes.append((child, depth + 1))
 
 
@@ -89,7 +87,7 @@ def _is_dropped(node: object, name: str) -> bool:
     return "hidden" in given or (given.get("aria-hidden") or "").lower() == "true" or bool(HIDING.search(style))
 
 
-def _absolute(node: object, base: str) -> None:
+def _make_links_absolute(node: object, base: str) -> None:
     given = getattr(node, "attrs", None) or {}
     for name in URLS:
         if name in given:
@@ -102,8 +100,8 @@ def _absolute(node: object, base: str) -> None:
                 del given[name]
 
 
-def _limit(seconds: int, size: int) -> None:
-    """Bound what this process may use, where the system can."""
+def _set_limits(seconds: int, size: int) -> None:
+    """Limit the CPU time, the memory and the open files of this process, where the system can."""
     import resource
 
     for kind, bound in ((resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, size), (resource.RLIMIT_NOFILE, 64)):
@@ -112,13 +110,13 @@ def _limit(seconds: int, size: int) -> None:
 
 
 def main() -> None:
-    """Read a page from stdin and write what it says to stdout."""
+    """Read a page from stdin and write its text to stdout as JSON."""
     folder, seconds, size = sys.argv[1:4]
     sys.path.append(folder)
-    _limit(int(seconds), int(size))
+    _set_limits(int(seconds), int(size))
     head, _, html = sys.stdin.buffer.read().partition(b"\n")
     said = json.loads(head)
-    sys.stdout.write(json.dumps(readable(html, said["base"], said["encoding"])))
+    sys.stdout.write(json.dumps(extract_readable(html, said["base"], said["encoding"])))
 
 
 if __name__ == "__main__":

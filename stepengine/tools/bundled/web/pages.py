@@ -14,9 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.web.fetching import UNSPECIFIED, Fetched, Gates, is_text
-
-__all__ = ("Page", "page_of")
+from stepengine.tools.bundled.web.fetcher import UNSPECIFIED, Fetched, Gates, is_text
 
 WEB_PARSE_SECONDS = 5.0
 """A large page takes half a second."""
@@ -66,26 +64,26 @@ class Page:
     is_text: bool = True
 
 
-async def page_of(fetched: Fetched) -> Page:
+async def read_page(fetched: Fetched) -> Page:
     """
-    Return what a page says.
+    Return the text of a fetched page.
 
     Raises:
         ToolError: when it is HTML and the extra ``web`` is not installed, or it cannot be read in time.
     """
-    kind, charset = _kind_of(fetched)
-    if kind in HTML or (kind in ("", "text/plain") and not charset and _begins_html(fetched.body[:SNIFFED_BYTES])):
-        return await _html_page(fetched, charset)
+    kind, charset = _parse_content_type(fetched)
+    if kind in HTML or (kind in ("", "text/plain") and not charset and _starts_with_html(fetched.body[:SNIFFED_BYTES])):
+        return await _convert_html(fetched, charset)
     bom = any(fetched.body.startswith(mark) for mark, _ in BOMS)
     if not is_text(kind) and kind not in UNSPECIFIED:
         return Page("", is_text=False)
-    if b"\0" in fetched.body[:SNIFFED_BYTES] and not bom and not _codec(charset).startswith(("utf_16", "utf_32")):
+    if b"\0" in fetched.body[:SNIFFED_BYTES] and not bom and not _find_codec(charset).startswith(("utf_16", "utf_32")):
         return Page("", is_text=False)
-    return Page(_drop_unseen(_decode(fetched.body, charset)))
+    return Page(_drop_invisible(_decode(fetched.body, charset)))
 
 
-def _begins_html(data: bytes) -> bool:
-    """Return whether HTML stands there, perhaps behind comments."""
+def _starts_with_html(data: bytes) -> bool:
+    """Return True if the data starts with HTML, possibly after comments."""
     at = 0
     while True:
         at = len(data) - len(data[at:].lstrip())
@@ -97,16 +95,16 @@ def _begins_html(data: bytes) -> bool:
         at = end + len(b"-->")
 
 
-def _kind_of(fetched: Fetched) -> tuple[str, str]:
-    """Return type and charset; a charset that the web does not use counts as none."""
+def _parse_content_type(fetched: Fetched) -> tuple[str, str]:
+    """Return media type and charset. A charset that is not used on the web is returned as ``""``."""
     kind, _, rest = fetched.content_type.partition(";")
     found = CHARSET.search(rest)
     charset = found[1].lower() if found else ""
-    return kind.strip().lower(), charset if _codec(charset) else ""
+    return kind.strip().lower(), charset if _find_codec(charset) else ""
 
 
-def _codec(charset: str) -> str:
-    """Return the codec of a charset, or nothing; the name is never looked up, since that imports and remembers it."""
+def _find_codec(charset: str) -> str:
+    """Return the codec of a charset, or ``""``. Unknown names are not looked up, since that imports modules."""
     from encodings import normalize_encoding
     from encodings.aliases import aliases
 
@@ -116,27 +114,27 @@ def _codec(charset: str) -> str:
 
 
 def _decode(data: bytes, charset: str) -> str:
-    encoding = next((name for mark, name in BOMS if data.startswith(mark)), _codec(charset) or "utf-8")
+    encoding = next((name for mark, name in BOMS if data.startswith(mark)), _find_codec(charset) or "utf-8")
     return data.decode(encoding, "replace")
 
 
-def _drop_unseen(text: str) -> str:
+def _drop_invisible(text: str) -> str:
     return UNSEEN.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
 
 
-async def _html_page(fetched: Fetched, charset: str) -> Page:
+async def _convert_html(fetched: Fetched, charset: str) -> Page:
     found = find_spec("justhtml")
     if found is None or found.origin is None:
         msg = f"{fetched.url} is HTML, and reading HTML needs the extra 'web': pip install 'stepengine[web]'"
         raise ToolError(msg)
     folder = str(Path(found.origin).parent.parent)
-    async with WORKERS.at("html"):
-        said = await _converted(fetched, charset, folder)
-    return Page(_drop_unseen(said["text"]), _drop_unseen(said["title"]), _drop_unseen(said["description"]))
+    async with WORKERS.get_gate("html"):
+        said = await _convert_in_worker(fetched, charset, folder)
+    return Page(_drop_invisible(said["text"]), _drop_invisible(said["title"]), _drop_invisible(said["description"]))
 
 
-async def _converted(fetched: Fetched, charset: str, folder: str) -> dict[str, Any]:
-    """Have the worker convert a page; it is killed when it takes too long, or when nobody waits for it any more."""
+async def _convert_in_worker(fetched: Fetched, charset: str, folder: str) -> dict[str, Any]:
+    """Convert a page in a worker process, which is killed after a timeout or when the caller is cancelled."""
     script = str(Path(__file__).with_name("html_worker.py"))
     limits = (str(int(WEB_PARSE_SECONDS)), str(WEB_PARSE_BYTES))
     worker = await asyncio.create_subprocess_exec(

@@ -11,15 +11,13 @@ from pydantic import Field, StringConstraints
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import over_bound, up_to
-from stepengine.tools.bundled.web.fetching import Fetcher, count_page
-from stepengine.tools.bundled.web.pages import page_of
-from stepengine.tools.bundled.web.searching import Depth, DocsBackend, SearchBackend
+from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.web.fetcher import Fetcher, count_page
+from stepengine.tools.bundled.web.pages import read_page
+from stepengine.tools.bundled.web.search_queries import Depth, DocsBackend, SearchBackend
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-
-__all__ = ("reaching_tools",)
 
 WEB_FETCHES_PER_RUN = 200
 """More than a research needs; a model in a loop must not flood the network."""
@@ -43,21 +41,21 @@ QUERY_CHARS = 1_000
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=QUERY_CHARS)]
 
 
-def reaching_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch: Fetcher | None) -> list[Tool]:
-    """Return a tool for each of those that are given."""
+def make_web_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch: Fetcher | None) -> list[Tool]:
+    """Return one tool for each argument that is not ``None``."""
     made = []
-    counter = _Counter()
+    counter = _FetchCounter()
     if search is not None:
-        made.append(_search_tool(search))
+        made.append(_make_search_tool(search))
     if docs is not None:
-        made.append(_docs_tool(docs, counter))
+        made.append(_make_docs_tool(docs, counter))
     if fetch is not None:
-        made.append(_url_tool(fetch, counter))
+        made.append(_make_url_tool(fetch, counter))
     return made
 
 
-def _search_tool(backend: SearchBackend) -> Tool:
-    @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
+def _make_search_tool(backend: SearchBackend) -> Tool:
+    @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def web_search(query: Words, depth: Depth = "standard") -> dict[str, Any]:
         """
         Search the web and return titles, addresses and snippets, best first.
@@ -90,13 +88,13 @@ def _search_tool(backend: SearchBackend) -> Tool:
     return web_search
 
 
-def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool:
-    @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
+def _make_docs_tool(backend: DocsBackend, counter: _FetchCounter) -> Tool:
+    @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def read_docs(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         library_title: Words,
         topic: Words,
-        max_tokens: Annotated[int, up_to(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
+        max_tokens: Annotated[int, bounded_field(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
     ) -> dict[str, Any]:
         """
         Read what the documentation of a library says about a topic.
@@ -133,18 +131,18 @@ def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool:
             raise ToolError(msg)
         if estimate_tokens(text) > most:
             text = f"{text[: most * 4]}\n[... cut at {most:,} tokens]"
-        notes = over_bound("max_tokens", max_tokens, DOCS_TOKENS_MAX)
+        notes = note_excess("max_tokens", max_tokens, DOCS_TOKENS_MAX)
         return {"documentation": text, **({"message": notes[0]} if notes else {})}
 
     return read_docs
 
 
-def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
-    @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
+def _make_url_tool(fetcher: Fetcher, counter: _FetchCounter) -> Tool:
+    @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations="url")
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         url: Annotated[str, Field(min_length=1)],
-        max_chars: Annotated[int, up_to(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
+        max_chars: Annotated[int, bounded_field(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
     ) -> dict[str, Any]:
         """
         Read a page on the web as text.
@@ -174,7 +172,7 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
         """
         counter.count(ctx)
         fetched = await fetcher.fetch(url)
-        page = await page_of(fetched)
+        page = await read_page(fetched)
         made: dict[str, object] = {"url": url, "final_url": fetched.url, "status": fetched.status}
         named = {"content_type": fetched.content_type, "title": page.title, "description": page.description}
         made.update({name: text for name, text in named.items() if text})
@@ -182,21 +180,21 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
         made["text"] = page.text[:most]
         made["truncated"] = fetched.truncated or len(page.text) > most
         notes = [] if page.is_text else ["this is no text, so only its type is shown"]
-        notes += over_bound("max_chars", max_chars, WEB_CHARS_MAX)
+        notes += note_excess("max_chars", max_chars, WEB_CHARS_MAX)
         return {**made, "message": "; ".join(notes)} if notes else made
 
     return read_url
 
 
-class _Counter:
-    """Counts fetches per run tree, for the runs of late."""
+class _FetchCounter:
+    """Counts fetches per run tree, for the last few runs."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[str, int] = OrderedDict()
 
     def count(self, ctx: ToolContext) -> None:
         """
-        Count one fetch.
+        Count one fetch of a run tree; raise ``ToolError`` above the limit.
 
         Raises:
             ToolError: when the run has had its share.

@@ -8,7 +8,7 @@ const written = (value) => value === null || value === undefined ? "" : typeof v
 /* What was typed, as a fork takes it: a text where a text was given, else JSON where it is some. */
 function taken(text, first) {
   if (typeof first === "string") return text;
-  try { return JSON.parse(text); } catch { if (first === null) return text; throw new Error("This value is JSON; what was typed is not."); }
+  try { return JSON.parse(text); } catch { if (first === null) return text; throw new Error("This value must be JSON; the input is not."); }
 }
 
 /* The last effect that is kept so that the one of an address is done anew. */
@@ -47,16 +47,16 @@ function Fork({ id, look, agent }) {
   return html`<section class="card runon" aria-label="Run on from here">
     <h2 class="part">Run on from here</h2>
     ${whole.kind ? html`<form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: place.address, edit: taken(text, whole.value) })); }}>
-      <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of what is recorded</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type({ stands, text: event.target.value })}></textarea>${whole.value === null ? html`<small>What is recorded is too long for this field, or holds what is not shown: what is typed takes its place whole.</small>` : null}</label>
-      <div class="answers"><button type="submit" class="primary" disabled=${busy}>Run on with this ${whole.kind}</button></div></form>` : html`<p class="dim">What came of this follows from effects of its own; go to one of those.</p>`}
+      <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of what is recorded</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type({ stands, text: event.target.value })}></textarea>${whole.value === null ? html`<small>The recorded value is too long for this field or contains redacted text. Your input replaces it completely.</small>` : null}</label>
+      <div class="answers"><button type="submit" class="primary" disabled=${busy}>Continue with this ${whole.kind}</button></div></form>` : html`<p class="dim">This result follows from effects of its own; go to one of them.</p>`}
     <details><summary>Another prompt, model or setting</summary><form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: before(place.address), changes: given() })); }}>
-      <p class="dim">What the models said before this place stays; this effect is done anew, and all that follows with the new prompt.</p>
+      <p class="dim">Replies before this place are kept; this effect and everything after it run again with the new prompt.</p>
       <label class="field"><span>System prompt</span><textarea rows="3" value=${changes.system_prompt ?? prompts.system ?? ""} onInput=${set("system_prompt")}></textarea></label>
       <label class="field"><span>Instructions</span><textarea rows="2" value=${changes.instructions_prompt ?? ""} placeholder=${prompts.instructions || ""} onInput=${set("instructions_prompt")}></textarea></label>
       <div class="pair"><label class="field"><span>Model</span><input type="text" value=${changes.model ?? ""} placeholder=${(own && own.model) || ""} onInput=${set("model")} /></label><label class="field"><span>Temperature</span><input type="number" min="0" max="2" step="any" value=${changes.temperature ?? ""} onInput=${set("temperature")} /></label></div>
-      <label class="field"><span>Tokens of a reply at most</span><input type="number" min="1" step="1" value=${changes.max_tokens ?? ""} onInput=${set("max_tokens")} /></label>
+      <label class="field"><span>Most tokens of a reply</span><input type="number" min="1" step="1" value=${changes.max_tokens ?? ""} onInput=${set("max_tokens")} /></label>
       <div class="answers"><button type="submit" disabled=${busy || !Object.keys(given()).length}>Run on with these</button></div></form></details>
-    <label class="field boolean"><span>What changed the world after this may happen again</span><input type="checkbox" checked=${repeats} onChange=${(event) => repeat(event.target.checked)} /></label>
+    <label class="field boolean"><span>Effects on the outside world after this place may happen again</span><input type="checkbox" checked=${repeats} onChange=${(event) => repeat(event.target.checked)} /></label>
     <p class="dim">A fork is a run of its own: ${agents && agents.script ? "the script answers" : "models are asked"} and tools run, with the code as it is in its files now.</p>
     <${Broken} text=${agents && agents.broken} />    <${Problem} error=${error} /></section>`;
 }
@@ -73,7 +73,7 @@ function Back({ id, query, run }) {
       ${state.problem ? html`<p class="problem" role="status">${state.problem}</p>` : null}
       ${!look && desk.busy ? html`<p class="dim">Replaying the run…</p>` : null}
       ${look ? html`<${Facts} look=${look} />
-        ${look.is_before ? html`<p class="note">This is the last place before the code goes another way than is recorded, at ${look.differs_at}.</p>` : null}
+        ${look.is_before ? html`<p class="note">This is the last place before the code diverges from the record, at ${look.differs_at}.</p>` : null}
         <div class="beside"><div><${Source} look=${look} /><${Variables} now=${look} />
           ${look.whole && look.whole.outcome.length ? html`<h2 class="part">Outcome</h2><pre class="prose">${look.whole.outcome.join("\n")}</pre>` : null}
           ${look.place.hooks.length ? html`<h2 class="part">Hooks</h2><ul>${look.place.hooks.map((hook) => html`<li><span class="mono">${hook.point} ${hook.hook}</span> ${hook.said}</li>`)}</ul>` : null}</div>

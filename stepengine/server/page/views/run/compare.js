@@ -10,7 +10,7 @@ function First({ id, other, status }) {
   const found = useServer(at("runs", id, "difference", other), !status || status === "running" || status === "suspended" ? 2 : 0);
   const first = found.data && found.data.first;
   if (!found.data) return html`<${Problem} error=${found.error} />`;
-  return html`<div class="d-bar d-first" role="status">${first ? html`<p>First difference: <b class="mono">${named(first.a)}${first.a === first.b ? "" : ` → ${named(first.b)}`}</b> ${first.what} <span class="dim">(${first.kind})</span>${found.data.changes.length > 1 ? html` <span class="dim">and ${found.data.changes.length - 1 + found.data.more} more</span>` : null}</p>${first.fields.slice(0, 3).map((field) => html`<p class="d-change"><span class="mono dim">${field.pointer}</span> <span class="mono d-was">${field.a}</span> → <span class="mono">${field.b}</span></p>`)}` : html`<p>These two runs did the same.</p>`}</div>`;
+  return html`<div class="d-bar d-first" role="status">${first ? html`<p>First difference: <b class="mono">${named(first.a)}${first.a === first.b ? "" : ` → ${named(first.b)}`}</b> ${first.what} <span class="dim">(${first.kind})</span>${found.data.changes.length > 1 ? html` <span class="dim">and ${found.data.changes.length - 1 + found.data.more} more</span>` : null}</p>${first.fields.slice(0, 3).map((field) => html`<p class="d-change"><span class="mono dim">${field.pointer}</span> <span class="mono d-was">${field.a}</span> → <span class="mono">${field.b}</span></p>`)}` : html`<p>These two runs are equal.</p>`}</div>`;
 }
 
 function Compare({ id, query, run }) {
@@ -22,7 +22,7 @@ function Compare({ id, query, run }) {
   const source = useMemo(() => other ? { opened: async () => { try { fail(null); return await api.get(at("runs", other, "compare", id)); } catch (problem) { fail(problem); throw problem; } }, next: async () => null } : null, [id, other, status]);
   return html`<div class="d-bar"><label class="field inline"><span>Compare with</span><select value=${other} onChange=${(event) => amend({ other: event.target.value })}><option value="">choose a run</option>${other && !runs.some((each) => each.run_id === other) ? html`<option value=${other}>${other.slice(0, 8)}</option>` : null}${runs.map((each) => html`<option value=${each.run_id}>${each.run_id.slice(0, 8)} · ${when(each.created)} · ${word(each.status)}</option>`)}</select></label>${other ? html`<a href=${to(["runs", other])}>Open it</a>` : null}</div>
     <${Problem} error=${error} />
-    ${other ? html`<${First} key=${`${id} ${other}`} id=${other} other=${id} status=${status} /><${RunPage} key=${`${id} ${other} ${status}`} source=${source} label="Two runs side by side" />` : html`<p class="note scroll">Choose another run of the same agent, or make one: "Go back" runs on from any place as a fork.</p>`}`;
+    ${other ? html`<${First} key=${`${id} ${other}`} id=${other} other=${id} status=${status} /><${RunPage} key=${`${id} ${other} ${status}`} source=${source} label="Two runs side by side" />` : html`<p class="note scroll">Choose another run of the same agent, or create one: "Go back" runs on from any place as a fork.</p>`}`;
 }
 
 export default { id: "compare", title: "Compare", View: Compare };

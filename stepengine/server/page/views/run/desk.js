@@ -93,7 +93,7 @@ export function Way({ desk }) {
   if (!places.length) return null;
   return html`<div class="way"><button type="button" onClick=${() => step(-1)} title="One step back (Shift ←)" aria-label="One step back">⇤</button><button type="button" onClick=${() => go(index - 1)} title="One effect back (←)" aria-label="One effect back">←</button>
     <input type="range" min="0" max=${places.length - 1} value=${index} aria-label="Place in the run" aria-valuetext=${placeName(place)} onInput=${(event) => go(Number(event.target.value))} />
-    <button type="button" onClick=${() => go(index + 1)} title="One effect on (→)" aria-label="One effect on">→</button><button type="button" onClick=${() => step(1)} title="One step on (Shift →)" aria-label="One step on">⇥</button>
+    <button type="button" onClick=${() => go(index + 1)} title="One effect on (→)" aria-label="One effect on">→</button><button type="button" onClick=${() => step(1)} title="One step forward (Shift →)" aria-label="One step on">⇥</button>
     <output class="mono">${placeName(place)}</output></div>`;
 }
 
@@ -138,6 +138,6 @@ export function Request({ request }) {
 /* What the page says where the server cannot look: it was not told how its engine is made again, or keeps others out. */
 export function Refusal({ error }) {
   if (!error) return null;
-  const text = error.kind === "not_found" || error.status === 405 ? "This server was not told how its agents are loaded again, so it cannot go back in runs. `stepengine studio` can." : error.message;
+  const text = error.kind === "not_found" || error.status === 405 ? "This server does not know how to reload its agents, so it cannot go back in runs. `stepengine studio` can." : error.message;
   return html`<p class="problem" role="alert">${text}</p>`;
 }

@@ -10,8 +10,8 @@ function Course({ look, isGone }) {
   const { changed, differs, differs_at: where, ends, is_before: isBefore } = look;
   const some = changed.slice(0, 5).join(", ");
   return html`<ul class="course">
-    ${changed.length ? html`<li class="asif">As if the model still said this: it would be asked something else at <span class="mono">${some}</span>${changed.length > 5 ? ` and ${changed.length - 5} more` : ""}.</li>` : null}
-    ${differs ? html`<li class="d-differs"><b>The code goes another way at ${where || "the end"}.</b>${isGone ? " There is no place before it; what is shown is the last code that had one." : isBefore ? " What is shown is the last place before it." : ""}<pre class="prose">${differs}</pre></li>` : ends.length ? html`<li>Every effect is as recorded, and the run ends with <b>${ends[1]}</b>; recorded is ${ends[0]}.</li>` : !changed.length ? html`<li>To its end the run is as recorded.</li>` : null}</ul>`;
+    ${changed.length ? html`<li class="asif">Assuming the same reply, although the model's request differs at <span class="mono">${some}</span>${changed.length > 5 ? ` and ${changed.length - 5} more` : ""}.</li>` : null}
+    ${differs ? html`<li class="d-differs"><b>The code diverges at ${where || "the end"}.</b>${isGone ? " There is no place before it; what is shown is the last code that had one." : isBefore ? " What is shown is the last place before it." : ""}<pre class="prose">${differs}</pre></li>` : ends.length ? html`<li>Every effect is as recorded, and the run ends with <b>${ends[1]}</b>; recorded is ${ends[0]}.</li>` : !changed.length ? html`<li>The run equals its record to the end.</li>` : null}</ul>`;
 }
 
 /* What the model would be asked next, and what it says when it is. */
@@ -28,9 +28,9 @@ function Next({ id, desk, turn }) {
     try { set(await api.get(at("runs", id, "edits", desk, "next"))); } catch (problem) { fail(problem); }
     wait(false);
   }
-  return html`<section class="card" aria-label="What comes next"><h2 class="part">What would the model be asked?</h2>
-    ${next === null ? html`<p class="dim">The run goes on from its first difference with what is recorded. Nobody is asked for this.</p><button type="button" disabled=${busy || !desk} onClick=${look}>${busy ? "Looking…" : "Show the request"}</button>` : next.request === null ? html`<p>${next.why}</p>` : html`<p>At <span class="mono">${next.address}</span>${next.price === null || script ? "" : `; reading it costs ${money(next.price)}`}${next.served ? `; ${plural(next.served, "call")} on the way ${next.served === 1 ? "is" : "are"} from the record` : ""}.</p><details open><summary>The request</summary><${Request} request=${next.request} /></details>
-      ${job.job ? null : html`<button type="button" class="primary" onClick=${() => job.start({ kind: "ask", runs: [id] })}>${script ? "See what the script says" : "Ask it, with its price first"}</button>`}`}
+  return html`<section class="card" aria-label="What comes next"><h2 class="part">What would the model reply now?</h2>
+    ${next === null ? html`<p class="dim">The run continues from its first difference with recorded results. No model is called for this.</p><button type="button" disabled=${busy || !desk} onClick=${look}>${busy ? "Looking…" : "Show the request"}</button>` : next.request === null ? html`<p>${next.why}</p>` : html`<p>At <span class="mono">${next.address}</span>${next.price === null || script ? "" : `; reading it costs ${money(next.price)}`}${next.served ? `; ${plural(next.served, "call")} on the way ${next.served === 1 ? "is" : "are"} from the record` : ""}.</p><details open><summary>The request</summary><${Request} request=${next.request} /></details>
+      ${job.job ? null : html`<button type="button" class="primary" onClick=${() => job.start({ kind: "ask", runs: [id] })}>${script ? "Show the script's reply" : "Ask the model; shows the price first"}</button>`}`}
     <${Problem} error=${error} />
     <${Job} it=${job} result=${(result) => result.why ? html`<p>${result.why}</p>` : html`<h3 class="part">It says</h3>${result.text ? html`<pre class="prose">${result.text}</pre>` : null}${result.calls.map((call) => html`<p><span class="mono tool">${call.tool}</span> <span class="mono">${JSON.stringify(call.input)}</span></p>`)}`} /></section>`;
 }
@@ -47,7 +47,7 @@ function Edit({ id, query, run }) {
       ${!look && desk.busy ? html`<p class="dim">Replaying the run…</p>` : null}
       ${look ? html`<${Course} look=${isGone ? state.now : look} isGone=${isGone} />
         <div class="beside"><div><${Source} look=${look} /><${Variables} now=${look} before=${state.problem || isGone ? null : state.before} />
-          ${state.difference && state.difference.length ? html`<h2 class="part">What the save changed here</h2><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">Nothing is different at this place.</p>` : null}</div>
+          ${state.difference && state.difference.length ? html`<h2 class="part">Changes at this place</h2><ul class="d-lines mono">${state.difference.slice(0, 100).map((line) => html`<li>${line}</li>`)}</ul>` : state.difference ? html`<p class="dim">No changes at this place.</p>` : null}</div>
         <div><${Next} id=${id} desk=${state.desk} turn=${`${state.when} ${state.saved.join()}`} /></div></div>` : null}
     </div></div>`;
 }

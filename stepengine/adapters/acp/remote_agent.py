@@ -1,0 +1,838 @@
+"""
+An external ACP agent as a child agent: stepengine is the client of its program, as an editor would be.
+
+What lives here: how a turn of a program begins, goes on and ends, and its words in ours. What the turns of all agents that are
+led have in common is ``stepengine.adapters.external``'s.
+
+What must not: processes, which are ``program``'s, and any import of the protocol's package before a program is started: a replay
+needs neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Context
+from decimal import Decimal, InvalidOperation
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import attrs
+from attrs import frozen
+
+from stepengine.adapters.acp.program import AgentProgram, select_environment
+from stepengine.adapters.acp.workplace import (
+    BorrowedFiles,
+    BorrowedTerminals,
+    RequestedFile,
+    parse_command,
+    parse_variables,
+)
+from stepengine.adapters.external.turns import (
+    ENTRY_CHARS,
+    NAME_CHARS,
+    OPEN_ASKS,
+    SHOWN_CHARS,
+    TurnOutput,
+    as_dict,
+    as_dicts,
+    finish_shielded,
+    make_external_handler,
+    make_failed_result,
+    make_permission_input,
+    permission_kind,
+    permission_tools,
+    start_of_json,
+    start_of_text,
+)
+from stepengine.data.definition import AgentDefinition, InputSchema
+from stepengine.data.hooks import Change, StepContext
+from stepengine.data.json import JsonDict, canonical, mended
+from stepengine.data.messages import ToolResult
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.usage import Usage
+from stepengine.errors import DefinitionError, ExternalAgentError, StepEngineError, ToolError
+from stepengine.tools.context import ToolContext
+from stepengine.tools.definition import Tool
+from stepengine.workspace.guard import GUARD, CallGuard
+from stepengine.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from acp.connection import Connection
+
+Files = Literal["write", "read", "none"]
+
+VERSION = 1
+"""The version of the protocol that is spoken."""
+AUTH_REQUIRED = -32000
+START_SECONDS = 60.0
+CANCEL_SECONDS = 3.0
+"""How long a program may take to end a turn that was cancelled, before it is ended itself."""
+CLOSE_SECONDS = 2.0
+"""How long it may take to close its session, where it offers that."""
+SESSION = "external_session"
+"""Where a run keeps the session, so that a run with ``previous=`` goes on with it."""
+READ_BYTES = 4 * 1024 * 1024
+KINDS: Mapping[str, str] = {
+    "read": "read",
+    "search": "read",
+    "edit": "write",
+    "delete": "write",
+    "move": "write",
+    "execute": "execute",
+    "fetch": "network",
+}
+"""What the protocol calls a kind of tool call, and the category by which our rules know it."""
+ALLOWED = ("allow_once", "allow_always")
+DENIED = ("reject_once", "reject_always")
+
+
+class ExternalReply(TypedDict):
+    """
+    The text of a turn of an external agent, with the session and the reason why it stopped.
+
+    Attributes:
+        text: What it said.
+        session: Its own id of the conversation, to go on with it: ``AgentCall(agent, "And now?", {"session": session})``.
+        stop_reason: Why it stopped, in the protocol's words: ``"end_turn"``, ``"max_tokens"``, ``"max_turn_requests"``,
+            ``"refusal"`` or ``"cancelled"``.
+    """
+
+    text: str
+    session: str
+    stop_reason: str
+
+
+@frozen(kw_only=True)
+class _ProgramSettings:
+    """The settings of an agent program."""
+
+    id: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    names: tuple[str, ...]
+    workspace: Workspace | None
+    files: Files
+    terminals: bool
+    mode: str
+    start_seconds: float
+
+
+class ExternalAgent(AgentDefinition[ExternalReply]):
+    """
+    An agent that another program is: one that speaks the Agent Client Protocol over its stdin and stdout.
+
+    It stands where any agent stands: ``AgentCall``, ``Parallel``, ``spawn_agents``, ``Start``, ``engine.run``. A call starts the
+    program, gives it the prompt in a session, and ends it with everything that it started. The turn is one recorded effect, with what
+    the program said beside its result, so that a replay needs no such program; each time that it asks for permission is another one,
+    judged by the engine's policy and its people as a call of ``ID_edit``, ``ID_execute``, ``ID_read``, ``ID_fetch`` or ``ID_other``,
+    of the categories ``"write"``, ``"execute"``, ``"read"``, ``"network"`` and ``""``. So is each file that it reads or writes through us,
+    and each command that it has us run, unless the same was just allowed. Without a policy everything is allowed, as for
+    tools. Its params are ``{"session": ...}``, to go on with an earlier reply's session, which the program must be able to load.
+
+    It needs the extra ``acp``.
+
+    Args:
+        id: The agent's id, at most 56 characters.
+        command: The program and its arguments; no shell reads them.
+        description: What other agents are shown.
+        env: Variables that the program sees beside ``PATH``, ``HOME``, ``USER``, ``SHELL``, ``TERM``, ``TMPDIR``, ``TZ`` and the
+            locale: a list of names of this process's variables, such as ``["ANTHROPIC_API_KEY"]``, or a mapping to values.
+        workspace: The folder of its sessions; the engine's workspace by default. It must be a folder of this machine, which that of
+            a sandbox, or of a container whose root is mounted, is, too.
+        files: What the program may ask us to do with files of the workspace: ``"write"`` and read them, ``"read"`` them or
+            ``"none"``. What it does to files by itself is not bound by that, or by anything of ours.
+        terminals: Whether it may have us run commands in the workspace, without any of our keys. Each that it was not just allowed
+            is a call of ``ID_execute``; all of them end with the turn. They run in the sandbox or container that the workspace is;
+            the program itself does not.
+        mode: The mode that a new session is set to, by the program's own name for it; ``""`` leaves it as it is.
+        start_seconds: How long the program may take until a session is open.
+        timeout: How many seconds a turn may take; ``None`` for as long as it takes.
+        **fields: Other fields of ``AgentDefinition``, such as ``display_name``, ``hooks`` and ``limits``.
+
+    Raises:
+        DefinitionError: for an unusable command, or another option that cannot be used.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        id: str,
+        *,
+        command: Sequence[str] | None = None,
+        description: str = "",
+        env: Mapping[str, str] | Sequence[str] = (),
+        workspace: str | os.PathLike[str] | Workspace | None = None,
+        files: Files = "write",
+        terminals: bool = False,
+        mode: str = "",
+        start_seconds: float = START_SECONDS,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> None:
+        if command is not None:
+            _check_options(id, command, env, files, start_seconds)
+            names, values = ((), dict(env)) if isinstance(env, Mapping) else (tuple(env), {})
+            place = workspace if isinstance(workspace, Workspace) or workspace is None else Workspace(Path(workspace))
+            led = _ProgramSettings(
+                id=id, command=tuple(command), env=values, names=names, workspace=place,
+                files=files, terminals=bool(terminals), mode=mode, start_seconds=start_seconds,
+            )  # fmt: skip
+            fields = {
+                "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
+                **fields,
+                "tools": [_turn_tool(led, timeout), *permission_tools(id, _make_guard_callback(led))],
+                "handle_steps": make_external_handler(id, _start_inputs, _make_reply, carried=("session",)),
+            }
+        elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
+            msg = f"agent {id!r}: an ExternalAgent needs its program, such as command=['claude-agent-acp']"
+            raise DefinitionError(msg)
+        super().__init__(id, description=description, **fields)
+
+
+PARAMS: Mapping[str, object] = {
+    "type": "object",
+    "properties": {"session": {"type": "string", "description": "The session of an earlier reply, to go on with it."}},
+    "additionalProperties": False,
+}
+
+
+def _check_options(id: object, command: object, env: object, files: object, start_seconds: float) -> None:
+    # When the agent is defined and not when its program starts: a wrong command would show in the middle of a run that
+    # has been paid for. The first problem only, as each of them is one argument of one call, which whoever wrote it
+    # mends at once.
+    problem = ""
+    words = command if isinstance(command, list | tuple) else ()
+    if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):
+        problem = f"command is a list of words such as ['npx', 'some-agent', '--acp'], not {command!r}"
+    elif isinstance(env, str) or not all(isinstance(name, str) and name and "=" not in name for name in env):  # type: ignore[attr-defined]
+        problem = f"env is a list of names of variables, or a mapping from names to values, not {env!r}"
+    elif files not in ("write", "read", "none"):
+        problem = f"files is 'write', 'read' or 'none', not {files!r}"
+    elif not start_seconds > 0:
+        problem = f"start_seconds is more than 0, not {start_seconds!r}"
+    elif not isinstance(id, str) or len(id) > NAME_CHARS:
+        problem = f"the id of an external agent has at most {NAME_CHARS} characters: names of tools are made of it"
+    if problem:
+        msg = f"agent {id!r}: {problem}"
+        raise DefinitionError(msg)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _start_inputs(ctx: StepContext) -> dict[str, Any]:
+    given = ctx.params if isinstance(ctx.params, Mapping) else {}
+    return {"prompt": ctx.prompt, "session": given.get("session") or ctx.agent_state.context.get(SESSION) or ""}
+
+
+def _make_reply(data: Mapping[str, Any]) -> ExternalReply:
+    return ExternalReply(text=data["text"], session=data["session"], stop_reason=data["stop_reason"])
+
+
+# --- a turn -----------------------------------------------------------------------------------------------------------
+
+
+def _turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
+    schema = {
+        "type": "object",
+        "properties": {
+            "prompt": {"type": "string"},
+            "session": {"type": "string"},
+            "answers": {"type": "array", "items": {"type": "object"}},
+        },
+        "additionalProperties": False,
+    }
+
+    async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
+        return await _get_conversation(led, ctx).turn(ctx, given)
+
+    return Tool(
+        led.id,
+        f"Has the agent {led.id} do something, and gives what it said.",
+        schema,
+        run,
+        category="execute",
+        annotations=ToolAnnotations(destructive=True, open_world=True),
+        # The author gave the command; what it does then asks for itself.
+        requires_permission=False,
+        # The answers of a turn repeat what was asked about, which was judged by itself.
+        about=(),
+        timeout=math.inf if timeout is None else timeout,
+    )
+
+
+def _get_conversation(led: _ProgramSettings, ctx: ToolContext) -> _ProgramConversation:
+    """Return the conversation of a call's run with the program; a new one for a call without a run."""
+    make = partial(_ProgramConversation, led)
+    return ctx.of_run(("external agent", led.id), make) if ctx.is_of_run else make()
+
+
+def _make_guard_callback(led: _ProgramSettings) -> Callable[[ToolContext, JsonDict], None]:
+    """Return a callback that stores the file rules of an allowed call for the conversation with the program."""
+
+    def keep(ctx: ToolContext, given: JsonDict) -> None:
+        _get_conversation(led, ctx).guards[canonical(given)] = GUARD.get()
+
+    return keep
+
+
+class _ProgramConversation:
+    """The conversation of one run with the agent program, which is ended with the turn or the run, whichever ends first."""
+
+    def __init__(self, led: _ProgramSettings) -> None:
+        self._led = led
+        self._program: AgentProgram | None = None
+        self._connection: Connection | None = None
+        self._session = ""
+        self._prompting: asyncio.Future[Any] | None = None
+        self._asks: dict[int, _PermissionRequest] = {}
+        self._told = 0
+        self._asked = asyncio.Event()
+        self._given: dict[str, bool] = {}
+        self.said = _ProgramOutput()
+        self._files: BorrowedFiles | None = None
+        self._terminals: BorrowedTerminals | None = None
+        self._granted: set[str] = set()
+        self._granted_files: set[tuple[str, str]] = set()
+        self.guards: dict[str, CallGuard | None] = {}
+        self._methods: Sequence[str] = ()
+        self._closes = False
+
+    async def turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
+        """Send a prompt or answers, and return the output up to the end of the turn or the next question."""
+        try:
+            try:
+                await self._continue_turn(ctx, given)
+                return await self._wait_for_turn(ctx)
+            except ExternalAgentError as error:
+                await self._close()
+                return make_failed_result(error)
+        except BaseException:
+            await finish_shielded(self._abort_turn())
+            raise
+
+    async def _continue_turn(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
+        answers = given.get("answers")
+        self.said.begin(ctx)
+        if answers is None:
+            await self._start_turn(ctx, given.get("session") or "", given.get("prompt") or "")
+        elif self._prompting is not None:
+            for answer in answers:
+                ask = self._asks.pop(answer["id"], None)
+                if ask is not None and not ask.answer.done():
+                    ask.answer.set_result(answer["allowed"])
+        else:
+            # The run was suspended, and the program with it.
+            self._given = {canonical(answer["input"]): answer["allowed"] for answer in answers}
+            await self._start_turn(ctx, given["session"], _resume_prompt(answers))
+
+    async def _start_turn(self, ctx: ToolContext, session: str, prompt: str) -> None:
+        place = self._find_workspace(ctx)
+        # What is begun here outlives the call where the program waits for a permission, so it is in no context of a call; the
+        # files that the call may touch are those of the turn.
+        apart = Context()
+        apart.run(GUARD.set, GUARD.get())
+        try:
+            async with asyncio.timeout(self._led.start_seconds):
+                await asyncio.create_task(self._open_program(session, place), context=apart)
+        except TimeoutError:
+            msg = f"the program of {self._led.id!r} had no session open within {self._led.start_seconds:g} s"
+            raise ExternalAgentError(msg, kind="time") from None
+        self.said.is_live = True
+        asked = {"sessionId": self._session, "prompt": [{"type": "text", "text": prompt}]}
+        self._prompting = asyncio.create_task(self._send_request("session/prompt", asked), context=apart)
+
+    def _find_workspace(self, ctx: ToolContext) -> Workspace:
+        place = self._led.workspace or ctx.workspace
+        if place is None:
+            msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
+            raise ExternalAgentError(msg, kind="start")
+        if place.here is None:
+            msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is not a folder of it"
+            raise ExternalAgentError(msg, kind="start")
+        return place
+
+    async def _open_program(self, session: str, place: Workspace) -> None:
+        """Start the program, and open a session."""
+        assert place.here is not None  # noqa: S101 - it was looked at
+        folder = place.here.resolve()
+        try:
+            from acp.connection import Connection
+        except ImportError:
+            msg = "external agents need the package agent-client-protocol: pip install 'stepengine[acp]'"
+            raise ExternalAgentError(msg, kind="start") from None
+        led = self._led
+        self._files = BorrowedFiles(folder, led.files)
+        self._terminals = BorrowedTerminals(folder, place) if led.terminals else None
+        env = select_environment(led.names) | dict(led.env)
+        self._program = await AgentProgram.start(led.command, env, folder)
+        self._connection = Connection(self._handle_message, self._program)
+        can = await self._initialize()
+        self._session = await self._start_session(session, str(folder), can)
+
+    async def _initialize(self) -> Mapping[str, Any]:
+        fs = {"readTextFile": self._led.files != "none", "writeTextFile": self._led.files == "write"}
+        answer = await self._send_request(
+            "initialize",
+            {
+                "protocolVersion": VERSION,
+                "clientCapabilities": {"fs": fs, "terminal": self._led.terminals},
+                "clientInfo": {"name": "stepengine", "version": "1"},
+            },
+        )
+        version = answer.get("protocolVersion")
+        if version != VERSION:
+            msg = (
+                f"the program of {self._led.id!r} speaks version {version!r:.40} of the protocol; here it is {VERSION}"
+            )
+            raise ExternalAgentError(msg, kind="protocol")
+        methods = answer.get("authMethods")
+        self._methods = [start_of_text(one.get("name")) for one in as_dicts(methods)]
+        return as_dict(answer.get("agentCapabilities"))
+
+    async def _start_session(self, session: str, cwd: str, can: Mapping[str, Any]) -> str:
+        self._closes = "close" in as_dict(can.get("sessionCapabilities"))
+        where = {"cwd": cwd, "mcpServers": []}
+        if session:
+            resumes = "resume" in as_dict(can.get("sessionCapabilities"))
+            if not (resumes or can.get("loadSession")):
+                msg = f"the program of {self._led.id!r} cannot go on with a session; a call without one begins anew"
+                raise ExternalAgentError(msg, kind="session")
+            await self._send_request(
+                "session/resume" if resumes else "session/load", {"sessionId": session, **where}, kind="session"
+            )
+            return session
+        answer = await self._send_request("session/new", where)
+        made = answer.get("sessionId")
+        if not isinstance(made, str) or not made:
+            msg = f"the program of {self._led.id!r} gave no id of a session"
+            raise ExternalAgentError(msg, kind="protocol")
+        if self._led.mode:
+            await self._send_request("session/set_mode", {"sessionId": made, "modeId": self._led.mode})
+        return mended(made)
+
+    async def _send_request(self, method: str, params: Mapping[str, Any], *, kind: str = "failed") -> Mapping[str, Any]:
+        """
+        Send a request to the program, and return its result.
+
+        Raises:
+            ExternalAgentError: when it answers with an error, ends, or answers nonsense.
+        """
+        from acp import RequestError
+
+        connection, program = self._connection, self._program
+        assert connection is not None  # noqa: S101 - whoever asks has opened it
+        assert program is not None  # noqa: S101
+        try:
+            answer = await connection.send_request(method, dict(params))
+        except RequestError as error:
+            raise self._refusal_error(method, error, kind) from None
+        except (ConnectionError, RuntimeError, OSError):
+            why = await program.describe_end()
+            msg = f"the program of {self._led.id!r} did not answer {method}: {why}"
+            raise ExternalAgentError(mended(msg), kind="protocol" if program.problem else "ended") from None
+        if answer is None:
+            return {}
+        if not isinstance(answer, Mapping):
+            msg = f"the program of {self._led.id!r} answered {method} with no object"
+            raise ExternalAgentError(msg, kind="protocol")
+        return answer
+
+    def _refusal_error(self, method: str, error: Any, kind: str) -> ExternalAgentError:
+        if error.code == AUTH_REQUIRED:
+            ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
+            msg = f"{self._led.id!r} wants to be signed in before {method}: {start_of_text(str(error))}{ways}"
+            return ExternalAgentError(mended(msg), kind="auth_required")
+        details = f" ({start_of_json(error.data)})" if error.data is not None else ""
+        msg = f"{self._led.id!r} answered {method} with an error: {start_of_text(str(error))}{details}"
+        return ExternalAgentError(mended(msg), kind=kind)
+
+    async def _wait_for_turn(self, ctx: ToolContext) -> ToolResult:
+        """Wait until the turn ends or the program asks for a permission."""
+        prompting = self._prompting
+        assert prompting is not None  # noqa: S101
+        asked = asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait((prompting, asked), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+        if not prompting.done():
+            self._asked.clear()
+            asks = [{"id": ask.id, "kind": ask.kind, "input": ask.input} for ask in self._asks.values() if ask.is_open]
+            return self.said.result_so_far(self._session, asks)
+        answer, session = prompting.result(), self._session
+        await self._close()
+        return self.said.all(session, answer)
+
+    # --- what the program asks for ------------------------------------------------------------------------------------
+
+    async def _handle_message(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
+        from acp import RequestError
+
+        given = as_dict(params)
+        if method == "session/update":
+            self.said.take(as_dict(given.get("update")))
+            return None
+        if is_notification:
+            return None
+        doing: Callable[[Mapping[str, Any]], Any] | None = {
+            "session/request_permission": self._answer_permission,
+            "fs/read_text_file": self._read_file,
+            "fs/write_text_file": self._write_file,
+        }.get(method)
+        if self._terminals is not None and method.startswith("terminal/"):
+            doing = (
+                self._create_terminal
+                if method == "terminal/create"
+                else self._terminal_methods(self._terminals).get(method)
+            )
+        if doing is None:
+            raise RequestError.method_not_found(mended(method)[:SHOWN_CHARS])
+        try:
+            return await doing(given)
+        except (StepEngineError, OSError) as error:
+            raise RequestError(-32602, str(error)) from None
+
+    async def _answer_permission(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        call = as_dict(given.get("toolCall"))
+        options = {str(one.get("kind")): one.get("optionId") for one in reversed(as_dicts(given.get("options")))}
+        told = {**self.said.find_call(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
+        asked = _asked_input(told)
+        kind = permission_kind(_category_of_kind(told.get("kind")))
+        allowed = await self._ask_person(kind, asked)
+        # The program names the kind, and rules judge by it: what was allowed as reading is no permission to run a command.
+        if allowed and kind == "execute" and isinstance(command := asked.get("command"), str | list):
+            # Once, so that nobody is asked twice about a command that we are told to run next.
+            self._granted.add(command if isinstance(command, str) else shlex.join(command))
+        if allowed:
+            self._granted_files.update((kind, self._path_in_workspace(path)) for path in asked.get("paths", ()))
+        chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
+        if allowed is None or chosen is None:
+            return {"outcome": {"outcome": "cancelled"}}
+        return {"outcome": {"outcome": "selected", "optionId": chosen}}
+
+    async def _ask_person(self, kind: str, input: dict[str, Any]) -> bool | None:
+        """Return True if an action is allowed; ``None`` if there will be no answer."""
+        known = self._given.pop(canonical(input), None)
+        if known is not None:
+            return known
+        if not self.said.is_live or len(self._asks) >= OPEN_ASKS:
+            return None
+        self._told += 1
+        ask = _PermissionRequest(self._told, kind, input, asyncio.get_running_loop().create_future())
+        self._asks[ask.id] = ask
+        self._asked.set()
+        return await ask.answer
+
+    @staticmethod
+    def _terminal_methods(terminals: BorrowedTerminals) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
+        return {
+            "terminal/output": terminals.output,
+            "terminal/wait_for_exit": terminals.wait,
+            "terminal/kill": terminals.kill,
+            "terminal/release": terminals.release,
+        }
+
+    async def _create_terminal(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a command if it is allowed. Ask for permission if the program has not done so."""
+        words = parse_command(given)
+        line = shlex.join(words)
+        # A person has to see where a command runs, and which variables change what it does. A permission says neither.
+        around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
+        is_at_top = self._path_in_workspace(start_of_text(around.get("cwd"))) == "."
+        variables = parse_variables(given)
+        if variables or not is_at_top or line not in self._granted:
+            # As our shell tool would be given it: a variable such as PATH decides which program runs.
+            judged = ["env", *[f"{name}={value}" for name, value in variables.items()], *words] if variables else words
+            asked: dict[str, Any] = {"title": f"Run {shlex.join(judged)}"[:SHOWN_CHARS], "command": judged}
+            if around:
+                asked["details"] = start_of_json(around)
+            if not await self._ask_person("execute", asked):
+                msg = "the command was not allowed"
+                raise ToolError(msg)
+        self._granted.discard(line)
+        assert self._terminals is not None  # noqa: S101 - else nobody comes here
+        return await self._terminals.create(given)
+
+    def _path_in_workspace(self, path: str) -> str:
+        """Return a path of the program as a path below the workspace, where it names one; no link is followed."""
+        assert self._files is not None  # noqa: S101
+        return os.path.relpath(os.path.normpath(self._files.folder / path), self._files.folder)
+
+    async def _read_file(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._files is not None  # noqa: S101
+        file = await asyncio.to_thread(self._files.find_readable, given)
+        with self._apply_guard(
+            await self._check_file_request("read", file, {"title": f"Read {file.path}"[:SHOWN_CHARS]})
+        ):
+            return {"content": await self._files.read(file, given)}
+
+    async def _write_file(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._files is not None  # noqa: S101
+        file = await asyncio.to_thread(self._files.find_writable, given)
+        difference = await asyncio.to_thread(self._describe_change, file, given["content"])
+        asked = {"title": f"Write {file.path}"[:SHOWN_CHARS], "details": difference[:ENTRY_CHARS]}
+        with self._apply_guard(await self._check_file_request("edit", file, asked)):
+            await self._files.write(self.said.ctx, file, given["content"])
+        return {}
+
+    def _describe_change(self, file: RequestedFile, content: str) -> str:
+        """Return the diff of a write, or the whole content if there is no text to compare with."""
+        from stepengine.tools.bundled.files.edits import unified_diff
+
+        assert self._files is not None  # noqa: S101
+        try:
+            before = self._files.content(file)
+        except ToolError:
+            before = None
+        return unified_diff(before, mended(content), file.path)
+
+    async def _check_file_request(self, kind: str, file: RequestedFile, asked: Mapping[str, Any]) -> CallGuard | None:
+        """
+        Check a request for a file like a tool call, and return the file rules for it.
+
+        Raises:
+            ToolError: when it is not allowed.
+        """
+        granted = {(kind, path) for path in file.paths}
+        if granted <= self._granted_files:
+            self._granted_files -= granted
+            return GUARD.get()
+        given = {**asked, "paths": list(file.paths)}
+        if not await self._ask_person(kind, given):
+            msg = f"{file.path!r} was not allowed"
+            raise ToolError(msg)
+        return self.guards.pop(canonical(given), GUARD.get())
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _apply_guard(guard: CallGuard | None) -> Iterator[None]:
+        token = GUARD.set(guard)
+        try:
+            yield
+        finally:
+            GUARD.reset(token)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def _abort_turn(self) -> None:
+        """Cancel the turn in the program, wait a short time, and end the program."""
+        prompting, connection = self._prompting, self._connection
+        if prompting is not None and not prompting.done() and connection is not None:
+            with contextlib.suppress(Exception):
+                await connection.send_notification("session/cancel", {"sessionId": self._session})
+            for ask in self._asks.values():
+                if not ask.answer.done():
+                    ask.answer.set_result(None)
+            await asyncio.wait((prompting,), timeout=CANCEL_SECONDS)
+        await self._close()
+
+    async def aclose(self) -> list[str]:
+        """End the program, and return a sentence if it was waiting for a permission."""
+        is_open = self._prompting is not None and not self._prompting.done()
+        await self._abort_turn()
+        return [f"the program of {self._led.id!r} was ended, which waited for a permission"] if is_open else []
+
+    async def _close(self) -> None:
+        program, connection, prompting = self._program, self._connection, self._prompting
+        self._program = self._connection = self._prompting = None
+        self._granted.clear()
+        self._granted_files.clear()
+        self.guards.clear()
+        self._asks.clear()
+        self.said.finish()
+        if connection is not None:
+            await self._close_session(connection)
+            with contextlib.suppress(Exception):
+                await connection.close()
+        if self._terminals is not None:
+            await self._terminals.aclose()
+        if program is not None:
+            await program.close()
+        if prompting is not None:
+            prompting.cancel()
+            await asyncio.gather(prompting, return_exceptions=True)
+
+    async def _close_session(self, connection: Connection) -> None:
+        """Ask the program to close its session, so that it can be resumed."""
+        session, self._session = self._session, ""
+        if session and self._closes:
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await connection.send_request("session/close", {"sessionId": session})
+
+
+@attrs.define(eq=False)
+class _PermissionRequest:
+    """A permission that the program requested."""
+
+    id: int
+    kind: str
+    input: dict[str, Any]
+    answer: asyncio.Future[bool | None]
+
+    @property
+    def is_open(self) -> bool:
+        return not self.answer.done()
+
+
+def _resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
+    said = [
+        f"- {'allowed' if one['allowed'] else 'denied'}: {as_dict(one.get('input')).get('title', '')}"
+        for one in answers
+    ]
+    return "\n".join(["You were stopped while you waited for a permission. Go on from there. It was decided:", *said])
+
+
+def _category_of_kind(kind: object) -> str:
+    return KINDS.get(kind, "") if isinstance(kind, str) else ""
+
+
+def _asked_input(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input of a tool call for rules and people."""
+    paths = [start_of_text(one.get("path")) for one in as_dicts(call.get("locations"))]
+    details = _content_text(call.get("content"))
+    return make_permission_input(
+        start_of_text(call.get("title")), as_dict(call.get("rawInput")), paths=paths, details=details
+    )
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+class _ProgramOutput(TurnOutput):
+    """The output of a program in one turn, built from updates of the protocol."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_live = False
+        self._raw: dict[str, dict[str, Any]] = {}
+        self._cost: Decimal | None = None
+        self._before: Decimal | None = None
+
+    def take(self, update: Mapping[str, Any]) -> None:
+        """Process an update from the program."""
+        match update.get("sessionUpdate"):
+            case "usage_update":
+                self._note_cost(as_dict(update.get("cost")))
+            case _ if not self.is_live:
+                pass  # what was said in an earlier turn, and is told again when its session is loaded
+            case "agent_message_chunk":
+                self.more("text", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+            case "agent_thought_chunk":
+                self.more("thought", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+            case "tool_call" | "tool_call_update":
+                self._update_call(update)
+            case "plan":
+                told = as_dicts(update.get("entries"))[:200]
+                self.plan(
+                    [
+                        {"task": start_of_text(one.get("content")), "completed": one.get("status") == "completed"}
+                        for one in told
+                    ]
+                )
+            case _:
+                pass
+
+    def _note_cost(self, cost: Mapping[str, Any]) -> None:
+        """Record the cost of the session so far. Only US dollars are counted."""
+        with contextlib.suppress(InvalidOperation, ValueError, TypeError):
+            amount = Decimal(str(cost["amount"])) if cost.get("currency") == "USD" else None
+            if amount is not None and amount.is_finite() and amount >= 0:
+                if not self.is_live:
+                    self._before = amount
+                self._cost = amount
+
+    def find_call(self, call: object) -> Mapping[str, Any]:
+        """Return the known facts of a tool call of the program."""
+        return self._raw.get(call, {}) if isinstance(call, str) else {}
+
+    def _update_call(self, update: Mapping[str, Any]) -> None:
+        call = start_of_text(update.get("toolCallId"))
+        if not call or (call not in self._raw and not self.room):
+            return
+        raw = self._raw.setdefault(call, {})
+        told = ("title", "kind", "locations", "rawInput")
+        raw.update({key: update[key] for key in told if update.get(key) is not None})
+        given = _asked_input(raw)
+        self.tool(
+            call,
+            name=start_of_text(raw.get("kind"), 40) or "other",
+            category=_category_of_kind(raw.get("kind")),
+            title=start_of_text(raw.get("title")),
+            status=start_of_text(update.get("status"), 40),
+            given={key: value for key, value in given.items() if key != "details"},
+            kept={key: given[key] for key in ("paths", "command", "url") if key in given},
+            output=_content_text(update.get("content")),
+        )
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def result_so_far(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
+        """Return the output up to the program's permission requests as the result of the call."""
+        self.complete()
+        data: Any = {"asks": list(asks), "session": session, "transcript": self.drain_record()}
+        return ToolResult.json(data)
+
+    def all(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
+        """Return the output up to the end of the turn as the result of the call."""
+        text = self.complete()
+        reason = start_of_text(answer.get("stopReason"), 100) or "end_turn"
+        data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.drain_record()}
+        usage, cost = _parse_usage(answer.get("usage")), self._current_cost()
+        if usage is None and cost is not None:
+            usage = Usage(at_least=True)
+        return ToolResult.json(data, usage=usage, cost=cost, change=Change(context=JsonDict({SESSION: session})))
+
+    def _current_cost(self) -> Decimal | None:
+        if self._cost is None:
+            return None
+        return max(Decimal(0), self._cost - (self._before or Decimal(0)))
+
+
+def _parse_usage(told: object) -> Usage | None:
+    """Return the token usage of a turn, if the program reported it."""
+    given = as_dict(told)
+    if not given:
+        return None
+
+    def tokens(name: str) -> int:
+        value = given.get(name)
+        return value if type(value) is int and 0 <= value < 2**53 else 0
+
+    return Usage(
+        input_tokens=tokens("inputTokens"),
+        output_tokens=tokens("outputTokens"),
+        cache_read_tokens=tokens("cachedReadTokens"),
+        cache_write_tokens=tokens("cachedWriteTokens"),
+        reasoning_tokens=tokens("thoughtTokens"),
+    )
+
+
+def _content_text(content: object) -> str:
+    """Return the texts and differences of a tool call's content."""
+    said: list[str] = []
+    for one in as_dicts(content):
+        match one.get("type"):
+            case "content":
+                said.append(start_of_text(as_dict(one.get("content")).get("text"), ENTRY_CHARS))
+            case "diff":
+                said.append(_diff_text(one))
+            case _:
+                pass
+    return "\n".join(filter(None, said))[:ENTRY_CHARS]
+
+
+def _diff_text(given: Mapping[str, Any]) -> str:
+    from stepengine.tools.bundled.files.edits import unified_diff
+
+    old, new = given.get("oldText"), given.get("newText")
+    before = start_of_text(old, READ_BYTES) if isinstance(old, str) else None
+    return unified_diff(before, start_of_text(new, READ_BYTES), start_of_text(given.get("path")).lstrip("/"))

@@ -1,0 +1,196 @@
+"""
+Display items: texts and calls of a run in the order in which every protocol needs them, whatever the order of the events.
+
+A text starts before its pieces and ends after them. A completed text makes up for pieces that a slow reader missed. One that does
+not continue what was shown is discarded and shown anew. The input of a call is complete once, before its result. The translators of
+ACP, AG-UI and Vercel only encode the items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal, NamedTuple, TypeAlias
+
+import attrs
+
+from stepengine.data.events import (
+    Event,
+    PermissionRequested,
+    TextCompleted,
+    TextDelta,
+    ThinkingCompleted,
+    ThinkingDelta,
+    ToolFinished,
+    ToolInputDelta,
+    ToolStarted,
+)
+from stepengine.data.json import ABSENT
+from stepengine.data.state import RunStatus
+
+FAILURES = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.MAX_STEPS)
+"""The statuses of children that are shown as failed."""
+
+TextEvent: TypeAlias = "TextDelta | TextCompleted | ThinkingDelta | ThinkingCompleted"
+OUTPUT = -1
+"""The ``seq`` of a text that no model said."""
+
+
+@attrs.define(eq=False)
+class OpenText:
+    """
+    A text or thought that has started and not ended.
+
+    Attributes:
+        path: The path of its run.
+        kind: Of a model's reply, or of its thoughts.
+        seq: Its model call.
+        number: Counts all texts, from 1; ids are made of it.
+        epoch: The epoch of the event that started it.
+        shown: The text so far.
+    """
+
+    path: str
+    kind: Literal["text", "thought"]
+    seq: int
+    number: int
+    epoch: str
+    shown: str = ""
+
+
+class TextItem(NamedTuple):
+    """
+    A change of a text.
+
+    Attributes:
+        step: The start, a piece or the end.
+        text: The text.
+        piece: The piece.
+        is_discarded: Whether what was shown of an ended text does not count.
+    """
+
+    step: Literal["start", "piece", "end"]
+    text: OpenText
+    piece: str = ""
+    is_discarded: bool = False
+
+
+class TextItems:
+    """Converts the text events of a run and its children into items, and remembers the texts of the root's model."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, int], OpenText] = {}
+        self._said: list[str] = []
+        self._made = 0
+
+    def show(self, event: TextEvent) -> Iterator[TextItem]:
+        """Yield the items of a text event."""
+        kind: Literal["text", "thought"] = "text" if isinstance(event, TextDelta | TextCompleted) else "thought"
+        if isinstance(event, TextDelta | ThinkingDelta):
+            yield from self._add(event, kind, event.seq, event.text)
+            return
+        if kind == "text" and not event.path:
+            self._said.append(event.text)
+        text = self._open.get((event.path, kind, event.seq))
+        if text is not None and not event.text.startswith(text.shown):
+            yield self._end(text, is_discarded=True)
+            text = None
+        yield from self._add(event, kind, event.seq, event.text[len(text.shown) if text else 0 :])
+        if (text := self._open.get((event.path, kind, event.seq))) is not None:
+            yield self._end(text)
+
+    def show_output(self, event: Event, text: str) -> Iterator[TextItem]:
+        """Yield the items of the text with which the root ends, unless its model said it."""
+        yield from self._add(event, "text", OUTPUT, find_unsaid(text, self._said))
+
+    def end(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
+        """Yield the ends of the open texts of a run; those of the model call *discarded*, or all, do not count."""
+        for text in [text for text in self._open.values() if text.path == path]:
+            yield self._end(text, is_discarded=discarded in ("all", text.seq))
+
+    def _add(self, event: Event, kind: Literal["text", "thought"], seq: int, piece: str) -> Iterator[TextItem]:
+        if not piece:
+            return
+        text = self._open.get((event.path, kind, seq))
+        if text is None:
+            self._made += 1
+            text = self._open[event.path, kind, seq] = OpenText(event.path, kind, seq, self._made, event.epoch)
+            yield TextItem("start", text)
+        text.shown += piece
+        yield TextItem("piece", text, piece)
+
+    def _end(self, text: OpenText, *, is_discarded: bool = False) -> TextItem:
+        del self._open[text.path, text.kind, text.seq]
+        return TextItem("end", text, is_discarded=is_discarded)
+
+
+def find_unsaid(text: str, said: Iterable[str]) -> str:
+    """Return *text*; ``""`` if it is blank or part of a text in *said*."""
+    return text if text.strip() and not any(text in one for one in said) else ""
+
+
+CallEvent: TypeAlias = "ToolInputDelta | ToolStarted | PermissionRequested | ToolFinished"
+
+
+class CallItem(NamedTuple):
+    """
+    A change of the input of a tool call.
+
+    Attributes:
+        step: The start of an input that streams, a piece of it, or the whole input.
+        path: The path of the run.
+        call: The id of the call in its run.
+        name: The tool.
+        piece: The piece.
+        given: The whole input; ``ABSENT`` if no event had it.
+        is_streamed: Whether a start was shown before the whole input.
+    """
+
+    step: Literal["start", "piece", "input"]
+    path: str
+    call: str
+    name: str
+    piece: str = ""
+    given: object = ABSENT
+    is_streamed: bool = True
+
+
+class CallItems:
+    """
+    Converts the events of tool calls into items.
+
+    Args:
+        known: Calls of the root that were shown before, and are not shown again.
+    """
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._is_coming = {("", call): False for call in known}
+
+    def show(self, event: CallEvent) -> Iterator[CallItem]:
+        """Yield the items of an event of a call."""
+        key = event.path, event.tool_call_id
+        is_new = key not in self._is_coming
+        if isinstance(event, ToolInputDelta):
+            if is_new and event.tool_call_id:
+                self._is_coming[key] = True
+                yield CallItem("start", *key, event.tool_name)
+            if event.tool_call_id:
+                yield CallItem("piece", *key, event.tool_name, event.text)
+        elif self._is_coming.get(key, True):
+            self._is_coming[key] = False
+            given = ABSENT if isinstance(event, ToolFinished) else event.input
+            yield CallItem("input", *key, event.tool_name, given=given, is_streamed=not is_new)
+
+    def pop_coming(self, path: str, *, are_over: bool) -> list[str]:
+        """Return the calls of a run whose input is incomplete, and mark it as complete; unless *are_over*, they may start again."""
+        coming = [key for key, is_coming in self._is_coming.items() if is_coming and key[0] == path]
+        for key in coming:
+            self._is_coming[key] = False
+            if not are_over:
+                del self._is_coming[key]
+        return [call for _, call in coming]
+
+    def reopen(self, is_settled: Callable[[str, str], bool]) -> list[tuple[str, str]]:
+        """Return path and id of all calls that are not settled, whose input is shown again later."""
+        found = [key for key in self._is_coming if not is_settled(*key)]
+        self._is_coming.update(dict.fromkeys(found, True))
+        return found

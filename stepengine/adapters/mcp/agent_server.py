@@ -1,0 +1,571 @@
+"""
+Agents as tools of an MCP server: one tool for each agent. Questions of a run are asked through elicitation.
+
+A call is a run with a journal, in memory or in a folder that the caller names. When the run asks something, a client of the
+newest protocol is sent the questions and calls again with the answers; one of an older protocol is asked in the middle of its
+call; for one that cannot be asked everything is declined, so that nothing happens which a person had to allow, and the result
+says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
+from attrs import frozen
+
+from stepengine.adapters.mcp._caps import QUESTION_CHARS
+from stepengine.adapters.mcp.connection import require_package
+from stepengine.data.alike import list_names
+from stepengine.data.choices import answer_from_form, answer_schema
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.events import Event, RunFinished, ToolStarted
+from stepengine.data.json import compact, thaw
+from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.visible import visible
+from stepengine.data.waits import describe_waits
+from stepengine.engine import Engine
+from stepengine.engine.schemas import compile_schemas
+from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.tools.agent_tools import direct_tool
+from stepengine.tools.conversion import cut_middle, encode
+from stepengine.workspace.http_connections import logging_once_per_second, note_verified, protocol_options
+from stepengine.workspace.urls import MAX_PORT
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+
+WAITING = 100
+"""How many runs wait for answers at once; the oldest one is forgotten."""
+SHUTDOWN_SECONDS = 2
+"""Open streams never end by themselves; a person who pressed Ctrl-C waits no longer."""
+UNASKED = 10
+"""How many questions that nobody was asked a result names."""
+JOURNAL = "stepengine/journal"
+"""The member of a result's ``_meta`` that names the journal of its run."""
+
+
+@frozen
+class Offered:
+    """
+    One agent that is offered.
+
+    Attributes:
+        engine: What runs it.
+        definition: The agent.
+        options: Options of its runs, such as ``limits``.
+    """
+
+    engine: Engine
+    definition: AgentDefinition
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.define
+class OfferedCall:
+    """
+    A call of an agent.
+
+    Attributes:
+        offered: The agent.
+        run: What its run is known by to whoever runs it.
+        meta: What the result says of the run beside its text.
+        goes_on: How a run goes on that waits for something else than answers; ``""`` where it cannot.
+        unasked: What was declined because the client shows no questions.
+    """
+
+    offered: Offered
+    run: Any
+    meta: dict[str, Any] | None = None
+    goes_on: str = ""
+    unasked: list[Question] = attrs.field(factory=list)
+
+
+@frozen
+class WaitingCall:
+    """A call whose run waits for answers."""
+
+    call: OfferedCall
+    questions: tuple[Question, ...]
+
+
+class CallRunner(Protocol):
+    """Executes the calls of clients; ``ctx`` is the package's context of a request."""
+
+    async def begin(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    ) -> tuple[OfferedCall, RunResult]:
+        """Run an agent until it ends or waits, and call *tell* with its events."""
+
+    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
+        """Resume a waiting run until it ends or waits again."""
+
+    def may_answer(self, ctx: Any) -> bool:
+        """Return True if the caller may answer the questions of a run."""
+
+    def keep(self, waiting: WaitingCall) -> str:
+        """Store a call whose run waits for answers, and return a key that only its caller can use."""
+
+    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
+        """Remove and return the call stored under *word*; ``None`` if there is none for this caller."""
+
+
+class OwnRuns:
+    """
+    Executes calls as runs of this process, with journals in memory or in a folder, and stores the last waiting calls.
+
+    Args:
+        journals: The folder in which each call's run is recorded, in a file of its own; by default nothing is kept.
+    """
+
+    def __init__(self, journals: str | os.PathLike[str] | None = None) -> None:
+        self._journals = None if journals is None else Path(journals)
+        self._waiting: dict[str, WaitingCall] = {}
+
+    async def begin(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    ) -> tuple[OfferedCall, RunResult]:
+        """Run an agent until it ends or waits, and call *tell* with its events."""
+        call = self._make_call(offered)
+        return call, await _await_in_task(self._run(call, prompt, params, tell))
+
+    def _make_call(self, offered: Offered) -> OfferedCall:
+        """Return a call whose run has a new journal."""
+        if self._journals is None:
+            return OfferedCall(offered, MemoryJournal())
+        try:
+            self._journals.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"the run would be recorded in {str(self._journals)!r}, which cannot be made: {error.strerror}"
+            raise StepEngineError(msg) from error
+        path = self._journals / f"{offered.definition.id}-{secrets.token_hex(6)}.jsonl"
+        goes_on = (
+            f"it is kept as the run {path.stem!r}, and goes on when what it waits for has come, by `stepengine resume --due` on the "
+            "folder of this server's journals"
+        )
+        return OfferedCall(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)
+
+    async def _run(
+        self, call: OfferedCall, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    ) -> RunResult:  # fmt: skip
+        offered = call.offered
+        result: RunResult | None = None
+        options: dict[str, Any] = {**offered.options, "journal": call.run, "params": params}
+        async for event in offered.engine.stream(offered.definition, prompt, **options):
+            await tell(event)
+            if isinstance(event, RunFinished):
+                result = event.result
+        if result is None:
+            msg = f"the run of {offered.definition.id!r} ended without a result"
+            raise StepEngineError(msg)
+        return result
+
+    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
+        """Resume a waiting run until it ends or waits again."""
+        return await _await_in_task(call.offered.engine.resume(call.run, answers=answers))
+
+    def may_answer(self, ctx: Any) -> bool:
+        """Return True: every caller may answer."""
+        return True
+
+    def keep(self, waiting: WaitingCall) -> str:
+        """Store a call whose run waits for answers, and return an unguessable key."""
+        while len(self._waiting) >= WAITING:
+            self._waiting.pop(next(iter(self._waiting)))
+        word = secrets.token_urlsafe(32)
+        self._waiting[word] = waiting
+        return word
+
+    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
+        """Remove and return the call kept under *word*; ``None`` if there is none. *ctx* is for runners that check the caller."""
+        return self._waiting.pop(word, None)
+
+
+class AgentServer:
+    """
+    An MCP server whose tools are agents; ``server`` is the object of the package ``mcp`` for any transport.
+
+    Args:
+        offered: The agents; each is a tool with its id, ``-`` as ``_``.
+        journals: The folder in which each call's run is recorded, in a file of its own that the result's ``_meta`` names; by
+            default nothing is kept.
+        runner: What runs the calls in place of all that.
+
+    Raises:
+        DefinitionError: when two agents would be the same tool, there is none, or the package is not installed.
+    """
+
+    def __init__(
+        self,
+        offered: Sequence[Offered],
+        *,
+        journals: str | os.PathLike[str] | None = None,
+        runner: CallRunner | None = None,
+    ) -> None:
+        require_package()
+        from mcp.server import Server
+
+        self._runner: CallRunner = OwnRuns(journals) if runner is None else runner
+        self._offered: dict[str, Offered] = {}
+        self._tools: list[Any] = []
+        for one in offered:
+            self._add_agent(one)
+        if not offered:
+            msg = "an MCP server of agents needs at least one agent"
+            raise DefinitionError(msg)
+        self.server: Server[Any] = Server(
+            "stepengine", version=_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
+        )
+
+    def _add_agent(self, one: Offered) -> None:
+        import mcp_types as types
+
+        spec = direct_tool(one.definition).spec
+        if spec.name in self._offered:
+            msg = f"two agents would be the tool {spec.name!r}; offer one of them"
+            raise DefinitionError(msg)
+        self._offered[spec.name] = one
+        promise = _find_output_schema(one.definition)
+        self._tools.append(
+            types.Tool(
+                name=spec.name,
+                title=one.definition.display_name,
+                description=spec.description,
+                input_schema=thaw(spec.input_schema),
+                output_schema=None if promise is None else thaw(promise),
+            )
+        )
+
+    async def serve_stdio(self) -> None:
+        """Answer one client on standard input and output, until it closes them."""
+        from mcp.server.stdio import stdio_server
+
+        async with stdio_server() as (read, write):
+            await self.server.run(read, write, self.server.create_initialization_options())
+
+    async def serve_http(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        token: str = "",
+        ready: Callable[[str], object] | None = None,
+    ) -> None:
+        """
+        Answer any number of clients over streamable HTTP at ``/mcp``, until the task is cancelled.
+
+        Requests that are open then have two seconds. Signals are the caller's. Connections have the limits of ``stepengine serve``.
+
+        Args:
+            host: The address that is listened at.
+            port: The port; 0 takes a free one.
+            token: What requests have to bring as ``Authorization: Bearer ...``; ``""`` lets whoever reaches the port in.
+            ready: Called with the URL as soon as it answers.
+
+        Raises:
+            DefinitionError: for an address of another machine's reach without a token, or one that cannot be listened at.
+        """
+        import uvicorn
+        from uvicorn.protocols.http.h11_impl import H11Protocol
+
+        if not token and not _is_loopback(host):
+            msg = f"whoever reaches {host!r} could run these agents; give a token that clients have to bring, or listen at 127.0.0.1"
+            raise DefinitionError(msg)
+        app: Any = self.server.streamable_http_app(host=host)
+        with _open_listening_socket(host, port) as listener:
+            config = uvicorn.Config(
+                _require_token(app, token) if token else app,
+                log_level="warning",
+                lifespan="on",
+                **protocol_options(H11Protocol),
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+            if ready is not None:
+                shown = f"[{host}]" if ":" in host else host
+                ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
+            server = uvicorn.Server(config)
+            server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # they are not this one's
+            with logging_once_per_second():
+                serving = asyncio.create_task(server.serve(sockets=[listener]))
+                try:
+                    await asyncio.shield(serving)
+                except asyncio.CancelledError:
+                    server.should_exit = True
+                    await asyncio.wait((serving,))
+                    raise
+
+    @asynccontextmanager
+    async def open_http(self) -> AsyncIterator[Callable[..., Awaitable[None]]]:
+        """
+        Yield an ASGI handler for streamable HTTP: ``answer(scope, receive, send, owner=...)``.
+
+        A session of the protocol is known to its owner alone. Its caller decides who may ask at all.
+        """
+        from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+        from mcp.server.auth.provider import AccessToken
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+        manager = StreamableHTTPSessionManager(app=self.server)
+
+        async def answer(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
+            user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
+            await manager.handle_request({**scope, "user": user}, receive, send)
+
+        async with manager.run():
+            yield answer
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def _list_tools(self, ctx: object, params: object) -> Any:
+        import mcp_types as types
+
+        return types.ListToolsResult(tools=self._tools)
+
+    async def _call_tool(self, ctx: Any, params: Any) -> Any:
+        """Run an agent, or resume a run with answers."""
+        try:
+            if params.request_state is not None:
+                return await self._resume_with_answers(ctx, params)
+            offered = self._offered.get(params.name)
+            if offered is None:
+                known = list_names(self._offered, params.name)
+                return _error_result(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
+            call, result = await self._run(ctx, offered, params.arguments or {})
+            return await self._make_result_or_questions(ctx, call, result)
+        except StepEngineError as error:
+            return _error_result(
+                "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
+            )
+
+    async def _run(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]) -> tuple[OfferedCall, RunResult]:
+        """Run an agent, and notify the client of its tool calls if requested."""
+        count = 0
+
+        async def tell(event: Event) -> None:
+            nonlocal count
+            if isinstance(event, ToolStarted):
+                count += 1
+                with suppress(Exception):  # the client may be gone; the run has its own end
+                    await ctx.session.report_progress(count, None, event.tool_name)
+
+        return await self._runner.begin(
+            ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), tell
+        )  # fmt: skip
+
+    async def _resume_with_answers(self, ctx: object, params: Any) -> object:
+        waiting = await self._runner.find(ctx, params.request_state)
+        if waiting is None:
+            return _error_result("the run that asked this is not known here any more; call again without request state")
+        given, call = params.input_responses or {}, waiting.call
+        answers = {q.id: _parse_answer(given.get(q.id), q) for q in waiting.questions}
+        call.unasked += [q for q in waiting.questions if given.get(q.id) is None]
+        return await self._make_result_or_questions(ctx, call, await self._runner.answer(ctx, call, answers))
+
+    async def _make_result_or_questions(self, ctx: object, call: OfferedCall, result: RunResult) -> object:
+        """Return the result of a run or its questions; ask older clients at once, and resume the run."""
+        while questions := result.pending_questions:
+            if not self._runner.may_answer(ctx):
+                break
+            if _can_ask(ctx) and _is_modern(ctx):
+                return self._make_questions(WaitingCall(call, questions))
+            answers = {q.id: await _ask_older_client(ctx, q) for q in questions}
+            call.unasked += [q for q in questions if answers[q.id] is UNSHOWN]
+            result = await self._runner.answer(ctx, call, answers)
+        return _result_with_notes(call, result)
+
+    def _make_questions(self, waiting: WaitingCall) -> object:
+        """Return the questions, with a key for the answers."""
+        import mcp_types as types
+
+        requests: Any = {q.id: types.ElicitRequest(params=_make_form(q)) for q in waiting.questions}
+        return types.InputRequiredResult(input_requests=requests, request_state=self._runner.keep(waiting))
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+def _version() -> str:
+    try:
+        return version("stepengine")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _open_listening_socket(host: str, port: int) -> socket.socket:
+    """Return a listening socket."""
+    if not 0 <= port <= MAX_PORT:
+        msg = f"nobody can listen at {host}:{port}: a port is 0 to {MAX_PORT}"
+        raise DefinitionError(msg)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        msg = f"nobody can listen at {host}:{port}: {error.strerror or error}"
+        raise DefinitionError(msg) from error
+
+
+def _require_token(app: Any, token: str) -> Any:
+    """Return an application that accepts only requests with the token."""
+    expected = f"bearer {token}".encode()
+
+    async def guard(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            kind, _, rest = given.partition(b" ")
+            if not hmac.compare_digest(kind.lower() + b" " + rest, expected):
+                head = [(b"www-authenticate", b"Bearer"), (b"content-length", b"0")]
+                await send({"type": "http.response.start", "status": 401, "headers": head})
+                await send({"type": "http.response.body", "body": b""})
+                return
+            note_verified(scope)
+        await app(scope, receive, send)
+
+    return guard
+
+
+async def _await_in_task(work: Coroutine[object, Any, RunResult]) -> RunResult:
+    """Await a run in its own task. It is cancelled only once, however often the request is cancelled."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+
+
+UNSHOWN = Answer(declined=True)
+"""The answer of a client that shows no questions, or could not show this one."""
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def _can_ask(ctx: Any) -> bool:
+    import mcp_types as types
+
+    able: bool = ctx.session.check_client_capability(
+        types.ClientCapabilities(elicitation=types.ElicitationCapability())
+    )
+    return able
+
+
+def _is_modern(ctx: Any) -> bool:
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+    return ctx.session.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+def _make_form(question: Question) -> Any:
+    """Return a question as a form with one field. The complete call is shown."""
+    import mcp_types as types
+
+    origins = "".join([f"\n{visible(origin)}" for origin in question.origins])
+    details = "" if question.details is None else f"\n{visible(compact(question.details))}"
+    # A form has lists of options, and no lists of texts.
+    field = answer_schema(attrs.evolve(question, allow_text=question.allow_text and not question.multi_select))
+    schema = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
+    return types.ElicitRequestFormParams(message=f"{visible(question.text)}{origins}{details}", requested_schema=schema)
+
+
+async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:
+    """Ask a client of an older protocol; ``UNSHOWN`` for one that shows no questions."""
+    from mcp import MCPError
+
+    if not _can_ask(ctx):
+        return UNSHOWN
+    form = _make_form(question)
+    try:
+        return _parse_answer(await ctx.session.elicit_form(form.message, form.requested_schema), question)
+    except MCPError:
+        return UNSHOWN
+
+
+def _parse_answer(given: Any, question: Question) -> Answer:
+    """Return the answer of a client. An invalid answer declines, so that the run is not lost."""
+    if given is None or getattr(given, "action", "") != "accept":
+        return Answer(declined=True)
+    return answer_from_form(question, (given.content or {}).get("answer"))
+
+
+def _find_output_schema(definition: AgentDefinition) -> Any:
+    """Return the output schema of an agent; ``None`` if its output may be no object."""
+    promise = compile_schemas(definition).output_schema
+    return promise if promise is not None and promise.get("type") == "object" else None
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _result_with_notes(call: OfferedCall, result: RunResult) -> object:
+    import mcp_types as types
+
+    notes = [types.TextContent(type="text", text=_describe_unasked(call.unasked))] if call.unasked else []
+    meta: Any = call.meta
+    if result.status is RunStatus.SUSPENDED:
+        told = types.TextContent(type="text", text=_describe_sleep(call, result))
+        # Where a result of the shape of the output was promised, only an error may be without one.
+        is_error = not call.goes_on or _find_output_schema(call.offered.definition) is not None
+        return types.CallToolResult(content=[told, *notes], is_error=is_error, _meta=meta)
+    if result.status is not RunStatus.COMPLETED:
+        why = f": {result.error}" if result.error is not None else ""
+        said = f"\nIt said before: {result.text}" if result.text else ""
+        failed = f"the agent {call.offered.definition.id!r} ended as {result.status.value}{why}{said}"
+        text = types.TextContent(type="text", text=failed)
+        return types.CallToolResult(content=[text, *notes], is_error=True, _meta=meta)
+    output: object = None if result.output is None else thaw(encode(result.output))
+    text = types.TextContent(
+        type="text", text=result.text or (output if isinstance(output, str) else compact(encode(result.output)))
+    )
+    more: dict[str, Any] = {"structured_content": output} if isinstance(output, dict) else {}
+    return types.CallToolResult(content=[text, *notes], _meta=meta, **more)
+
+
+def _describe_sleep(call: OfferedCall, result: RunResult) -> str:
+    """Return a description of waits that no client can answer, and of how the run is resumed."""
+    waits = visible(describe_waits(result.waits_for))
+    said = f"\nIt said before: {result.text}" if result.text else ""
+    if not call.goes_on:
+        return (
+            f"{waits} It cannot go on: this server keeps no runs, so what it did is lost. Whoever runs it gives it a folder "
+            f"for their journals.{said}"
+        )
+    asks = "".join(
+        [f"\n- {visible(cut_middle(one.text, QUESTION_CHARS))}" for one in result.pending_questions[:UNASKED]]
+    )
+    asked = f" It asks, and whoever called may not answer:{asks}\n" if asks else ""
+    return (
+        f"{waits}{asked} This is not its result: {call.goes_on}. A second call would begin another run.{said}".strip()
+    )
+
+
+def _describe_unasked(questions: Sequence[Question]) -> str:
+    """Return a note about questions that were not asked, so that the result is not read as a denial."""
+    named = [f"- {visible(cut_middle(question.text, QUESTION_CHARS))}" for question in questions[:UNASKED]]
+    more = [f"- and {len(questions) - UNASKED:,} more"] if len(questions) > UNASKED else []
+    head = "This client shows no questions (elicitation), so nobody was asked, and what the run asked was declined:"
+    return "\n".join([head, *named, *more])
+
+
+def _error_result(text: str) -> object:
+    import mcp_types as types
+
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

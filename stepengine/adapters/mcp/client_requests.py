@@ -1,0 +1,385 @@
+"""
+Requests of an MCP server during a call: elicitation becomes a question of the run, sampling a call of its model.
+
+Only JSON comes in and goes out, so that a replay goes the same way without the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any
+
+from attrs import frozen
+
+from stepengine.adapters.mcp._caps import (
+    FIELDS,
+    MAX_ATTEMPTS,
+    MAX_ROUNDS,
+    OPTIONS,
+    QUESTION_CHARS,
+    REQUEST_BYTES,
+    SAMPLED_TOKENS,
+    STUBS_BYTES,
+)
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.models import ModelSettings
+from stepengine.data.visible import visible
+from stepengine.data.yields import Ask, Complete
+from stepengine.errors import DataError, StepEngineError, ToolError
+from stepengine.runtime.logs import LOGGER
+
+DECLINED: Mapping[str, Any] = {"action": "decline"}
+YES, NO, DEFAULT = "yes", "no", "default"
+TOO_LARGE = "too_large"
+"""The only member in the record of a request that is too large: its answer, for which no one is asked."""
+SHOWN_CHOICES = 20
+"""A person reads some dozen names at most; the form of the answer is checked against all."""
+FORMATS = {
+    "email": "an e-mail address",
+    "uri": "an address such as https://example.com",
+    "date": "a date such as 2026-07-28",
+    "date-time": "a time such as 2026-07-28T09:30:00+00:00",
+}
+
+
+class ServerQuestions:
+    """
+    Answers the requests of one server: forms, addresses, model calls and roots.
+
+    Args:
+        server: Its name, which every question says.
+        roots: Addresses of the folders that it is told of.
+    """
+
+    def __init__(self, server: str, roots: Sequence[str] = ()) -> None:
+        self._server = server
+        self._roots = roots
+        self.rounds = MAX_ROUNDS
+
+    def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
+        """Return the answer to each request as JSON, by the key of the request."""
+        answers: dict[str, object] = {}
+        for key, request in sorted(requests.items()):
+            params = request.get("params", request)
+            # A request that came over the wire always has another member.
+            if set(request) == {TOO_LARGE}:
+                answers[key] = request[TOO_LARGE]
+                continue
+            if request.get("method") == "roots/list":
+                # Which they are, and whether any are told, stands in no record: another machine has others.
+                answers[key] = {"roots": True}
+            elif "messages" in params:
+                answers[key] = yield from self._call_model(params)
+            elif "requestedSchema" in params:
+                answers[key] = yield from self._answer_form(params)
+            elif "url" in params:
+                answers[key] = yield from self._show_address(params)
+            else:
+                answers[key] = {"error": "This client does not answer such requests"}
+        return answers
+
+    # --- people ---------------------------------------------------------------------------------------------------------
+
+    def _question_text(self, *said: str) -> str:
+        text = visible(" - ".join([part for part in said if part]))
+        text = text if len(text) <= QUESTION_CHARS else f"{text[:QUESTION_CHARS]}..."
+        return f"The MCP server {self._server} asks: {text}"
+
+    def _answer_form(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+        """
+        Ask for the fields of a form one by one; declining one that is required declines the form.
+
+        Before a form of very many it is asked whether to begin.
+        """
+        schema, message = params["requestedSchema"], str(params.get("message", ""))
+        if not isinstance(schema, Mapping):
+            return DECLINED
+        fields, required = schema.get("properties") or {}, _as_list(schema.get("required"))
+        if not _is_form(fields):
+            return DECLINED
+        if not fields or len(fields) > FIELDS:
+            many = f"a form of {len(fields):,} fields; fill it in?" if fields else ""
+            said = yield from Ask(self._question_text(message, many), [YES, NO])
+            if said != YES or not fields:
+                return {"action": "accept", "content": {}} if said == YES else DECLINED
+        content: dict[str, object] = {}
+        for name, field in fields.items():
+            value = yield from self._ask_field(message, _FormField(name, field, name in required))
+            if value is not None:
+                content[name] = value
+            elif name in required:
+                return DECLINED
+        return {"action": "accept", "content": content}
+
+    def _ask_field(self, message: str, field: _FormField) -> Generator[object, Any, object]:
+        """Ask for one field; ``None`` if the person declines or gives three invalid answers."""
+        problem = ""
+        for _ in range(MAX_ATTEMPTS):
+            text = self._question_text(message, field.title, field.description, field.hints(), problem)
+            said = yield Ask(text, field.options(), multi_select=field.is_list)
+            if not said.value:
+                return None
+            value, problem = field.value(said.value)
+            if not problem:
+                return value
+        return None
+
+    def _show_address(self, params: Mapping[str, object]) -> Generator[Any, Any, Mapping[str, Any]]:
+        """Show an address as text. It is not opened."""
+        said = yield from Ask(
+            self._question_text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
+        )
+        return {"action": "accept"} if said == "done" else DECLINED
+
+    # --- the model ------------------------------------------------------------------------------------------------------
+
+    def _call_model(self, params: Mapping[str, Any]) -> Generator[object, Any, Mapping[str, object]]:
+        """Call the model of the run. The call counts toward the limits of the run."""
+        tokens = params.get("maxTokens")
+        try:
+            settings = ModelSettings(
+                max_tokens=min(int(tokens), SAMPLED_TOKENS) if tokens else SAMPLED_TOKENS,
+                temperature=params.get("temperature"),
+            )
+            messages = [_parse_message(one) for one in params["messages"]]
+            reply = yield from Complete(messages, system_prompt=params.get("systemPrompt"), settings=settings)
+        except StepEngineError as error:
+            return {"error": f"The model could not be called: {error.message}"}
+        content = {"type": "text", "text": reply.text}
+        return {"role": "assistant", "content": content, "model": reply.model or "unknown", "stopReason": "endTurn"}
+
+    # --- back to the server ---------------------------------------------------------------------------------------------
+
+    def response(self, answer: Mapping[str, Any]) -> Any:
+        """Return a JSON answer as an object of the package; an error answer becomes an error object."""
+        import mcp_types as types
+
+        if "error" in answer:
+            return types.ErrorData(code=types.INVALID_REQUEST, message=answer["error"])
+        if "roots" in answer:
+            return types.ListRootsResult.model_validate(make_roots(self._roots), by_name=False)
+        kind = types.ElicitResult if "action" in answer else types.CreateMessageResult
+        return kind.model_validate(answer, by_name=False)
+
+    def responses(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all JSON answers as objects of the package; an error answer becomes a declined one."""
+        return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
+
+
+def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str | None) -> dict[str, Any]:
+    """
+    Return the requests of one round for the journal; those that are too large are marked, and will be declined.
+
+    Raises:
+        ToolError: when what is left is too large even so.
+    """
+    left, kept = REQUEST_BYTES - _json_size(state or ""), dict[str, Any]()
+    for key, request in sorted(requests.items()):
+        size = _json_size({key: request})
+        if size > left:
+            reason = f"the request has {size:,} bytes, and {max(left, 0):,} of {REQUEST_BYTES:,} are left"
+            LOGGER.warning("the MCP server %r sent a request that is declined: %s", server, reason)
+            is_for_model = "messages" in request.get("params", request)
+            kept[key] = {TOO_LARGE: {"error": reason} if is_for_model else DECLINED}
+        else:
+            left -= size
+            kept[key] = request
+    if _json_size({"requests": kept, "state": state}) > REQUEST_BYTES + STUBS_BYTES:
+        msg = f"the MCP server {server!r} asked for more than {REQUEST_BYTES:,} bytes of requests in one call, so it was given up"
+        raise ToolError(msg)
+    return kept
+
+
+def _json_size(value: object) -> int:
+    """Return the size of JSON; a value that no record can store is too large."""
+    try:
+        return len(compact(freeze(value)).encode("utf-8", "surrogatepass"))
+    except DataError:
+        return REQUEST_BYTES + 1
+
+
+def make_roots(addresses: Sequence[str]) -> dict[str, Any]:
+    """Return folder URLs as a list of roots of the protocol."""
+    return {"roots": [{"uri": one, "name": one.rstrip("/").rpartition("/")[2] or one} for one in addresses]}
+
+
+def _is_form(fields: object) -> bool:
+    """Return True if these are valid form fields. The package does not check them."""
+    return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
+
+
+@frozen
+class _FormField:
+    """
+    One field of a form.
+
+    Attributes:
+        name: What the server calls it.
+        schema: What it says of it; nobody has checked that.
+        is_required: Whether the form has no answer without it.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    is_required: bool
+
+    @property
+    def kind(self) -> object:
+        return self.schema.get("type")
+
+    @property
+    def is_list(self) -> bool:
+        return self.kind == "array"
+
+    @property
+    def title(self) -> str:
+        return str(self.schema.get("title") or self.name)
+
+    @property
+    def description(self) -> str:
+        return str(self.schema.get("description") or "")
+
+    def choices(self) -> dict[str, object]:
+        """Return the allowed values by their titles."""
+        choices: object = self.schema.get("items") if self.is_list else self.schema
+        given: object = None
+        if isinstance(choices, Mapping):
+            given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
+        each = _as_list(given)
+        values = [one.get("const") if isinstance(one, Mapping) else one for one in each]
+        plain = {visible(str(value), strict=True): value for value in values}
+        named = _as_list(choices.get("enumNames")) if isinstance(choices, Mapping) else []
+        titles = (
+            named if len(named) == len(each) else [one.get("title") if isinstance(one, Mapping) else "" for one in each]
+        )
+        shown = [visible(str(title or value), strict=True) for title, value in zip(titles, values, strict=True)]
+        # Two that a person could not tell apart are shown as the server calls them.
+        return dict(zip(shown, values, strict=True)) if len(set(shown)) == len(values) else plain
+
+    def options(self) -> Sequence[str]:
+        """Return the options that a person can choose from; empty if the answer is free text."""
+        options = [YES, NO] if self.kind == "boolean" else list(self.choices())
+        return options if 1 < len(options) <= OPTIONS else ()
+
+    def hints(self) -> str:
+        """Return a description of valid values and of the default."""
+        said = [*self._describe_limits(), *([] if self.is_required else ["may be left out"])]
+        if "default" in self.schema:
+            how = "" if self.options() else f", which {DEFAULT!r} stands for"
+            said.append(f"default: {self._default_text()}{how}")
+        return ", ".join(said)
+
+    def _describe_limits(self) -> list[str]:
+        kind, said = self.kind, self.schema
+        if kind in ("integer", "number"):
+            words = ["a whole number" if kind == "integer" else "a number"]
+            return [*words, *_describe_bounds(said.get("minimum"), said.get("maximum"), "")]
+        if self.is_list:
+            return _describe_bounds(said.get("minItems"), said.get("maxItems"), " of them")
+        known = FORMATS.get(str(said.get("format")))
+        return [
+            *([known] if known else []),
+            *_describe_bounds(said.get("minLength"), said.get("maxLength"), " characters"),
+        ]
+
+    def _default_text(self) -> str:
+        default = self.schema["default"]
+        if isinstance(default, bool):
+            return YES if default else NO
+        names = {str(value): shown for shown, value in self.choices().items()}
+        each = default if self.is_list and isinstance(default, list | tuple) else [default]
+        return ", ".join([names.get(str(one), str(one)) for one in each])
+
+    def value(self, said: str) -> tuple[object, str]:
+        """Return the value in the text of an answer, and the problem with it or ``""``."""
+        text = said.strip()
+        if self.kind == "boolean":
+            return text.lower() in (YES, "y", "true"), ""
+        if text.lower() == DEFAULT and "default" in self.schema and not self.options():
+            return self.schema["default"], ""
+        if self.is_list:
+            chosen = _parse_choices(text, self.choices())
+            return chosen, self._find_problem(chosen, len(chosen), "minItems", "maxItems")
+        if self.kind in ("integer", "number"):
+            try:
+                number = freeze(int(text) if self.kind == "integer" else float(text))
+            except (ValueError, DataError):
+                return None, f"{text[:50]!r} is no {self.kind}"
+            return number, self._find_problem(text, number, "minimum", "maximum")
+        choices = self.choices()
+        if choices:
+            value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
+            return value, "" if value is not None else f"{text[:50]!r} is none of {_list_choices(choices)}"
+        return said, self._find_problem(said, len(said), "minLength", "maxLength") or _find_format_problem(
+            text, self.schema.get("format")
+        )
+
+    def _find_problem(self, said: object, size: Any, least: str, most: str) -> str:
+        low, high = self.schema.get(least), self.schema.get(most)
+        unit = {"minItems": " of them", "minLength": " characters"}.get(least, "")
+        if (_is_number(low) and size < low) or (_is_number(high) and size > high):
+            return f"{str(said)[:50]!r} does not fit: {', '.join(_describe_bounds(low, high, unit))}"
+        return ""
+
+
+def _describe_bounds(low: object, high: object, unit: str) -> list[str]:
+    said = [f"at least {low}{unit}"] if _is_number(low) else []
+    return [*said, *([f"at most {high}{unit}"] if _is_number(high) else [])]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _list_choices(choices: Mapping[str, object]) -> str:
+    return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
+
+
+def _find_format_problem(text: str, form: object) -> str:
+    """Return the problem with a text of a given format. The server checks it in full."""
+    known = FORMATS.get(str(form))
+    if known is None:
+        return ""
+    try:
+        if form == "date":
+            date.fromisoformat(text)
+        elif form == "date-time":
+            datetime.fromisoformat(text)
+        elif form == "email":
+            fits = text.count("@") == 1 and not text.startswith("@") and not text.endswith("@") and " " not in text
+            return "" if fits else f"{text[:50]!r} is not {known}"
+        elif not text.partition(":")[2] or " " in text:
+            return f"{text[:50]!r} is not {known}"
+    except ValueError:
+        return f"{text[:50]!r} is not {known}"
+    return ""
+
+
+def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
+    """Return the chosen values. Names may contain commas."""
+    parts, found = [part.strip() for part in text.split(",")], list[object]()
+    while parts:
+        ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in known]
+        end = ends[0] if ends else 1
+        name = ", ".join(parts[:end])
+        found += [known.get(name, name)] if name else []
+        del parts[:end]
+    return found
+
+
+def _as_list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _parse_message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
+    content = said.get("content")
+    blocks = content if isinstance(content, list | tuple) else [content]
+    texts = [
+        str(b.get("text", "")) if b.get("type") == "text" else f"[{b.get('type')}]"
+        for b in blocks
+        if isinstance(b, Mapping)
+    ]
+    text = "\n".join(texts)
+    return AssistantMessage(text) if said.get("role") == "assistant" else UserMessage(text)

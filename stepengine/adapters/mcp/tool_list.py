@@ -1,0 +1,315 @@
+"""
+The tools, resources and prompts of an MCP server, as JSON that a journal stores and a replay reads.
+
+Everything that a model sees of a tool is made when the list is read from the server, so that a recorded list gives the same
+requests for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from inspect import cleandoc
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.adapters.mcp._caps import (
+    DESCRIPTION_CHARS,
+    LIST_BYTES,
+    PAGE_ADDRESS_CHARS,
+    PAGE_SCHEME,
+    PARTS,
+    PROMPT_CHARS,
+    PROMPTS,
+    SCHEMA_BYTES,
+    SCHEMA_DEPTH,
+    TOOLS,
+)
+from stepengine.adapters.mcp.lenient_messages import ODD
+from stepengine.adapters.mcp.names import tool_name
+from stepengine.data.json import JsonDict, canonical, compact, freeze, freeze_object, thaw
+from stepengine.data.tools import ToolAnnotations
+from stepengine.data.visible import visible
+from stepengine.errors import DataError, DefinitionError
+from stepengine.tools.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+ONES = ("items", "additionalProperties", "not", "propertyNames")
+
+
+@frozen(kw_only=True)
+class ListedTool:
+    """
+    One tool of a server.
+
+    Attributes:
+        name: What the server calls it.
+        tool: What it is called here.
+        description: For the model, without what has no picture, cut.
+        input_schema: For the model, and checked before a call.
+        hints: What the server says of it; nobody has to believe it.
+        digest: SHA-256 of what the server sent of it.
+        task: Whether a call of it is a task of the server's, whose result is waited for.
+        page: The ``ui://`` address of the page that shows its results; ``""`` for none.
+    """
+
+    name: str
+    tool: str
+    description: str
+    input_schema: JsonDict = attrs.field(converter=freeze_object)
+    hints: JsonDict = attrs.field(converter=freeze_object)
+    digest: str
+    task: bool = False
+    page: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tool as a journal stores it, without members that have their default value."""
+        form = {**attrs.asdict(self, recurse=False), "input_schema": thaw(self.input_schema), "hints": thaw(self.hints)}
+        if not self.task:
+            del form["task"]
+        if not self.page:
+            del form["page"]
+        return form
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ListedTool:
+        """Return what ``to_json`` made; members that it does not know are left out."""
+        return cls(**{field.name: value[field.name] for field in attrs.fields(cls) if field.name in value})
+
+
+@frozen
+class FoundTools:
+    """
+    The usable tools of a list, and the problems with the others.
+
+    Attributes:
+        tools: The tools that can be used, by name.
+        left_out: For every other one, a sentence that says why it cannot.
+    """
+
+    tools: tuple[ListedTool, ...]
+    left_out: tuple[str, ...]
+
+
+def parse_tool_list(
+    server: str,
+    raw: Sequence[Mapping[str, object]],
+    *,
+    include: Sequence[str] | None,
+    exclude: Sequence[str],
+    tasks: bool = False,
+) -> FoundTools:
+    """
+    Return the usable tools in a server's list of JSON objects.
+
+    *tasks* says whether its calls may be tasks.
+
+    Raises:
+        DefinitionError: when two of them have one name here.
+    """
+    chosen = [t for t in raw if (include is None or t["name"] in include) and t["name"] not in exclude]
+    wanted = [t for t in chosen if not is_for_page_only(t)]
+    made: dict[str, ListedTool] = {}
+    left_out: list[str] = []
+    if include is not None:
+        left_out += [
+            f"{_quote_tool_name(t)}: the server offers it to its own page only" for t in chosen if is_for_page_only(t)
+        ]
+    if len(wanted) > TOOLS:
+        left_out.append(f"{len(wanted) - TOOLS:,} tools after the first {TOOLS:,}")
+    left = LIST_BYTES
+    for number, tool in enumerate(wanted[:TOOLS]):
+        try:
+            one = _list_tool(server, tool, tasks=tasks)
+        except (DefinitionError, DataError) as error:
+            left_out.append(f"{_quote_tool_name(tool)}: {error.message}")
+            continue
+        left -= len(compact(freeze_object(one.to_json())))
+        if left < 0:
+            left_out.append(
+                f"{min(len(wanted), TOOLS) - number:,} tools after the first {LIST_BYTES:,} bytes of the list"
+            )
+            break
+        twin = made.get(one.tool)
+        if twin == one:
+            left_out.append(f"{_quote_tool_name(tool)}: it is listed twice, and taken once")
+            continue
+        if twin is not None:
+            msg = (
+                f"the tools {visible(twin.name, strict=True)!r} and {visible(one.name, strict=True)!r} of the MCP server "
+                f"{server!r} would both be called {one.tool!r}; leave one out with exclude=[...]"
+            )
+            raise DefinitionError(msg)
+        made[one.tool] = one
+    missing = sorted(set(include or ()) - {t["name"] for t in raw})
+    left_out += [f"{visible(name, strict=True)!r}, which the server does not have" for name in missing]
+    return FoundTools(tuple([made[name] for name in sorted(made)]), tuple(left_out))
+
+
+def _quote_tool_name(tool: Mapping[str, object]) -> str:
+    return repr(visible(str(tool.get("name", ""))[:200], strict=True))
+
+
+def _list_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTool:
+    if odd := find_recorded_problem(tool):
+        raise DefinitionError(odd)
+    is_task = (tool.get("execution") or {}).get("taskSupport") == "required"
+    if is_task and not tasks:
+        msg = "it only runs as a task, which the version of the protocol that is spoken with this server does not have"
+        raise DefinitionError(msg)
+    name = tool["name"]
+    schema = adapt_schema(tool_name(server, name), tool.get("inputSchema") or {})
+    return ListedTool(
+        name=name,
+        tool=tool_name(server, name),
+        description=clean_server_text(tool.get("description") or tool.get("title") or ""),
+        input_schema=schema,
+        hints={k: v for k, v in (tool.get("annotations") or {}).items() if k.endswith("Hint") and isinstance(v, bool)},
+        digest=definition_digest(tool),
+        task=is_task,
+        page=_page_address(tool),
+    )
+
+
+def is_for_page_only(tool: Mapping[str, Any]) -> bool:
+    """Return True if the server offers a tool to its own page and not to models."""
+    visibility = _ui_metadata(tool).get("visibility")
+    return isinstance(visibility, list | tuple) and "app" in visibility and "model" not in visibility
+
+
+def _page_address(tool: Mapping[str, Any]) -> str:
+    address = _ui_metadata(tool).get("resourceUri")
+    fits = isinstance(address, str) and address.startswith(PAGE_SCHEME) and len(address) <= PAGE_ADDRESS_CHARS
+    return visible(str(address), strict=True) if fits else ""
+
+
+def _ui_metadata(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return ``_meta.ui`` of a tool; ``{}`` if it has another form."""
+    meta = tool.get("_meta")
+    ui = meta.get("ui") if isinstance(meta, Mapping) else None
+    return ui if isinstance(ui, Mapping) else {}
+
+
+def find_recorded_problem(one: Mapping[str, Any]) -> str:
+    """Return the problem that ``MessageRepair`` recorded in a tool or prompt; ``""`` if it is usable."""
+    said = (one.get("_meta") or {}).get(ODD)
+    return said if isinstance(said, str) else ""
+
+
+def clean_server_text(text: str) -> str:
+    """Return a text of a server, cut and without hidden characters."""
+    shown = visible(cleandoc(text[:DESCRIPTION_CHARS]))
+    return (
+        shown
+        if len(text) <= DESCRIPTION_CHARS and len(shown) <= DESCRIPTION_CHARS
+        else f"{shown[:DESCRIPTION_CHARS]}..."
+    )
+
+
+def definition_digest(tool: Mapping[str, object]) -> str:
+    """Return the digest by which a definition is pinned; the order of members does not count."""
+    members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+    said = {member: tool[member] for member in members if tool.get(member) is not None}
+    return hashlib.sha256(canonical(freeze(said)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def annotations_from_hints(hints: Mapping[str, object], *, trusted: bool) -> ToolAnnotations:
+    """
+    Return the annotations of a tool from its hints if they are *trusted*, else the worst case.
+
+    Hints that nobody vouches for loosen nothing: such a tool changes things, may destroy some, and reaches out. Of a trusted
+    server they count, and what is missing is the worst, as the protocol says.
+    """
+    said = hints if trusted else {}
+    read_only = bool(said.get("readOnlyHint", False))
+    return ToolAnnotations(
+        read_only=read_only,
+        destructive=not read_only and bool(said.get("destructiveHint", True)),
+        idempotent=bool(said.get("idempotentHint", False)),
+        open_world=bool(said.get("openWorldHint", True)),
+    )
+
+
+def usable_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+    """Return the usable prompts of a server. Problems are appended to *left_out*."""
+    if len(raw) > PROMPTS:
+        left_out.append(f"{len(raw) - PROMPTS:,} prompts after the first {PROMPTS:,}")
+    made: list[dict[str, object]] = []
+    for prompt in raw[:PROMPTS]:
+        name = prompt["name"]
+        if odd := find_recorded_problem(prompt):
+            left_out.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")
+            continue
+        if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
+            left_out.append(
+                f"the prompt {_quote_tool_name(prompt)}: its name is too long, or has something hidden in it"
+            )
+            continue
+        arguments = [
+            {"name": clean_server_text(one["name"]), "required": bool(one.get("required"))}
+            for one in (prompt.get("arguments") or ())[:PARTS]
+        ]
+        made.append(
+            {"name": name, "description": clean_server_text(prompt.get("description") or ""), "arguments": arguments}
+        )
+    return made
+
+
+# --- schemas ----------------------------------------------------------------------------------------------------------
+
+
+def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
+    """
+    Return a third-party input schema in a form that providers accept and that inputs can be validated with.
+
+    What cannot be checked here, and what providers refuse at the top, is taken out: the server checks its input itself.
+
+    Raises:
+        DefinitionError: when it is too large, too deep, or no schema of an object even so.
+    """
+    if _nesting_depth(given) > SCHEMA_DEPTH:
+        msg = f"its input schema is nested more than {SCHEMA_DEPTH} deep"
+        raise DefinitionError(msg)
+    frozen = freeze_object(given)
+    if len(compact(frozen)) > SCHEMA_BYTES:
+        msg = f"its input schema has more than {SCHEMA_BYTES // 1024} KiB"
+        raise DefinitionError(msg)
+    top = {word: value for word, value in frozen.items() if word not in UNFIT_AT_TOP and word != "$schema"}
+    kept: Any = _prune_schema({**top, "type": top.get("type", "object")})
+    try:
+        return SchemaInputs(name, kept).schema
+    except DefinitionError:
+        # The likeliest reason is an expression of a dialect that is not matched here.
+        return SchemaInputs(name, _prune_schema(kept, without=frozenset({"pattern", "patternProperties"}))).schema
+
+
+def _nesting_depth(value: object) -> int:
+    """Return the nesting depth of third-party JSON, at most ``SCHEMA_DEPTH + 1``; without recursion."""
+    deepest, waiting = 0, [(value, 1)]
+    while waiting:
+        one, level = waiting.pop()
+        deepest = max(deepest, level)
+        if level > SCHEMA_DEPTH:
+            break
+        below = one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else ()
+        waiting += [(child, level + 1) for child in below]
+    return deepest
+
+
+def _prune_schema(schema: object, without: frozenset[str] = frozenset()) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, object] = {}
+    for word, value in schema.items():
+        if word in without or word in UNFOLLOWED:
+            continue
+        if word in MAPS and isinstance(value, Mapping):
+            made[word] = {key: _prune_schema(below, without) for key, below in value.items()}
+        elif word in LISTS and isinstance(value, list | tuple):
+            made[word] = [_prune_schema(below, without) for below in value]
+        else:
+            made[word] = _prune_schema(value, without) if word in ONES else value
+    return made

@@ -1,0 +1,475 @@
+"""
+The chat at a terminal: reads what the person types, runs it as a command or a turn, and shows the turn.
+
+Must not be here: what the slash commands do, and the conversation itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
+
+import attrs
+
+from stepengine.cli.bench import EngineSetup
+from stepengine.cli.chat_conversation import ChatConversation
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import has_result_prefix, journal_name, open_journal, parse_result_answer, resume_limits
+from stepengine.cli.options import Options
+from stepengine.cli.perform import (
+    GRACE,
+    FinishedRun,
+    explain_run_ending,
+    format_resume_command,
+    print_follow_up,
+    print_warnings,
+)
+from stepengine.cli.screen.console import NO, QUIT, YES, Screen, TypedLines, make_console, print_markdown, show_run
+from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.prompt import (
+    PASTED,
+    SOON,
+    AbovePromptStream,
+    PromptHistory,
+    PromptReader,
+    expand_attachments,
+    run_shell_command,
+)
+from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
+from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded
+from stepengine.data.alike import find_nearest
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.questions import Question, check_answer
+from stepengine.data.state import RunResult
+from stepengine.errors import StepEngineError
+from stepengine.journal.recorded_runs import GOES_ON, RecordedRun
+
+if TYPE_CHECKING:
+    from stepengine.runtime.handle import RunHandle
+
+HELP = "Say what to do. /help lists the commands, /quit leaves. What changes something is asked about first."
+NO_MODEL = (
+    "No model is set yet: /model PROVIDER/MODEL sets one, such as /model anthropic/claude-sonnet-4-5 with ANTHROPIC_API_KEY set; "
+    "/model lists those that have a key."
+)
+QUEUED = "send it now? y yes, n no, Enter to edit it > "
+QUEUED_PLAIN = "send it now? y yes, n no > "
+SENT_CHARS = 8_192
+SEAT_SECONDS = 1.0
+"""How long a question waits for whoever sits there to be shown it: the run goes on before its events are read."""
+SHOWN_TURNS = 20
+TOO_NARROW = 20
+
+
+@attrs.frozen
+class ChatCommand:
+    """
+    A slash command.
+
+    Attributes:
+        about: Its arguments and one line of help.
+        run: Does it, with the text behind its name; returns the exit code of a turn. ``None`` for the command that leaves.
+        at_once: Whether it can be done during a turn: ``"yes"``, ``"no"``, or ``"alone"`` where nothing follows its name.
+    """
+
+    about: str
+    run: Callable[[Chat, str], Awaitable[Exit | None]] | None
+    at_once: Literal["yes", "no", "alone"] = "no"
+
+
+class Chat:
+    """
+    A conversation at a console.
+
+    Args:
+        conversation: The conversation.
+        commands: The slash commands by name.
+        plain: Read and show plain lines, whatever the terminal can do.
+
+    Attributes:
+        conversation: The conversation.
+        commands: The slash commands by name.
+        console: The console of all output.
+        terminal: Reads the person's input, and prints above it.
+        screen: Shows the turn; that of the last one between turns.
+        is_working: Whether a turn is running.
+        leaves: Whether the chat ends after this turn.
+    """
+
+    def __init__(
+        self, conversation: ChatConversation, commands: Mapping[str, ChatCommand], *, plain: bool = False
+    ) -> None:
+        options = conversation.options
+        settings = options.settings
+        above = AbovePromptStream(sys.stdout)
+        console = make_console(cast("TextIO", above), color=settings.get("display.color"))
+        poor = console.is_dumb_terminal or bool(os.environ.get("CI")) or console.width < TOO_NARROW
+        lines = TypedLines(sys.stdin)
+        plain = plain or poor or settings.get("display.plain") or not (lines.is_terminal and console.is_terminal)
+        self.conversation = conversation
+        self.commands = commands
+        self.console = console
+        self.terminal = PromptReader(
+            console, lines, above, commands=[f"/{name}" for name in commands], root=options.cwd.resolve(),
+            history=PromptHistory(chat_history_file()), plain=plain,
+        )  # fmt: skip
+        self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._switch_mode}
+        self.terminal.at_once = self._run_immediate_command
+        self.terminal.status = self._format_status_line
+        # Until the turn is over, the rule that the answer adds does what the mode does afterwards.
+        self.terminal.accepts_edits = partial(setattr, conversation, "wanted_mode", "accept_edits")
+        self.screen: Screen | None = None
+        self.is_working = False
+        self.leaves = False
+        self._windows: dict[str, int | None] = {}
+        self._shown = {
+            "verbose": options.verbose, "level": settings.get("display.log"), "thinking": settings.get("display.thinking"),
+            "markdown": not plain,
+        }  # fmt: skip
+        self._waiting: RecordedRun | None = None
+        self._questions: Sequence[Question] = ()
+
+    def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
+        """Continue after the *last* turn, recorded as *entry*, or with this turn if it is not over. Show its last messages."""
+        self.conversation.continue_from(last, entry)
+        self._waiting = entry if entry.status in GOES_ON else None
+        self._questions = last.pending_questions
+        for message in self.conversation.visible_messages()[-SHOWN_TURNS:]:
+            if message.role != "user" and self._shown["markdown"]:
+                print_markdown(self.console, message.text)
+                continue
+            lines = visible(message.text.strip()).splitlines()
+            self.say("\n".join([f"{'> ' if message.role == 'user' else '  '}{line}" for line in lines]), "dim")
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print lines above the prompt."""
+        self.terminal.say(text, style)
+
+    async def run_chat_loop(self) -> Exit:
+        """Run turns until the person leaves; return the exit code of the last one."""
+        code, chat = Exit.COMPLETED, self.conversation
+        self.say(f"{chat.agent.id}: {one_line(chat.agent.description, 200)}".rstrip(": "))
+        self.say(HELP)
+        options = chat.options
+        if not (options.script or options.models or options.settings.get("model") or chat.agent.model):
+            self.say(NO_MODEL, "yellow")
+        async with chat.engines as engines:
+            engines.enter_context(_exit_on_sigterm())
+            engines.enter_context(self.terminal.capture_terminal())
+            await engines.enter_async_context(chat.bench.engine)
+            if self._waiting is not None:
+                code = await self.resume_turn() or code
+                if code is Exit.SUSPENDED or self.leaves:
+                    return code
+            said: str | None = options.prompt or await self.terminal.next()
+            while said is not None and said.strip() not in QUIT:
+                code = await self._handle_input(said, code)
+                if code is Exit.SUSPENDED or self.leaves:
+                    return code
+                said = await self.terminal.next()
+        return code
+
+    async def _handle_input(self, said: str, code: Exit) -> Exit:
+        """Handle one input: a command, a shell command or a prompt. Return its exit code, or *code* if it has none."""
+        if self.conversation.wanted_mode:
+            await self.conversation.apply_mode(self.conversation.wanted_mode)
+        if said.startswith("/") and not said.startswith("//"):
+            return await self._run_command(said)
+        if said.startswith("!"):
+            await self._run_shell_input(said)
+        elif said.strip():
+            said = said.removeprefix("/") if said.startswith("//") else said
+            return await self.run_turn(self.compose_prompt(said), title=said)
+        return code
+
+    def compose_prompt(self, said: str) -> str:
+        """Return the prompt for the agent: the input, the named files, and notes since the last turn."""
+        found = expand_attachments(said, self.conversation.options.cwd.resolve())
+        for note in found.notes:
+            self.say(f"  {visible(note)}", "dim")
+        sent = "\n\n".join([*self.conversation.notes, found.text])
+        self.conversation.notes.clear()
+        return sent
+
+    async def _run_shell_input(self, said: str) -> None:
+        """Run a shell command of the person; only input typed at a terminal is accepted."""
+        if self.terminal.was_pasted:
+            self.say(PASTED, "yellow")
+            return
+        if not self.terminal.lines.is_terminal:
+            print_error("!command needs a terminal; nothing was run")
+            return
+        command = said.lstrip("!").strip()
+        try:
+            output = await run_shell_command(command, self.conversation.options.cwd.resolve())
+        except (OSError, ValueError) as error:  # the folder is gone, or there is a NUL in it
+            self.say(f"it was not run: {visible(str(error))}", "yellow")
+            return
+        self.say(visible(output))
+        if not said.startswith("!!"):
+            self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{output[:SENT_CHARS]}")
+
+    async def _run_immediate_command(self, said: str) -> bool:
+        """Execute a command that is possible during a turn or a question; return ``False`` for commands that must wait."""
+        name, _, rest = said[1:].strip().partition(" ")
+        command = self.commands.get(name)
+        if command is not None and (command.at_once == "no" or (command.at_once == "alone" and rest.strip())):
+            return False
+        if self.screen is not None:
+            self.screen.make_room()
+        self.terminal.print_typed_line(now=True)
+        await self._run_command(said)
+        return True
+
+    async def _run_command(self, said: str) -> Exit:
+        """Execute a slash command and report its error; return its exit code."""
+        name, _, rest = said[1:].strip().partition(" ")
+        command = self.commands.get(name)
+        if command is None:
+            near = find_nearest(name, self.commands, n=1)
+            hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
+            self.say(f"there is no /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} sends it to the agent)")
+            return Exit.COMPLETED
+        code = None
+        try:
+            code = None if command.run is None else await command.run(self, rest.strip())
+        except (UsageProblem, StepEngineError, OSError) as error:
+            self.say(visible(str(error)), "yellow")
+        return code or Exit.COMPLETED
+
+    # --- a turn ----------------------------------------------------------------------------------------------------------
+
+    async def run_turn(
+        self, said: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
+    ) -> Exit:
+        """Run one turn and record it; return its exit code."""
+        from stepengine.engine.packages import published_id
+
+        chat = self.conversation
+        agent, options = agent or chat.agent, options or chat.options
+        about = {"agent_id": published_id(agent), "prompt": title, "session_id": chat.session_id}
+        with RunRecording.start(options, None, command="chat", **about) as recording:
+            try:
+                handle = chat.start_turn(said, agent, options, recording.journal)
+            except StepEngineError as error:
+                return print_error(visible(format_error(error)))
+            recording.started(handle.run_id)
+            return await self._watch_turn(handle, recording, options)
+
+    async def resume_turn(self) -> Exit | None:
+        """Resume the turn that was interrupted or waits for an answer, and ask its questions; ``None`` if there is none."""
+        entry, self._waiting, chat = self._waiting, None, self.conversation
+        if entry is None:
+            return None
+        journal = open_journal(entry.journal)
+        limits = resume_limits(
+            journal, attrs.evolve(fill_from_recorded(chat.options, entry), settings=chat.options.settings)
+        )
+        chat.states.clear()  # the turn's end has all that was said
+        questions, code = self._questions, Exit.SUSPENDED
+        while code is Exit.SUSPENDED:
+            answers: dict[str, Any] = {}
+            for question in questions:
+                if not await self._ask_recorded_question(question, answers):
+                    return Exit.SUSPENDED
+            try:
+                handle = await chat.bench.engine.start_resume(
+                    journal, agent=chat.agent, limits=limits, in_doubt="ask", answers=answers, wait_for_answers=SEAT_SECONDS
+                )  # fmt: skip
+            except StepEngineError as error:
+                return print_error(visible(format_error(error)))
+            code = await self._watch_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
+            if questions:
+                break
+            # Only the journal knew that something was cut off in the middle: that is the question.
+            self._questions = questions = chat.results[-1].pending_questions
+            if not questions:
+                break  # it waits for no person: nobody here could end that
+        return code
+
+    async def _ask_recorded_question(self, question: Question, answers: dict[str, Any]) -> bool:
+        """Ask a recorded question; return whether it was answered."""
+
+        def answer(said: Any) -> None:
+            if isinstance(said, str) and has_result_prefix(question.id, said):
+                answers[question.id] = parse_result_answer(said)
+            else:
+                answers[question.id] = check_answer(said, question)
+
+        async def other(typed: str) -> None:
+            if typed.strip() and not await self.terminal.takes(typed):
+                self.terminal.queue_first([self.terminal.message_from_line(typed)])
+
+        return await self.terminal.asked(question, answer, other)
+
+    async def _watch_turn(
+        self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
+    ) -> Exit:
+        """Show a turn to its end, and store its result for the next turn."""
+        chat, screen = self.conversation, Screen(self.console, **self._shown)
+        self.screen = screen
+        for question in self._questions:
+            screen.mark_asked(question)
+        self._questions = ()
+        # Where nobody sits there, the engine refuses what needs a person's permission.
+        permits = self.terminal.lines.is_terminal
+        turn = asyncio.ensure_future(show_run(handle, screen, self.terminal, permits=permits, settled=settled))
+        self.is_working = True
+        with self._handle_interrupt_keys(handle, turn) as received:
+            await asyncio.wait((turn,))
+        self.is_working = False
+        chat.diffs += screen.diffs
+        if recording.journal is not None:
+            options = attrs.evolve(options, journal=journal_name(recording.journal), stem=recording.stem)
+        if turn.cancelled():
+            self.leaves = True
+            again = (
+                f"; resume it with: {format_resume_command(options, chat.agent.id)}"
+                if recording.journal is not None
+                else ""
+            )
+            return print_error(f"left in the middle of a turn{again}", Exit.INTERRUPTED)
+        result = turn.result()
+        recording.ended(result)
+        unread = handle.unread
+        self.terminal.queue_first(unread)
+        chat.journal = recording.journal or chat.journal
+        chat.end_turn(result, screen.counts.filled)
+        run = FinishedRun(result, received[0] if received else None)
+        _print_turn_ending(run, len(unread), options, chat.bench)
+        if signal.SIGTERM in received:
+            self.leaves = True
+            return Exit.TERMINATED
+        if received and self.terminal.waiting:
+            await self._ask_about_queued_lines()
+        return run.code
+
+    async def _ask_about_queued_lines(self) -> None:
+        """After Ctrl-C, ask whether the queued lines are still to be sent."""
+        for line in self.terminal.waiting:
+            self.say(f"not sent yet: {one_line(line, 200)}", "yellow")
+        said = ((await self.terminal.line(QUEUED if self.terminal.is_rich else QUEUED_PLAIN)) or "").strip().lower()
+        if said not in YES:
+            self.terminal.clear_queue(to_line=said not in NO)
+
+    @contextlib.contextmanager
+    def _handle_interrupt_keys(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:
+        """Let Ctrl-C interrupt the turn while the block runs, and leave the chat at a second one; yield the signals received."""
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+
+        def stop() -> None:
+            nonlocal last
+            last = loop.time()
+            handle.interrupt(grace=GRACE)
+            loop.call_soon_threadsafe(_print_stopping_notice, handle, self.screen, self.terminal)
+
+        def again() -> None:
+            if loop.time() - last < SOON:
+                loop.call_soon_threadsafe(turn.cancel)
+            else:
+                stop()
+
+        # The keys of a terminal that is read key by key are no signals.
+        pressed = partial(signal.raise_signal, signal.SIGINT)
+        with (
+            handle_interrupts(stop, again) as received,
+            self.terminal.show_during_turn(self._render_live_text, pressed),
+        ):
+            yield received
+
+    def _render_live_text(self) -> str:
+        return "" if self.screen is None else self.screen.live()
+
+    def _format_status_line(self) -> str:
+        """Return the status line: model, mode, folder, remaining context and cost."""
+        chat = self.conversation
+        left = self._remaining_context_percent(model_label(chat))
+        spent = self.screen.counts.cost if self.is_working and self.screen is not None else Decimal(0)
+        after = [*([] if left is None else [f"{left} % of context left"]), format_cost(chat.total_cost(spent))]
+        return _shorten_status_line(model_label(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width)
+
+    def _remaining_context_percent(self, model: str) -> int | None:
+        """Return the remaining percentage of the model's context; ``None`` if its size is unknown."""
+        chat = self.conversation
+        if model not in self._windows:
+            self._windows[model] = None
+            with contextlib.suppress(StepEngineError):
+                self._windows[model] = chat.options.settings.make_models().info(model).context_window
+        window = self._windows[model]
+        filled = self.screen.counts.filled if self.is_working and self.screen is not None else 0
+        return None if not window else max(0, 100 - round(100 * (filled or chat.filled or 0) / window))
+
+    def _switch_mode(self) -> None:
+        self.say(f"mode {self.conversation.select_next_mode()}, from the next turn on")
+
+    def _print_last_full_output(self) -> None:
+        """Print the last thoughts or the last tool result in full."""
+        whole = "" if self.screen is None else self.screen.whole
+        self.terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
+
+
+def _print_turn_ending(run: FinishedRun, unread: int, options: Options, bench: EngineSetup) -> None:
+    """Print why a turn did not complete, and its warnings. For an interrupted turn the summary is enough."""
+    from stepengine.engine.run import undelivered_warning
+
+    # These messages are said in the next turn, or go back into the line.
+    dropped = undelivered_warning(unread)
+    result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
+    if run.code is Exit.INTERRUPTED:
+        print_warnings(result)
+        return
+    print_follow_up(result, options)
+    if run.code is not Exit.COMPLETED:
+        print_error(explain_run_ending(run, options, bench))
+
+
+def _print_stopping_notice(handle: RunHandle, screen: Screen | None, terminal: PromptReader) -> None:
+    """Show that the turn is ending, in the status line or as a printed line."""
+    if screen is not None:
+        screen.is_stopping = True
+    if (names := ", ".join(handle.finishing)) and not terminal.is_rich:
+        terminal.say(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
+
+
+def model_label(chat: ChatConversation) -> str:
+    """Return the model of a chat, or the words that replace it."""
+    options = chat.options
+    instead = f"script {Path(options.script).name}" if options.script else "no model"
+    return str(options.main_model or options.settings.get("model") or chat.agent.model or instead)
+
+
+@contextlib.contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Raise ``SystemExit`` at SIGTERM while the block runs, so that the terminal is restored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _shorten_status_line(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
+    """Return the parts of the status line, shortened to one line of less than *width* characters."""
+    with contextlib.suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
+        folder = Path("~") / folder.relative_to(Path.home())
+    name, place, room = one_line(model, 60), one_line(str(folder), 200), 0
+    for shown in (name, name.rpartition("/")[2]):
+        room = width - 1 - len(" | ".join([shown, mode, "", *after]))
+        if len(place) <= room:
+            return " | ".join([shown, mode, place, *after])
+    place = f"...{place[3 - room :]}" if room > len("...") else ""
+    return truncate_text(" | ".join([part for part in (shown, mode, place, *after) if part]), max(1, width - 1))

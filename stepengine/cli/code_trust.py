@@ -1,0 +1,282 @@
+"""
+``stepengine agents trust``, and the trust checks of every command for code of the working folder.
+
+An agent file of a folder that nobody trusted is not run. ``run`` and ``chat`` ask a person at a terminal, once; everything
+else says what it did not run and how to trust it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.screen.render import to_ascii_json, visible
+from stepengine.cli.settings import UsageProblem
+
+if TYPE_CHECKING:
+    from stepengine.engine.trust import AccessRequest, UntrustedFolder
+
+HARMLESS = "tools, read"
+WISHED = (
+    "host",
+    "writes",
+    "reads",
+    "tools, execute",
+    "tools, network",
+    "tools, write",
+    "tools, of no category",
+    "agent",
+)
+"""The kinds of wishes in the order in which a person is shown them; categories of others follow."""
+CONTENT = re.compile(r"sha256:[0-9a-f]{64}")
+OPTION = typer.Option(
+    "--trust", help="Run ./agents only if its files have this hash; for CI.", metavar="sha256:...", show_default=False
+)
+
+
+def trust(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder that contains ./agents; default: this one.")
+    ] = Path(),
+    *,
+    forget: Annotated[bool, typer.Option("--forget", help="Withdraw the trust.")] = False,
+    lists: Annotated[bool, typer.Option("--list", help="List the trusted folders.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON value.")] = False,
+) -> Exit:
+    r"""
+    Allow commands to run the agent files of a folder.
+
+    Agent files are programs. Commands find those in ./agents by their ids. In a folder that you did not create,
+    they run only after you trust the folder once, by its real path and owner. Your state folder stores that.
+
+    A FILE that you pass by path needs no trust, and `stepengine init` trusts the files that it creates. In CI, pass
+    --trust=sha256:... to a command: it trusts ./agents with exactly that content, for that command.
+
+    Examples:
+      stepengine agents trust
+      stepengine agents trust ../project
+      stepengine agents trust --list
+      stepengine agents trust ../project --forget
+      stepengine run code_reviewer "Look at it" --trust sha256:9f2c...
+    """
+    from stepengine.engine import trust as kept
+
+    if lists:
+        found = [str(one) for one in kept.list_trusted_folders()]
+        print(to_ascii_json(found) if as_json else "\n".join([visible(one, strict=True) for one in found]))
+        return Exit.COMPLETED
+    refuse_inside_tool("stepengine agents trust")
+    local = folder / kept.LOCAL
+    if forget:
+        was_trusted = kept.untrust_folder(local)
+        print(
+            to_ascii_json({"forgotten": was_trusted})
+            if as_json
+            else "forgotten"
+            if was_trusted
+            else "it was not trusted"
+        )
+        return Exit.COMPLETED
+    foreign = kept.find_untrusted_folder(local)
+    real = kept.trust_folder(local)
+    if as_json:
+        print(to_ascii_json({"folder": str(real), "owner": real.stat().st_uid, "content": _hash_content(real)}))
+        return Exit.COMPLETED
+    files = ", ".join(foreign.files) if foreign is not None else "trusted before, or no agent files yet"
+    print(f"{visible(str(real), strict=True)} is trusted: {visible(files, strict=True)}")
+    print(f"for CI, what it holds now: --trust={_hash_content(real)}")
+    return Exit.COMPLETED
+
+
+def refuse_inside_tool(what: str) -> None:
+    """
+    Raise if a tool runs this command, since only a person may do *what*.
+
+    Raises:
+        DefinitionError: inside of such a command.
+    """
+    from stepengine.engine import trust
+
+    trust.refuse_inside_tool(what)
+
+
+def refuse_untrusted_module(module: str) -> None:
+    """
+    Raise if *module* is the default folder ``agents`` and nobody trusts it.
+
+    Raises:
+        UsageProblem: when that is such a folder.
+    """
+    from stepengine.engine.trust import LOCAL, may_run_agent_files
+
+    if Path(module) == LOCAL and LOCAL.is_dir() and not may_run_agent_files(LOCAL):
+        msg = f"nothing was done without the agents of this run; --agents {LOCAL.resolve()} names them by their path"
+        raise UsageProblem(msg)
+
+
+@contextmanager
+def enforce_trust(*, asks: bool, content: str = "") -> Iterator[None]:
+    """
+    Check the trust of files in the working folder while the block runs.
+
+    Args:
+        asks: Whether a person at a terminal is asked.
+        content: The content that was trusted on the command line; ``""`` for none.
+
+    Raises:
+        UsageProblem: when that is not a digest, or a tool's command gives it.
+    """
+    from stepengine.engine.trust import GATE
+
+    if content:
+        refuse_inside_tool("--trust")
+        if CONTENT.fullmatch(content) is None:
+            msg = f"--trust is {content!r}; expected sha256: and 64 hexadecimal digits, as in the message that asks for trust"
+            raise UsageProblem(msg)
+    token = GATE.set(_TrustGate(asks=asks, content=content))
+    try:
+        yield
+    finally:
+        GATE.reset(token)
+
+
+class _TrustGate:
+    """Decides once per command whether a folder or package is trusted."""
+
+    def __init__(self, *, asks: bool, content: str) -> None:
+        self._asks, self._content = asks, content
+        self._known: dict[Path, bool] = {}
+        self._agreed: dict[AccessRequest, bool] = {}
+        self._told: set[str] = set()
+
+    def allows(self, foreign: UntrustedFolder) -> bool:
+        """Return whether a folder may run: its content is trusted, or the person at the terminal approves it."""
+        if foreign.folder not in self._known:
+            self._known[foreign.folder] = self._decide_folder_trust(foreign)
+        return self._known[foreign.folder]
+
+    def agrees(self, wishes: AccessRequest) -> bool:
+        """Return whether the requests of a package are approved, earlier or now by the person at the terminal."""
+        from stepengine.engine.trust import approve_access, find_unapproved_access
+
+        if wishes not in self._agreed:
+            missing = find_unapproved_access(wishes)
+            self._agreed[wishes] = missing == () or (
+                self._asks and can_ask() and _ask_to_approve_package(wishes, missing)
+            )
+            if self._agreed[wishes] and missing != ():
+                approve_access(wishes)
+        if not self._agreed[wishes]:
+            self.tell(
+                f"not loaded, because it is not approved: {wishes}\n{_describe_wishes(wishes, find_unapproved_access(wishes))}\n"
+                f"  where nobody can be asked: {wishes.how}"
+            )
+        return self._agreed[wishes]
+
+    def tell(self, message: str) -> None:
+        """Print a message on stderr, once."""
+        if message not in self._told:
+            self._told.add(message)
+            print_error(message)
+
+    def _decide_folder_trust(self, foreign: UntrustedFolder) -> bool:
+        from stepengine.engine.trust import trust_folder as keep
+
+        there = _hash_content(foreign.folder)
+        if self._content:
+            if there == self._content:
+                return True
+            msg = f"--trust is {self._content}, and {foreign} is {there}; look at what has changed, then give that"
+            raise UsageProblem(msg)
+        if self._asks and can_ask() and _ask_to_trust_folder(foreign):
+            keep(foreign.folder)
+            return True
+        self.tell(
+            f"not run, because it is not trusted: {foreign}. Look at it, then: {foreign.how}\n"
+            f"  for one command, as in CI: --trust={there}"
+        )
+        return False
+
+
+def _hash_content(folder: Path) -> str:
+    from stepengine.engine.trust import hash_folder
+    from stepengine.errors import DefinitionError
+
+    try:
+        return hash_folder(folder)
+    except DefinitionError as error:
+        return f"none ({error.message})"
+
+
+def can_ask() -> bool:
+    """Return whether a person is at the terminal and this is no command that a tool runs."""
+    from stepengine.workspace.environment import MARKER
+
+    return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)
+
+
+def _ask_to_trust_folder(foreign: UntrustedFolder) -> bool:
+    owner = "" if foreign.owner == os.geteuid() else f", which belongs to the user {_user_name_from_id(foreign.owner)}"
+    # The number is next to the question: the names of many files scroll out of sight.
+    count = f"{len(foreign.files):,} agent {'file is a program' if len(foreign.files) == 1 else 'files are programs'}"
+    said = f"{foreign}{owner} is not trusted. Its {count} with all of your rights"
+    print(f"stepengine: {visible(said)}. Trust this folder and run them? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _ask_to_approve_package(wishes: AccessRequest, missing: Sequence[str] | None) -> bool:
+    said = f"{wishes}, is not approved yet" if missing is None else f"{wishes}, asks for more than you approved"
+    print(f"stepengine: {visible(said)}:\n{visible(_describe_wishes(wishes, missing))}", file=sys.stderr)
+    print("Approve and load it? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _describe_wishes(wishes: AccessRequest, missing: Sequence[str] | None) -> str:
+    """Return the requests of a package as lines, with a warning that it is a program."""
+    asks = wishes.asks if missing is None else missing
+    return "\n".join(
+        [
+            "it asks for:" if missing is None else "new:",
+            *(format_package_requests(asks) or ["  no tool, folder or host"]),
+            "This is its own declaration; it is a program with all of your rights.",
+        ]
+    )
+
+
+def format_package_requests(asks: Sequence[str]) -> list[str]:
+    """
+    Return a line for each kind of request; hosts, folders and side effects are first.
+
+    Nothing is left out: a person agrees to all of it. What many harmless tools would hide stands in front of them, and as
+    counts behind them, next to the question.
+    """
+    groups: dict[str, list[str]] = {}
+    for wanted in asks:
+        kind, _, rest = wanted.partition(" ")
+        if kind == "tool":
+            rest, _, category = rest.rpartition(": ")
+            kind = f"tools, {category}"
+        groups.setdefault(kind, []).append(rest)
+    kinds = sorted(groups, key=lambda kind: (WISHED.index(kind) if kind in WISHED else len(WISHED), kind))
+    # What only reads is the least of it. Categories of the package's own come before that.
+    kinds.sort(key=lambda kind: kind == HARMLESS)
+    lines = [f"  {kind}: {', '.join(groups[kind])}" for kind in kinds]
+    counts = ", ".join([f"{len(groups[kind])} {kind}" for kind in kinds])
+    return [*lines, f"  in all: {counts}"] if lines else []
+
+
+def _user_name_from_id(number: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,398 @@
+"""
+The slash commands of ``stepengine chat``: a table of functions, each of which changes or shows the conversation.
+
+Must not be here: turns and terminals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import attrs
+
+from stepengine.cli import bench
+from stepengine.cli.chat_conversation import replay_turn
+from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_label
+from stepengine.cli.conversations import RecordedConversation, list_conversations
+from stepengine.cli.exits import Exit
+from stepengine.cli.journals import journal_name
+from stepengine.cli.screen.console import DIGITS, WHICH, YES
+from stepengine.cli.screen.progress import diff_lines
+from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
+from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import find_by_prefix, policy_changes
+from stepengine.cli.toolset import convert_to_code_mode
+from stepengine.data.usage import Spending
+from stepengine.errors import UnknownModel
+from stepengine.journal.recorded_runs import GOES_ON, RecordedRun
+
+if TYPE_CHECKING:
+    from stepengine.data.hooks import StepContext
+    from stepengine.data.yields import Steps
+
+KEYS = """\
+Enter sends, Alt-Enter or Ctrl-J begins a new line. Esc or Ctrl-C stops a turn, Ctrl-C twice leaves; Ctrl-D leaves.
+@path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
+//text says /text to the agent. What is said while it works is read before its next model call; commands that change something wait
+for the end, those that tell something answer at once, also at a question.
+Ctrl-O shows the last result or thoughts whole, Shift-Tab takes the next mode, Ctrl-R searches what was said before."""
+SHOWN_CONVERSATIONS = 20
+MOST_LISTED = 99
+SHOWN_NOTES = 50
+UNDONE = "(The files that the last turn wrote were brought back to what they were before it.)"
+
+
+async def _show_help(chat: Chat, _: str) -> None:
+    width = max(map(len, chat.commands)) + 1
+    chat.say(KEYS)
+    chat.say("\n".join([f"  /{name:{width}} {command.about}" for name, command in chat.commands.items()]))
+
+
+async def _show_or_set_model(chat: Chat, model: str) -> None:
+    talk = chat.conversation
+    if not model:
+        from stepengine.cli.commands.models import describe_model
+        from stepengine.models import find_known_models, list_providers
+
+        now = model_label(talk)
+        registry = talk.options.settings.make_models()
+        chat.say(f"now: {one_line(now)}")
+        with contextlib.suppress(UnknownModel):  # that of a server at --base-url
+            for model_known in find_known_models(registry, now):
+                chat.say(describe_model(model_known))
+        for entry in list_providers(registry):
+            if entry.key != "missing":
+                chat.say(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
+        return
+    options = attrs.evolve(talk.options, model=[m for m in talk.options.model or () if "=" in m] + [model])
+    bench.choose_models(options).check(model)
+    await talk.switch_engine(options, talk.agent)
+    chat.say(f"from the next turn on: {one_line(model)}; lasting approvals are asked for again")
+
+
+async def _show_agents(chat: Chat, _: str) -> None:
+    from stepengine.cli.commands.agents import tree_lines
+    from stepengine.engine.agent_family import find_agent_family
+
+    talk = chat.conversation
+    known = find_agent_family(talk.agent, talk.options.agent, talk.options.settings.agent_folders)
+    chat.say("\n".join(tree_lines(known)))
+
+
+async def _show_cost(chat: Chat, _: str) -> None:
+    talk = chat.conversation
+    spent = Spending()
+    for number, result in enumerate(talk.results, start=1):
+        spent += result.spending
+        chat.say(
+            f"  turn {number}   {format_tokens(result.usage) or 'no model call'}   {format_cost(result.cost, of=result.usage)}"
+        )
+    if chat.is_working and chat.screen is not None:
+        so_far = chat.screen.counts
+        chat.say(f"  this turn so far   {format_tokens(so_far.usage) or 'no model call'}   {format_cost(so_far.cost)}")
+    for what, used, costs in (
+        ("agent", spent.by_agent, spent.cost_by_agent),
+        ("model", spent.by_model, spent.cost_by_model),
+    ):
+        for name, usage in used.items():
+            said = format_tokens(usage) or "no tokens reported"
+            chat.say(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], of=usage)}")
+    chat.say(f"in all {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, of=spent.usage)}")
+
+
+async def _switch_agent(chat: Chat, name: str) -> None:
+    from stepengine.engine import load_agent
+
+    talk = chat.conversation
+    if not name:
+        chat.say(f"now: {talk.agent.id}; /agent ID takes another one, /agents lists those that it may spawn")
+        return
+    agent = load_agent(name, folders=talk.options.settings.agent_folders)
+    agent = convert_to_code_mode(agent) if talk.options.code_mode else agent
+    await talk.switch_engine(attrs.evolve(talk.options, agent=name), agent)
+    chat.say(f"{agent.id}: {one_line(agent.description, 200)}".rstrip(": "))
+    await _clear_conversation(chat, "")
+
+
+async def _show_or_set_mode(chat: Chat, mode: str) -> None:
+    talk = chat.conversation
+    if not mode:
+        chat.say(f"now: {talk.policy.mode}; there are {', '.join(talk.modes)}")
+        return
+    if mode not in talk.modes:
+        msg = f"{one_line(mode, 40)} is not a mode of this chat; modes: {', '.join(talk.modes)}"
+        raise UsageProblem(msg)
+    await talk.apply_mode(mode)
+    chat.say(f"mode {mode}, from the next turn on")
+
+
+async def _print_permission_rules(chat: Chat, _: str) -> None:
+    talk = chat.conversation
+    allowed = talk.list_approval_rules()
+    chat.say(f"mode {talk.policy.mode}")
+    for rule in talk.policy.rules:
+        if rule not in allowed:
+            chat.say(f"  {rule.decision:6} {one_line(str(rule.matcher), 200)}")
+    for number, rule in enumerate(allowed, start=1):
+        chat.say(f"  always {number}  {one_line(str(rule.matcher), 200)}")
+
+
+async def _remove_approval_rule(chat: Chat, which: str) -> None:
+    talk = chat.conversation
+    allowed = talk.list_approval_rules()
+    number = _parse_number(which)
+    if not 1 <= number <= len(allowed):
+        there = f"1 to {len(allowed)}, as /rules numbers them" if allowed else "and nothing was allowed for good yet"
+        msg = f"/forget NUMBER has it asked about again, {there}"
+        raise UsageProblem(msg)
+    rule = allowed[number - 1]
+    await talk.remove_approval_rule(rule)
+    chat.say(f"asked about again in this chat: {one_line(str(rule.matcher), 200)}")
+
+
+async def _show_todos(chat: Chat, _: str) -> None:
+    talk = chat.conversation
+    todos = () if talk.state is None else talk.state.context.get("todos", ())
+    lines = [f"  [{'x' if todo['completed'] else ' '}] {one_line(todo['task'], 200)}" for todo in todos]
+    chat.say("\n".join(lines) or "there are no todos")
+
+
+async def _print_diffs(chat: Chat, _: str) -> None:
+    talk = chat.conversation
+    diffs = [*talk.diffs, *(chat.screen.diffs if chat.is_working and chat.screen is not None else ())]
+    for diff in diffs:
+        for line, style in diff_lines(diff):
+            chat.say(line, style)
+    if not diffs:
+        chat.say("nothing was written in this chat")
+
+
+async def _print_memory_notes(chat: Chat, _: str) -> None:
+    from stepengine.tools.bundled import FileMemory
+    from stepengine.tools.bundled.note_tools import project_scope
+
+    talk = chat.conversation
+    store, scopes = FileMemory(), (project_scope(talk.options.cwd.resolve()), "user")
+    notes = [(scope.partition(":")[0], n) for scope in scopes for n in await store.search(scope, "", SHOWN_NOTES)]
+    chat.say("\n".join([f"  {scope}  {visible(note.line)}" for scope, note in notes]) or "there are no notes")
+
+
+async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
+    from stepengine.workspace.skills import find_skill, find_skills, read_instructions
+
+    talk = chat.conversation
+    name, _, words = said.partition(" ")
+    folder = talk.options.cwd.resolve()
+    if not name:
+        found = await asyncio.to_thread(find_skills, folder, user=True)
+        lines = [f"  {skill.name}  {one_line(skill.description, 200)}" for skill in found.skills.values()]
+        chat.say("\n".join([*lines, *found.warnings]) or "there are no skills here")
+        return None
+    skill = await asyncio.to_thread(find_skill, folder, name, user=True)
+    # Only what the person typed sends files along: a skill is somebody else's text.
+    sent = "\n\n".join([read_instructions(skill), chat.compose_prompt(words.strip())])
+    return await chat.run_turn(sent.rstrip(), title=f"/skill {said}")
+
+
+async def _print_journal_name(chat: Chat, _: str) -> None:
+    talk = chat.conversation
+    if talk.journal is None:
+        chat.say("no turn of this chat is recorded")
+        return
+    name = journal_name(talk.journal)
+    chat.say(f"{visible(name)}\nlook into it with: stepengine debug {shlex.quote(visible(name))}")
+
+
+async def _clear_conversation(chat: Chat, _: str) -> None:
+    talk = chat.conversation
+    talk.fork(0)
+    talk.notes.clear()
+    chat.say("a new conversation; the one before is recorded, and files stay as they are")
+
+
+async def _print_context_sizes(chat: Chat, _: str) -> None:
+    talk = chat.conversation
+    if not talk.states:
+        chat.say("nothing was said yet")
+        return
+    parts = talk.prompt_tokens_by_kind()
+    chat.say("about so many tokens go with the next prompt:")
+    for what, count in {**parts, "together": sum(parts.values())}.items():
+        chat.say(f"  {what:<17} {count:>9,}")
+
+
+async def _undo_last_writes(chat: Chat, _: str) -> None:
+    from stepengine.journal import undo
+
+    talk = chat.conversation
+    if talk.journal is None:
+        chat.say("there is no recorded turn to undo")
+        return
+    root = talk.options.cwd.resolve()
+    planned = str(undo(talk.journal, root, dry_run=True, partial=True))
+    chat.say(f"this would be done:\n{visible(planned)}")
+    if ((await chat.terminal.line("bring them back? y/n > ")) or "").strip().lower() not in YES:
+        chat.say("nothing was done")
+        return
+    # A turn of this chat, which this process recorded.
+    chat.say(visible(str(undo(talk.journal, root, partial=True, trust=True))))
+    talk.notes.append(UNDONE)
+
+
+async def _save_as_markdown(chat: Chat, file: str) -> None:
+    talk = chat.conversation
+    if not file:
+        msg = "/save FILE writes the conversation as Markdown; name a file that there is not yet"
+        raise UsageProblem(msg)
+    said = talk.visible_messages()
+    parts = [f"## {'You' if m.role == 'user' else talk.agent.id}\n\n{m.text.strip()}\n" for m in said]
+    _write_new_file(Path(file), "\n".join(parts))
+    chat.say(f"wrote {one_line(file)}")
+
+
+async def _fork_conversation(chat: Chat, turn: str) -> None:
+    talk = chat.conversation
+    last = len(talk.states) - 1
+    number = _parse_number(turn) if turn else last
+    if not 0 <= number <= last:
+        there = f"0 to {last}; without one, from before the last" if talk.states else "and there is none yet"
+        msg = f"/fork TURN continues from after a turn, {there}"
+        raise UsageProblem(msg)
+    talk.fork(number)
+    chat.say(f"continues from after turn {number}; files do not change, and later turns stay recorded")
+
+
+async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
+    from stepengine.engine.loader import load_agent
+
+    talk = chat.conversation
+    entry = await _choose_conversation(chat, which)
+    if entry is None:
+        return None
+    name, code_mode = entry.text("agent", "file") or entry.text("agent", "id"), entry.get_flag("options", "code_mode")
+    options = attrs.evolve(talk.options, agent=name, code_mode=code_mode)
+    agent = load_agent(name, folders=options.settings.agent_folders)
+    # It is repeated as it was recorded, whatever is allowed in this chat.
+    recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, policy_changes=None)
+    last = await asyncio.to_thread(replay_turn, entry, recorded)
+    if entry.status in GOES_ON:
+        options = attrs.evolve(options, policy=None, policy_changes=policy_changes(entry))
+    await talk.switch_engine(options, convert_to_code_mode(agent) if code_mode else agent)
+    talk.notes.clear()
+    talk.journal = None
+    chat.say(f"{talk.agent.id}: continues {entry.stem}; files do not change")
+    chat.continue_from(last, entry)
+    return await chat.resume_turn()
+
+
+async def _summarize_conversation(chat: Chat, hint: str) -> None:
+    from stepengine.context import compact, summarize
+    from stepengine.engine.packages import register_variant
+
+    talk = chat.conversation
+    before = talk.state
+    if before is None:
+        chat.say("nothing was said yet")
+        return
+
+    def handle_steps(ctx: StepContext) -> Steps[None]:
+        yield from compact(ctx.agent_state, summarize(directives=hint))
+
+    # Not recorded: what a journal holds is repeated with the agent's own handler.
+    options = attrs.evolve(talk.options, no_journal=True)
+    agent = attrs.evolve(talk.agent, handle_steps=handle_steps, output_schema=None, input_schema=None)
+    register_variant(agent, talk.agent)
+    await chat.run_turn("", agent, options)
+    after = talk.states[-1]
+    talk.filled = talk.estimate_prompt_tokens()
+    chat.say(f"{len(before.message_history)} messages before, {len(after.message_history)} now")
+
+
+def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
+    """Return the last turn of the conversation with the listed number or name; ``None`` if there is none."""
+    number = _parse_number(which)
+    if 1 <= number <= len(listed):
+        return listed[number - 1].last
+    # Two digits are a number of the list, though the random id of a run may begin with them.
+    return None if 0 <= number <= MOST_LISTED else find_by_prefix(which)
+
+
+async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
+    """
+    Return the last turn of the conversation with that number or name; without one, list conversations and ask.
+
+    Raises:
+        UsageProblem: when there is no such conversation or run.
+    """
+    known = await asyncio.to_thread(list_conversations, str(Path.cwd()))
+    found = [one for one in known if one.session_id != chat.conversation.session_id][:SHOWN_CONVERSATIONS]
+    if not which and not found:
+        chat.say("there is no other conversation or run of this folder; `stepengine runs --all` lists all")
+        return None
+    if not which:
+        for number, one in enumerate(found, start=1):
+            chat.say(truncate_text(f"{number:>4}. {one.line}", max(TOO_NARROW, chat.console.width - 1)))
+        which = ((await chat.terminal.line(WHICH)) or "").strip()
+    if not which:
+        return None
+    entry = _find_conversation(which, found)
+    if entry is None:
+        msg = f"there is no conversation or run {one_line(which, 40)!r}; /resume lists them"
+        raise UsageProblem(msg)
+    if entry.status == "running":
+        msg = f"{entry.stem} is running in another process; wait until it ends"
+        raise UsageProblem(msg)
+    return entry
+
+
+def _parse_number(typed: str) -> int:
+    """Parse a number; -1 for anything else."""
+    return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < DIGITS else -1
+
+
+def _write_new_file(path: Path, text: str) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+
+
+COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
+    {
+        "help": ChatCommand("this", _show_help, "yes"),
+        "model": ChatCommand(
+            "[MODEL]  show or set the model of all agents, from the next turn on", _show_or_set_model, "alone"
+        ),
+        "agents": ChatCommand("who may spawn whom", _show_agents, "yes"),
+        "agent": ChatCommand("ID  talk with another agent, in a new conversation", _switch_agent, "alone"),
+        "mode": ChatCommand(
+            "[MODE]  show or set what holds where no rule does; Shift-Tab takes the next one",
+            _show_or_set_mode,
+            "alone",
+        ),
+        "rules": ChatCommand("show what is allowed, asked about and denied", _print_permission_rules, "yes"),
+        "forget": ChatCommand("NUMBER  withdraw a lasting approval; /rules lists the numbers", _remove_approval_rule),
+        "todos": ChatCommand("what the agent has to do yet", _show_todos),
+        "diff": ChatCommand("show the files written in this chat", _print_diffs, "yes"),
+        "cost": ChatCommand("tokens and cost by turn, agent and model", _show_cost, "yes"),
+        "context": ChatCommand("what goes with the next prompt, by estimate", _print_context_sizes),
+        "memory": ChatCommand("the notes that agents keep of this project and of you", _print_memory_notes),
+        "skill": ChatCommand(
+            "[NAME [TEXT]]  list the skills of the project, or send the instructions of one", _list_or_send_skill
+        ),
+        "debug": ChatCommand("where the last turn is recorded", _print_journal_name, "yes"),
+        "undo": ChatCommand("bring back the files that the last turn wrote", _undo_last_writes),
+        "save": ChatCommand("FILE  write the conversation as Markdown", _save_as_markdown),
+        "fork": ChatCommand("[TURN]  continue from after a turn; default: before the last one", _fork_conversation),
+        "compact": ChatCommand("[HINT]  have the conversation summarised now", _summarize_conversation),
+        "resume": ChatCommand(
+            "[NUMBER|RUN]  list the conversations and runs of this folder, or continue one", _resume_conversation
+        ),
+        "clear": ChatCommand("start a new conversation", _clear_conversation),
+        "quit": ChatCommand("leave", None),
+    }
+)

@@ -1,0 +1,231 @@
+"""
+Commands for durable runs that need the agents.
+
+``stepengine journal export``, ``journal import``, ``deploy release``, and ``fork`` with a database: the records hold no requests, so that the
+agents repeat what is recorded, and nothing is performed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import attrs
+import typer
+from attrs import frozen
+
+from stepengine.cli.code_trust import refuse_inside_tool, refuse_untrusted_module
+from stepengine.cli.commands.worker import load_module_contents
+from stepengine.cli.deployment import App, Db, Pool, Run, resolve_database, run_deployment_command
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.options import Json, TrustAnswers
+from stepengine.cli.screen.render import format_error, to_ascii_json, visible
+from stepengine.cli.settings import UsageProblem
+from stepengine.errors import JournalError, ReplayDivergence
+
+if TYPE_CHECKING:
+    from stepengine.durable import DurableEngine
+
+Agents: TypeAlias = Annotated[
+    str,
+    typer.Option("--agents", help="The agents: as MODULE of `stepengine deploy worker`.", metavar="MODULE"),
+]
+
+
+def _run_with_agents(
+    module: str, db: str, act: Callable[[DurableEngine], Awaitable[Exit]], *, app: str, pool: str, release: str = ""
+) -> Exit:
+    refuse_untrusted_module(module)
+    offered = load_module_contents(module)
+
+    async def acted() -> Exit:
+        from stepengine.durable import DurableEngine
+
+        async with DurableEngine(
+            offered.agents, offered.tools, offered.models, db=resolve_database(db), works=False, app=app, pool=pool,
+            release=release or None, **offered.options,
+        ) as engine:  # fmt: skip
+            return await act(engine)
+
+    return run_deployment_command(acted())
+
+
+def export(
+    run: Run,
+    *,
+    agents: Agents = "agents",
+    into: Annotated[Path | None, typer.Option(help="The new journal; default: RUN.jsonl.", metavar="FILE")] = None,
+    db: Db = "",
+    app: App = "stepengine",
+    pool: Pool = "default",
+) -> Exit:
+    """
+    Export a durable run to a journal file.
+
+    Use it to replay, fork, compare or inspect a run from production. Pass the agents of the run's own release.
+
+    Exits with 5 if these agents diverge from the record.
+
+    Examples:
+      stepengine journal export review-17 --agents mine.py --into review-17.jsonl
+    """
+    target = into or Path(f"{run.replace('/', '-')}.jsonl")
+
+    async def write_export(engine: DurableEngine) -> Exit:
+        await engine.export(run, target)
+        print(target)
+        return Exit.COMPLETED
+
+    return _run_with_agents(agents, db, write_export, app=app, pool=pool)
+
+
+def import_(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A journal of a run that has not ended.")],
+    *,
+    agents: Agents = "agents",
+    release: Annotated[str, typer.Option(help="Release that resumes it; default: that of these agents.")] = "",
+    trust_answers: TrustAnswers = False,
+    db: Db = "",
+    app: App = "stepengine",
+    pool: Pool = "default",
+) -> Exit:
+    """
+    Continue the run of a journal file as a durable run.
+
+    The run continues where FILE ends, and no recorded effect is repeated. FILE does not change, and must not be
+    resumed elsewhere. Prints the run's id.
+
+    FILE is refused if it approves calls that have not started and was written or changed by others. `stepengine
+    resume` asks again; --trust-answers accepts the recorded approvals.
+
+    Examples:
+      stepengine journal import run.jsonl --agents my_agents.py
+    """
+    from stepengine.cli.journals import check_foreign_approvals, open_journal
+
+    if trust_answers:
+        refuse_inside_tool("import --trust-answers")
+    else:
+        journal = open_journal(file)
+        check_foreign_approvals(journal, journal.history())
+
+    async def continued(engine: DurableEngine) -> Exit:
+        print(await engine.continued(open_journal(file)))
+        return Exit.COMPLETED
+
+    return _run_with_agents(agents, db, continued, app=app, pool=pool, release=release)
+
+
+def fork_durable(
+    run: str,
+    at: str,
+    edit: Callable[[Any], object] | None,
+    *,
+    agents: str,
+    db: str,
+    allow_repeat: bool,
+    app: str,
+    pool: str,
+) -> Exit:
+    """Fork a durable run; *edit* changes the last outcome that is kept. Print the id of the new run."""
+
+    async def forked(engine: DurableEngine) -> Exit:
+        print(await engine.fork(run, at=at, edit=edit, allow_repeat=allow_repeat))
+        return Exit.COMPLETED
+
+    return _run_with_agents(agents, db, forked, app=app, pool=pool)
+
+
+@frozen
+class MoveOutcome:
+    """
+    The outcome of moving a run to another release.
+
+    Attributes:
+        run: Its id.
+        outcome: ``moved``, ``would move``, ``diverges`` (it was left alone), or ``ended`` meanwhile.
+        why: Where it diverges.
+    """
+
+    run: str
+    outcome: str
+    why: str = ""
+
+
+def move(
+    of: Annotated[str, typer.Argument(metavar="FROM", help="The release with runs that have not ended.")],
+    to: Annotated[
+        str, typer.Argument(metavar="TO", help="The release that resumes them; its workers must be running.")
+    ],
+    *,
+    agents: Agents = "agents",
+    check: Annotated[
+        bool, typer.Option("--check", help="Only report which runs would move, and which diverge.")
+    ] = False,
+    only: Annotated[str, typer.Option(help="One run; default: all runs that have not ended.", metavar="RUN")] = "",
+    as_json: Json = False,
+    db: Db = "",
+    app: App = "stepengine",
+    pool: Pool = "default",
+) -> Exit:
+    """
+    Move runs from one release to another.
+
+    First replays each run with the agents of TO, without performing effects. A run that would diverge is reported
+    and stays with the workers of FROM. A run that fits is interrupted, keeps its record and pending answers, and
+    continues with the workers of TO.
+
+    Exit codes:
+      0    all runs moved, or would move
+      5    some runs diverge
+      6    the database cannot be reached
+
+    Examples:
+      stepengine deploy release 1.4 1.5 --agents my_agents.py --check
+      stepengine deploy release 1.4 1.5 --agents my_agents.py
+    """
+
+    async def moved(engine: DurableEngine) -> Exit:
+        from stepengine.durable import Upkeep
+
+        found = [only] if only else await Upkeep(engine.operator).unfinished(of)
+        told = [await _move_run(engine, run, of, check=check) for run in found]
+        if as_json:
+            print(to_ascii_json([attrs.asdict(each) for each in told]))
+        else:
+            print(
+                "\n".join([_format_move_outcome(each) for each in told])
+                or f"no run of release {visible(of, strict=True)} is left"
+            )
+        return Exit.DIVERGED if any(each.outcome == "diverges" for each in told) else Exit.COMPLETED
+
+    if of == to:
+        msg = f"FROM and TO are both {of!r}; `stepengine deploy status` lists the releases"
+        raise UsageProblem(msg)
+    return _run_with_agents(agents, db, moved, app=app, pool=pool, release=to)
+
+
+async def _move_run(engine: DurableEngine, run: str, of: str, *, check: bool) -> MoveOutcome:
+    view = await engine.operator.run(run)
+    if view.release != of:
+        msg = f"the run {run!r} belongs to release {view.release}, not to {of}"
+        raise JournalError(msg)
+    differs = await engine.fits(run)
+    if differs is not None:
+        return MoveOutcome(run, "diverges", differs.message)
+    if check:
+        return MoveOutcome(run, "would move")
+    try:
+        await engine.move(run)
+    except ReplayDivergence as error:  # it went on since it was looked at, and what it recorded meanwhile does not fit
+        return MoveOutcome(run, "diverges", error.message)
+    except JournalError as error:
+        print_error(format_error(error))
+        return MoveOutcome(run, "ended")
+    return MoveOutcome(run, "moved")
+
+
+def _format_move_outcome(each: MoveOutcome) -> str:
+    why = "".join([f"\n    {visible(line)}" for line in each.why.splitlines()])
+    return f"{each.outcome:<11}{visible(each.run, strict=True)}{why}"

@@ -1,0 +1,208 @@
+"""The command `fork` of the debugger: continues a run from its current position in a new journal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from stepengine.cli.bench import make_engine_setup
+from stepengine.cli.debug_navigation import LOOK_SECONDS
+from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, redirect_handler_output
+from stepengine.cli.journals import create_journal, journal_name, load_recorded_agent
+from stepengine.cli.screen.render import format_cost, format_count
+from stepengine.cli.scripts import load_script
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import did_you_mean
+from stepengine.errors import StepEngineError
+
+if TYPE_CHECKING:
+    from stepengine.debugging.debugger import ForkedWalk
+
+
+@frozen
+class ForkRequest:
+    """A fork as it was typed; see ``help fork``."""
+
+    edit: Any = None
+    replies: Any = ()
+    live: bool = False
+    is_agreed: bool = False
+    allow_repeat: bool = False
+    served: bool = False
+    into: str = ""
+
+
+FLAGS = {"--live": "live", "--yes": "is_agreed", "--allow-repeat": "allow_repeat", "--served": "served"}
+
+
+def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_line: Callable[[str], str | None]) -> str:
+    """
+    Continue the run from its current position in a new journal, and return the journal's name.
+
+    Args:
+        screen: Shows the result of the fork.
+        rest: The options as they were typed; see ``help fork``.
+        forked: The walk, if it consists of processes: then the fork has a process of its own, too.
+        read_line: Asks the person in the terminal.
+    """
+    from stepengine.journal.sources import parse_database_path
+
+    asked = _parse_fork(rest)
+    source = screen.options.journal
+    into = asked.into or _find_free_path(Path((parse_database_path(source) or (source, ""))[0]))
+    act = partial(_run_fork_to_end, screen, asked, into)
+    if asked.live:
+        _confirm_cost(screen, asked, read_line)
+    if forked is None:
+        told = json.loads(act())
+    else:
+        from stepengine.debugging.debugger import call_in_fork
+
+        said = call_in_fork(act, seconds=LOOK_SECONDS, network=True)
+        if not said:
+            msg = "the fork ended early"
+            raise RefusedCommand(msg)
+        told = json.loads(said)
+    if told.get("error"):
+        raise RefusedCommand(told["error"])
+    place = screen.debugger.stepper.address_at(screen.debugger.position)
+    at = "" if place is None else f"{place[0]}#{place[1]}"
+    screen.tell(
+        f" new journal {into}, parent at {at}; {format_count(told['steps'], 'step')}, {told['status']}"
+        + (f": {told['said']}" if told["said"] else ""),
+        {"journal": into, "at": at, **told},
+    )
+    return into
+
+
+def _confirm_cost(screen: DebugScreen, asked: ForkRequest, read_line: Callable[[str], str | None]) -> None:
+    """Ask the person to confirm the estimated cost of live model calls."""
+    from stepengine.evaluation.samples import course_from
+    from stepengine.journal.records import format_address
+
+    stepper = screen.debugger.stepper
+    history, place = stepper.history, stepper.address_at(stepper.position)
+    left = None if place is None else course_from(history, format_address(*place)).cost
+    models = sorted({history.model(i) for i in history.intents.values() if i.type == "model_call"})
+    price = (
+        "an unknown price"
+        if left is None
+        else f"about {format_cost(left)} to {format_cost(2 * left)}, as the recorded part after this"
+    )
+    if asked.is_agreed:
+        return
+    question = f"ask {', '.join(models) or 'the model'} for real, for {price}? [y/N] "
+    if screen.asked.is_scripted or not sys.stdin.isatty():
+        msg = f"{question.removesuffix('? [y/N] ')}: without a terminal nobody can approve it; add --yes to --live"
+        raise RefusedCommand(msg)
+    answer = read_line(screen.clean(question))
+    if (answer or "").strip().lower() not in ("y", "yes"):
+        msg = "no model was asked"
+        raise RefusedCommand(msg)
+
+
+def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
+    """Run the fork to its end, and return its status, steps and error as JSON."""
+    from stepengine.journal.show import status_of
+    from stepengine.testing import ScriptedModel
+
+    try:
+        target, options = create_journal(into), screen.options
+        history = screen.debugger.stepper.history
+        agent = load_recorded_agent(screen.debugger.journal, options, history)
+        bench = make_engine_setup(options, agent, into=journal_name(target), recorded=history)
+        debugger = screen.debugger.with_engine(bench.engine)
+        models = None if asked.live else ScriptedModel(asked.replies)
+        edit = asked.edit
+
+        async def ended() -> Any:
+            async with bench.engine:
+                return await debugger.fork(
+                    edit, models=models, into=target, allow_repeat=asked.allow_repeat, served=asked.served
+                )
+
+        with redirect_handler_output(screen.asked, as_json=screen.is_json):
+            result = asyncio.run(ended())
+    except (StepEngineError, UsageProblem, OSError, ValueError) as error:
+        said = error.message if isinstance(error, StepEngineError) else str(error)
+        return json.dumps({"error": said})
+    history = target.history()
+    steps = sum(i.type == "model_call" and not i.path for i in history.intents.values())
+    why = "" if result.error is None else str(result.error)
+    if why and not asked.live:
+        why += "\n   the models are scripted: --script FILE supplies replies, --live calls the models"
+    return json.dumps({"status": status_of(history), "steps": steps, "said": screen.clean(why)})
+
+
+def _find_free_path(source: Path) -> str:
+    """Return a path for the journal of the fork, next to *source*, that does not exist yet."""
+    for number in range(1, 10_000):
+        path = source.with_name(f"{source.stem}-{number}.jsonl")
+        if not path.exists():
+            return str(path)
+    msg = f"{source} has ten thousand forks beside it; name another file with --into"
+    raise RefusedCommand(msg)
+
+
+def _parse_fork(text: str) -> ForkRequest:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        msg = f"this cannot be read: {error}; quote texts with spaces"
+        raise RefusedCommand(msg) from None
+    given: dict[str, Any] = {}
+    while words:
+        name = words.pop(0)
+        if name in FLAGS:
+            given[FLAGS[name]] = True
+            continue
+        if name not in ("--reply", "--result", "--raise", "--script", "--into") or not words:
+            msg = (
+                f"fork takes no {name[:40]!r}; it takes --reply TEXT|@FILE, --result JSON|@FILE, --raise KIND:TEXT, "
+                "--script FILE or --live, --yes, --served, --allow-repeat, --into FILE"
+            )
+            raise RefusedCommand(msg)
+        value = words.pop(0)
+        if name == "--into":
+            given["into"] = value
+        elif name == "--script":
+            given["replies"] = load_script(value)
+        else:
+            given["edit"] = _parse_edit(name, value)
+    if given.get("live") and "replies" in given:
+        msg = "--live and --script exclude each other; pass one of them"
+        raise RefusedCommand(msg)
+    return ForkRequest(**given)
+
+
+def _parse_edit(name: str, value: str) -> object:
+    """Return the outcome that an option gives: a reply, a JSON result or an error."""
+    if name == "--raise":
+        kind, _, said = value.partition(":")
+        return _parse_error_option(kind, said)
+    if value.startswith("@"):
+        value = Path(value[1:]).read_text(encoding="utf-8")
+    if name == "--reply":
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _parse_error_option(kind: str, said: str) -> StepEngineError:
+    from stepengine import errors
+
+    known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
+    if kind not in known:
+        msg = f"there is no error {kind[:40]!r}, such as ToolError:gone{did_you_mean(kind, known)}"
+        raise RefusedCommand(msg)
+    return known[kind](said)

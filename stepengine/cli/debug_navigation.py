@@ -1,0 +1,217 @@
+"""``DebugNavigation``: the commands of the debugger that go to another place of a run, or search for one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Never
+
+from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, parse_count, redirect_handler_output
+from stepengine.cli.exits import print_error
+from stepengine.errors import ReplayDivergence
+
+if TYPE_CHECKING:
+    from stepengine.debugging.debugger import ForkedWalk
+
+LOOK_SECONDS = 3600.0
+"""How long a search, or a fork, may take in a process of its own: hours-long handlers are replayed in it."""
+
+
+class DebugNavigation:
+    """
+    Commands that move the debugger.
+
+    Args:
+        screen: Shows the new place.
+        forked: The walk, if it consists of processes. Then a command may end in another process than it began in.
+
+    Attributes:
+        jumps: Whether the debugger is on the way to another place, so that no ``breakpoint()`` stops it.
+    """
+
+    def __init__(self, screen: DebugScreen, forked: ForkedWalk | None) -> None:
+        self._screen = screen
+        self._debugger = screen.debugger
+        self._forked = forked
+        self.jumps = True
+
+    def move_silently(self, position: int, *, jumps: bool = True, **kept: object) -> None:
+        """Move to a position without printing; *kept* is passed to the process that continues there."""
+        self.jumps = jumps
+        try:
+            with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+                self._debugger.move_to(position, **kept)
+        finally:
+            self.jumps = True
+
+    def go(self, position: int, *, jumps: bool = True) -> None:
+        """Move to a position and show it; raise at the end of the run."""
+        if position > self._debugger.position >= self._debugger.last:
+            self._raise_at_end()
+        self._move_and_show(position, jumps=jumps)
+
+    def _raise_at_end(self) -> Never:
+        inside = self._debugger.followed_path
+        msg = (
+            f"the run ends here: it has {self._debugger.last} results"
+            if inside is None
+            else f"the run {inside} has nothing after this; `out` follows all runs again"
+        )
+        raise RefusedCommand(msg)
+
+    def parse_place(self, text: str) -> int:
+        """Parse a step or an effect and return its position."""
+        if not text:
+            msg = "name a place: a step such as 12, or an effect such as #5 or 3.2#1"
+            raise RefusedCommand(msg)
+        return self._debugger.place(text)
+
+    def next(self, rest: str, sign: int = 1) -> None:
+        """Move forward or back by a count of positions."""
+        target = self._debugger.position_after(sign * parse_count(rest))
+        if target == self._debugger.position:
+            self._raise_at_end() if sign > 0 else self._raise_at_start()
+        self.go(target, jumps=False)
+
+    def step(self, rest: str, sign: int = 1) -> None:
+        """Move forward or back by a count of steps."""
+        target = self._debugger.position_of_step_after(sign * parse_count(rest))
+        if target == self._debugger.position:
+            self._raise_at_end() if sign > 0 else self._raise_at_start()
+        self.go(target)
+
+    def _raise_at_start(self) -> Never:
+        inside = self._debugger.followed_path
+        msg = (
+            "this is the first position"
+            if inside is None
+            else f"the run {inside} has nothing before this; `out` follows all runs again"
+        )
+        raise RefusedCommand(msg)
+
+    def goto(self, rest: str) -> None:
+        """Move to a step or an effect and show it."""
+        self.go(self.parse_place(rest))
+
+    def go_to_end(self, *, last: bool) -> None:
+        """Move to the first or the last position."""
+        self._move_and_show(self._debugger.last if last else 0)
+
+    def _move_and_show(self, position: int, *, jumps: bool = True) -> None:
+        """Move to a position and show it, without a check for the end of the run."""
+        self._screen.frame = 0
+        self.move_silently(position, jumps=jumps, then="show")
+        self._screen.show()
+
+    def run_until(self, rest: str) -> None:
+        """Move forward until a condition is true."""
+        from stepengine.debugging.debugger import is_harmless
+
+        if not rest:
+            msg = "until what? A line (41, file.py:41), @tool_name, error, or an expression"
+            raise RefusedCommand(msg)
+        start = self._debugger.position
+        if self._forked is None or is_harmless(rest):
+            with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+                found = self._debugger.run_until(rest)
+            self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+        else:
+            told = self._search_in_child_process(rest, start + 1, self._debugger.last, backwards=False)
+            if told.get("differs"):
+                self.move_silently(self._debugger.last)
+                # The run by itself is as recorded: it is the expression that did something to it.
+                self._screen.fail(f"{rest} changes the run, so it cannot be searched for")
+                self.move_silently(start, then=None)
+                return
+            self._report_search(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
+            self.move_silently(self._debugger.last if told["found"] is None else told["found"])
+        self._screen.show()
+
+    def _search_in_child_process(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
+        """Search for a condition in a child process, because expressions may change the run."""
+        from stepengine.debugging.debugger import call_in_fork
+
+        def look() -> str:
+            if self._forked is not None:
+                self._forked.stays = True
+            try:
+                with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+                    return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
+            except ReplayDivergence as error:
+                # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
+                return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
+
+        self._debugger.check(what)
+        said = call_in_fork(look, seconds=LOOK_SECONDS)
+        if not said:
+            msg = "looking for it ended early: its code, or that of the handler, ended the process"
+            raise RefusedCommand(msg)
+        found: dict[str, object] = json.loads(said)
+        return found
+
+    def _report_search(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
+        """Print the problem of a search, and report a search without a match as failed."""
+        if problem:
+            print_error(self._screen.clean(f"{what}: {problem} (counted as false; shown once)"))
+        if not found:
+            self._screen.fail(f"{what} never held: {looked_at} positions were looked at")
+
+    def run_back_until(self, rest: str) -> None:
+        """Move back to the last position where a condition was true."""
+        start = self._debugger.position
+        if not rest:
+            msg = "back to what? A line (41, file.py:41), @tool_name, error, or an expression"
+            raise RefusedCommand(msg)
+        if start == 0:
+            self._raise_at_start()
+        self._debugger.check(rest)
+        if self._forked is None:
+            with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+                found = self._debugger.run_until(rest, backwards=True)
+            self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._screen.show()
+        else:
+            self._forked.leave(start - 1, search=[rest, start, 0, ""])
+
+    def search_back(self, what: str, before: int, looked_at: int, problem: str) -> None:
+        """Search backwards from *before*. Without a match, the process at the position before this one searches."""
+        here = self._debugger.position
+        told = self._search_in_child_process(what, here, before - 1, backwards=True)
+        looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
+        if told["found"] is None and here > 0 and self._forked is not None:
+            self._forked.leave(here - 1, search=[what, here, looked_at, problem])
+        self._report_search(what, problem, looked_at, found=told["found"] is not None)
+        self.move_silently(told["found"] or 0)
+        self._screen.show()
+
+    def follow_child(self, rest: str) -> None:
+        """Restrict the debugger to one child run."""
+        if not rest:
+            msg = "into which child? Name its path, such as 3 or 3.2"
+            raise RefusedCommand(msg)
+        self._move_and_show(self._debugger.follow_child(rest))
+
+    def follow_all(self, _: str) -> None:
+        """Let the debugger follow all runs again."""
+        self._debugger.follow_all()
+        self._screen.tell("all runs count again", {"inside": None})
+
+    def diff(self, rest: str) -> None:
+        """Print the differences between two positions."""
+        places = rest.split()
+        if len(places) != 2:  # noqa: PLR2004
+            msg = "diff compares two places: diff 3 5, diff #2 3.2#1"
+            raise RefusedCommand(msg)
+        one, two = self.parse_place(places[0]), self.parse_place(places[1])
+        self.compare(one, two, self._debugger.position, known={})
+
+    def compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
+        """Print the differences between two positions and move back to *stood*. *known* has the summaries made so far."""
+        from stepengine.debugging.debugger import diff_summaries
+
+        for position in sorted((one, two)):
+            if str(position) not in known:
+                self.move_silently(position, then=["diff", one, two, stood], known=known)
+                known[str(position)] = self._debugger.summary()
+        lines = diff_summaries(known[str(one)], known[str(two)])
+        self._screen.tell("\n".join(lines) or "nothing differs", {"diff": lines})
+        self.move_silently(stood, then=None)

@@ -1,0 +1,303 @@
+"""``DebugScreen``: what the debugger shows of the place where a run stands, as text or JSON, and what it reports as failed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import mmap
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.options import Options
+from stepengine.cli.screen.render import format_cost, format_count, print_visible, truncate_text
+from stepengine.errors import ReplayDivergence
+
+if TYPE_CHECKING:
+    from stepengine.debugging.debugger import Debugger
+    from stepengine.engine.stepper import Frame, Moment
+
+FORMAT = "stepengine.debug/1"
+AROUND = 7
+"""Lines of source on both sides of the one that waits: a function of median length fits."""
+MAX_PRINTED = 5
+"""Lines that a program printed; `print` shows them all."""
+SHORT = 40
+"""Characters of a value among others in one line."""
+NO_MORE = "the run diverges from its record here and cannot continue; to continue from here, use fork or `stepengine resume --on-divergence extend`"
+
+
+@frozen
+class DebugOptions:
+    """The options of `stepengine debug` alone."""
+
+    at: str = ""
+    commands: tuple[str, ...] = ()
+    is_scripted: bool = attrs.field(default=False, kw_only=True)
+    no_fork: bool = attrs.field(default=False, kw_only=True)
+    quiet_handler: bool = attrs.field(default=False, kw_only=True)
+    is_inner: bool = attrs.field(default=False, kw_only=True)
+
+
+class SharedCounters:
+    """Numbers that all processes of one debugger share: which command is next, and with which code to leave."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, 8)
+
+    def __getitem__(self, place: int) -> int:
+        return int.from_bytes(self._shared[4 * place : 4 * place + 4], "big")
+
+    def __setitem__(self, place: int, value: int) -> None:
+        self._shared[4 * place : 4 * place + 4] = value.to_bytes(4, "big")
+
+    def next_command_number(self) -> int:
+        """Return the number of the next command and increment it."""
+        self[0] += 1
+        return self[0] - 1
+
+    @property
+    def code(self) -> int:
+        """The exit code so far."""
+        return self[1]
+
+    def fail(self, code: Exit) -> None:
+        """Record the exit code of a failed command; the first failure counts, and a divergence before all others."""
+        self[1] = int(code) if not self[1] or code is Exit.DIVERGED else self[1]
+
+
+@contextlib.contextmanager
+def redirect_handler_output(asked: DebugOptions, *, as_json: bool) -> Iterator[None]:
+    """While the block runs, discard what the handler prints or send it to stderr, if requested."""
+    if not (asked.quiet_handler or as_json):
+        yield
+        return
+    with contextlib.redirect_stdout(io.StringIO() if asked.quiet_handler else sys.stderr):
+        yield
+
+
+class RefusedCommand(Exception):
+    """A command cannot be executed; the message says why."""
+
+
+class DebugScreen:
+    """
+    Prints the state of a debugger.
+
+    Args:
+        debugger: The debugger.
+        options: The options that all commands have.
+        asked: The options of `stepengine debug` alone.
+        tally: The numbers that all processes of this debugger share.
+        parked: The divergence at which the debugger stands, if it stands at one.
+
+    Attributes:
+        frame: The number of the frame that commands show, the outermost first.
+        running: The frame that called ``breakpoint()``, while its loop is open.
+    """
+
+    def __init__(
+        self,
+        debugger: Debugger,
+        options: Options,
+        asked: DebugOptions,
+        tally: SharedCounters,
+        *,
+        parked: ReplayDivergence | None = None,
+    ) -> None:
+        self.debugger = debugger
+        self.options = options
+        self.asked = asked
+        self.tally = tally
+        self.parked = parked
+        self.frame = 0
+        self.running: Frame | None = None
+        self._began = time.time()
+
+    @property
+    def is_json(self) -> bool:
+        """Whether commands print JSON, one object a line."""
+        return self.options.as_json
+
+    @property
+    def width(self) -> int:
+        """The width of the terminal in columns."""
+        import shutil
+
+        return shutil.get_terminal_size().columns
+
+    def clean(self, text: str) -> str:
+        """Return *text* without control characters and secrets."""
+        return self.debugger.texts.clean(text)
+
+    def tell(self, text: str, data: Mapping[str, object]) -> None:
+        """Print the result of a command, as *text* or as JSON."""
+        if self.is_json:
+            print(json.dumps({"format": FORMAT, **data}).replace("\x7f", "\\u007f"), flush=True)
+        else:
+            print_visible(text)
+
+    def report_divergence(self, said: str) -> None:
+        """Report a divergence between the code and the record."""
+        self.tally.fail(Exit.DIVERGED)
+        if self.is_json:
+            self.tell("", {"error": self.clean(said), "diverged": True})
+        print_error(f"{said}\n  {NO_MORE}", Exit.DIVERGED)
+
+    def fail(self, said: str) -> None:
+        """Report that a command failed."""
+        if self.asked.is_scripted:
+            self.tally.fail(Exit.FAILED)
+        if self.is_json:
+            self.tell("", {"error": self.clean(said), "diverged": False})
+        print_error(self.clean(said))
+
+    def show(self) -> None:
+        """Print the current position of the run."""
+        moment = self.debugger.moment()
+        self.tell("\n".join(self._position_lines(moment)), self.debugger.to_dict())
+
+    def _position_lines(self, moment: Moment) -> Iterator[str]:
+        """Yield the lines for a position: head, source, request, answer and variables."""
+        stepper, state = self.debugger.stepper, moment.state
+        is_program = any(frame.kind == "program" for frame in moment.frames)  # which has no steps
+        place = [
+            *([] if is_program else [f"step {moment.step} of {stepper.steps(moment.address.rpartition('#')[0])}"]),
+            moment.address or "the end",
+            str(timedelta(seconds=moment.at // 1000)).rjust(8, "0"),
+        ]
+        if self.debugger.followed_path is not None:
+            place.append(f"inside {self.debugger.followed_path}")
+        sums = f"{format_cost(state.cost)} · {state.context_tokens:,} tokens in view"
+        head = f"── {' · '.join(place)} "
+        yield f"{head}{'─' * max(2, self.width - len(head) - len(sums) - 4)} {sums} ──"
+        frames = [frame for frame in moment.frames if frame.kind != "package" or self.options.verbose]
+        if frames:
+            shown = frames[0] if self.frame >= len(frames) else frames[self.frame]
+            yield from self.source_lines(shown, 4)
+            inner = [f"{_short_function_name(frame)}:{frame.line}" for frame in frames[1:]]
+            if inner:
+                yield f"   in {' > '.join(inner)}"
+        else:
+            yield f"{moment.agent_id}: nothing of the author's waits here"
+        line = getattr(moment.effect, "program_line", 0)
+        at = f"  (line {line})" if line and any(f.kind == "program" and f.line != line for f in frames) else ""
+        yield f" asked     {truncate_text(self.clean(moment.asked), self.width)}{at}"
+        yield f" answer    {truncate_text(self._describe_answer(moment), self.width)}"
+        yield from self._variable_lines(frames[0 if self.frame >= len(frames) else self.frame] if frames else None)
+
+    def _variable_lines(self, frame: Frame | None) -> Iterator[str]:
+        """Yield lines with the variables of a frame, the output of a program and the variables that programs left."""
+        texts = self.debugger.texts
+        if frame is not None and frame.kind == "program":
+            said = self.debugger.printed(frame)
+            nothing = "(nothing so far)" if said is not None else "(unknown: its sandbox is not installed)"
+            printed = said.removesuffix("\n").split("\n") if said else [nothing]
+            if len(printed) > MAX_PRINTED:
+                printed = [f"... ({format_count(len(printed) - MAX_PRINTED, 'line')} before)", *printed[-MAX_PRINTED:]]
+            for name, line in zip(("printed", *[""] * len(printed)), printed, strict=False):
+                yield f" {name:<9} {truncate_text(line, self.width)}"
+        elif frame is not None:
+            values = [f"{n}={texts.named(n, v, limit=SHORT)}" for n, v in frame.locals.items()]
+            yield f" locals    {'  '.join(values)}"
+        variables = self.debugger.variables()
+        if variables:
+            yield f" variables {truncate_text('  '.join([f'{n}={truncate_text(v, SHORT)}' for n, v in variables.items()]), self.width)}"
+
+    def _describe_answer(self, moment: Moment) -> str:
+        from stepengine.debugging.debugger import format_outcome
+
+        if moment.outcome is not None:
+            return format_outcome(moment.outcome, self.debugger.texts)
+        if self.parked is not None:
+            return "none: the run differs from its record here"
+        return "none is recorded" if moment.effect is not None else ""
+
+    def source_lines(self, frame: Frame, most: int) -> Iterator[str]:
+        """Yield a heading and up to *most* source lines around the line of a frame."""
+        from stepengine.debugging.debugger import lines_around
+
+        if frame.kind == "program":
+            yield f"the program of {self._program_call_address()}, which a model wrote"
+        else:
+            yield f"{self.clean(_make_path_relative(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
+        if frame.kind == "opaque":
+            yield "  what waits here cannot be looked into"
+            return
+        lines = list(lines_around(frame, most))
+        if frame.file and self._has_file_changed(frame.file):
+            yield "  (the file was changed after its code was loaded)"
+        if not lines:
+            yield f"  > {frame.line}  (the file cannot be read)"
+        for number, line in lines:
+            yield f" {'>' if number == frame.line else ' '} {number:<4} {truncate_text(self.clean(line), self.width)}"
+
+    def _program_call_address(self) -> str:
+        """Return the address of the tool call that runs the program."""
+        from stepengine.journal.history import get_start_address
+        from stepengine.journal.records import format_address
+
+        return format_address(*get_start_address(self.debugger.moment().address.rpartition("#")[0]))
+
+    def file_of(self, frame: Frame) -> str:
+        """Return the file of a frame; for a program, the address of its call."""
+        return (
+            f"of {self._program_call_address()}"
+            if frame.kind == "program"
+            else self.clean(_make_path_relative(frame.file))
+        )
+
+    def _has_file_changed(self, file: str) -> bool:
+        """Return whether a file changed after the debugger started."""
+        with contextlib.suppress(OSError):
+            return Path(file).stat().st_mtime > self._began
+        return False
+
+    def frames(self) -> list[Frame]:
+        """Return the stack frames at this position, the outermost first."""
+        if self.running is not None:
+            return [self.running]
+        moment = self.debugger.moment()
+        return [f for f in moment.frames if f.kind != "package" or self.options.verbose]
+
+    def current_frame(self) -> Frame:
+        """Return the selected frame."""
+        frames = self.frames()
+        if not frames:
+            msg = "nothing of the author's waits here"
+            raise RefusedCommand(msg)
+        return frames[min(self.frame, len(frames) - 1)]
+
+    def print_messages(self, head: Sequence[str], messages: Any) -> None:
+        """Print messages, one a line, below *head*."""
+        clean, width = self.debugger.texts.clean, self.width
+        lines = [f"{n:>4} {m.role:<9} {clean(' '.join(m.text.split()), width)}" for n, m in enumerate(messages)]
+        self.tell("\n".join([*head, *lines]), {"head": head, "messages": lines})
+
+
+def _short_function_name(frame: Frame) -> str:
+    return frame.function.rpartition(".")[2]
+
+
+def _make_path_relative(file: str) -> str:
+    with contextlib.suppress(ValueError, OSError):
+        return str(Path(file).relative_to(Path.cwd()))
+    return file
+
+
+def parse_count(text: str) -> int:
+    """Parse a count, 1 for an empty text; raise ``RefusedCommand`` for anything else."""
+    if not text:
+        return 1
+    if not text.isdecimal() or len(text) > 9 or int(text) == 0:  # noqa: PLR2004
+        msg = f"{text[:40]!r} is not a count; use a number from 1 on"
+        raise RefusedCommand(msg)
+    return int(text)

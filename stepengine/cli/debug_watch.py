@@ -1,0 +1,239 @@
+"""
+``stepengine debug --watch``: one place of a recorded run, shown again under the new code whenever a file of the agent is saved.
+
+This process reads the record, and never imports what is edited: each look is one of a process of its own (``debugging.edits``).
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepengine.cli.bench import choose_models, make_engine_setup
+from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import load_recorded_agent, open_journal
+from stepengine.cli.options import Options
+from stepengine.cli.screen.render import format_count, print_visible, truncate_text
+from stepengine.cli.settings import UsageProblem
+from stepengine.errors import JournalError
+
+if TYPE_CHECKING:
+    from stepengine.data.definition import AgentDefinition
+    from stepengine.debugging.edits import MomentPreview
+    from stepengine.engine import Engine
+    from stepengine.engine.stepper import Tape
+
+FORMAT = "stepengine.watch/1"
+EVERY = 0.1
+"""How often files are looked at, in seconds: a save is seen before the hand has left the key."""
+LISTED = 5
+MOST = 20
+
+
+def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
+    """
+    Show a position again after each change of the code, until the user quits.
+
+    Raises:
+        UsageProblem: where no process can be made, or the run has no such place.
+        JournalError: when the journal cannot be used.
+    """
+    from stepengine.debugging.debugger import explain_no_fork
+    from stepengine.debugging.desk import import_engine_libraries
+    from stepengine.engine.stepper import Tape
+    from stepengine.tools.bundled.bundled import uncalled_tools
+
+    # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
+    import_engine_libraries(tools=uncalled_tools(options.cwd), models=choose_models(options))
+    why = explain_no_fork()
+    if why:
+        msg = f"--watch needs a process for each look, and there is none here: {why}"
+        raise UsageProblem(msg)
+    tape = Tape(open_journal(options.journal))
+    screen = _WatchScreen(options, tape, at, prints=prints)
+    try:
+        screen.look([])
+        while screen.wait():
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        screen.close()
+    return Exit.COMPLETED
+
+
+class _WatchScreen:
+    """
+    Prints a position of a run after each change of the code.
+
+    Args:
+        options: What was typed.
+        tape: The run.
+        at: The place.
+        prints: Whether what the code prints is shown.
+    """
+
+    def __init__(self, options: Options, tape: Tape, at: str, *, prints: bool) -> None:
+        from stepengine.debugging.edits import WatchedMoment
+
+        self._options = options
+        self._tape = tape
+        self._width = shutil.get_terminal_size().columns
+        self._last: MomentPreview | None = None
+        self._watched = WatchedMoment(
+            self._load_engine, tape, at, files=lambda: _find_typed_agent_file(options.agent), prints=prints
+        )
+        if not options.as_json:
+            root = tape.history.root
+            print_visible(
+                f"{options.journal}  {root['agent_id']} · {format_count(len(tape.steps.get('', ())), 'step')}\n"
+                "save a file of the agent, and the run is walked again under the new code; no tool runs, no model is asked\n"
+                "type a place, such as 12 or 3.2#1, to go there; Ctrl-C ends this"
+            )
+
+    def _load_engine(self) -> tuple[Engine, AgentDefinition]:
+        history = self._tape.history
+        agent = load_recorded_agent(self._tape.journal, self._options, history)
+        return make_engine_setup(self._options, agent, performs=False, recorded=history).engine, agent
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._watched.close()
+
+    def look(self, saved: list[str]) -> None:
+        """Load the code in a child process, and print the position or its changes."""
+        self._last = self._watched.good
+        try:
+            found, changes = self._watched.look()
+        except JournalError as error:
+            if self._last is None:
+                raise UsageProblem(error.message) from None
+            print_error(error.message)
+            return
+        self._print_preview(found, saved, changes)
+
+    def wait(self) -> bool:
+        """Wait for a saved file or a typed place and show it; return ``False`` when the user quits."""
+        while True:
+            saved = self._watched.saved()
+            if saved:
+                self.look(saved)
+                return True
+            typed = _read_typed_line(EVERY)
+            if typed is None:
+                continue
+            if typed in ("q", "quit"):
+                return False
+            if typed:
+                self._watched.at = typed
+                self.look([])
+                return True
+
+    # --- showing ------------------------------------------------------------------------------------------------------
+
+    def _print_preview(self, found: MomentPreview, saved: list[str], changes: list[str] | None) -> None:
+        if self._options.as_json:
+            seconds = round(self._watched.seconds, 3)
+            told = {"format": FORMAT, "at": self._watched.at, "saved": saved, "seconds": seconds}
+            said = {**(found.place or {}), "lines": found.lines, "problem": found.problem, "differs": found.differs}
+            more = {"ends": found.ends, "differs_at": found.differs_at, "changed": found.changed, "files": found.files}
+            line = json.dumps({**told, **said, **more, "difference": changes})
+            print(line.replace("\x7f", "\\u007f"), flush=True)
+        else:
+            print_visible("\n".join(self._preview_lines(found, saved, changes)))
+            sys.stdout.flush()
+
+    def _preview_lines(self, found: MomentPreview, saved: list[str], changes: list[str] | None) -> Iterator[str]:
+        names = ", ".join([Path(file).name for file in saved])
+        head = f"── {datetime.now():%H:%M:%S}{f' · {names} saved' if names else ''} · {self._watched.seconds:.2f} s "  # noqa: DTZ005 - the reader's
+        yield f"{head}{'─' * max(2, self._width - len(head))}"
+        place = found.place
+        if place is None:
+            yield from [f" {found.problem}"] if found.problem else self._remaining_run_lines(found)
+            yield " still showing the last version" if self._last is not None else ""
+            return
+        yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last place before it)' if found.is_before else ''}"
+        if changes is None or self._has_changed_position(found):
+            yield from self._preview_source_lines(found)
+        if changes is None:
+            yield from self._effect_lines(place)
+        else:
+            yield from [f" {truncate_text(line, self._width - 1)}" for line in changes[:MOST]] or [
+                " no variable is different"
+            ]
+            yield from [f" and {len(changes) - MOST} lines more: --json has all"] if len(changes) > MOST else ()
+        yield from self._remaining_run_lines(found)
+
+    def _has_changed_position(self, found: MomentPreview) -> bool:
+        """Return whether the source line or the request differs from the last version."""
+        good = self._last
+        return (
+            good is None
+            or good.lines != found.lines
+            or (good.place or {}).get("asked") != (found.place or {}).get("asked")
+        )
+
+    def _preview_source_lines(self, found: MomentPreview) -> Iterator[str]:
+        frames = (found.place or {})["frames"]
+        if not frames:
+            yield " nothing of the author's waits here"
+            return
+        yield f" {_relative_path(frames[0]['file'])}  {frames[0]['function']}"
+        for number, text in found.lines:
+            yield f" {'>' if number == frames[0]['line'] else ' '} {number:<4} {truncate_text(text, self._width - 8)}"
+
+    def _effect_lines(self, place: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the request, the answer and the variables of the outermost frame."""
+        yield f" asked     {truncate_text(place['asked'], self._width - 11)}"
+        if place["outcome"] is not None:
+            yield f" answer    {truncate_text(place['outcome'], self._width - 11)}"
+        for frame in place["frames"][:1]:
+            for name, text in frame["locals"].items():
+                yield f"   {name} = {truncate_text(text, self._width - len(name) - 6)}"
+
+    def _remaining_run_lines(self, found: MomentPreview) -> Iterator[str]:
+        """Yield lines about the rest of the run under the new code: changed requests, divergence or end."""
+        if found.changed:
+            more = f" and {len(found.changed) - LISTED} more" if len(found.changed) > LISTED else ""
+            where = ", ".join(found.changed[:LISTED])
+            yield f" assuming the same model replies, although the request differs at {where}{more}"
+        if found.differs:
+            yield f" the code goes another way at {found.differs_at or 'the end'}:"
+            yield from [f"   {line}" for line in found.differs.splitlines()]
+        elif found.ends:
+            yield f" every effect is as recorded, and the run ends with {found.ends[1]} (recorded: {found.ends[0]})"
+        elif not found.changed:
+            yield " to its end the run is as recorded"
+
+
+def _find_typed_agent_file(agent: str) -> list[str]:
+    """Return the file of ``--agent`` in a list, so that it is watched even while it cannot be loaded."""
+    from stepengine.engine.loader import AgentLocation
+
+    place = AgentLocation.of_text(agent) if agent else None
+    return [] if place is None else [str(place.file.resolve())]
+
+
+def _relative_path(file: str) -> str:
+    """Return a file relative to the working folder, if it is inside."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _read_typed_line(seconds: float) -> str | None:
+    """Return a line typed within *seconds*, ``"quit"`` at its end, else ``None``; only wait without a terminal."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return None
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    if not ready:
+        return None
+    line = sys.stdin.readline()
+    return line.strip() if line else "quit"

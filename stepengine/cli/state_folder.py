@@ -1,0 +1,474 @@
+"""
+Recording by default: the user's state folder, the files next to each journal, and the removal of old runs.
+
+A run is ``runs/<stem>.jsonl`` and its companion ``runs/<stem>.json``, which says what a journal does not: the agent's file,
+the folder, the options. It is not part of the journal, and where it is lost the journal tells what is needed. Lives here:
+folders, companions, their names and their end. Must not be here: how a run is started or shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import attrs
+
+from stepengine.cli.options import Options
+from stepengine.cli.screen.render import visible
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.state import RunStatus
+from stepengine.errors import DefinitionError, JournalError
+from stepengine.journal.recorded_runs import (
+    STEM,
+    RecordedRun,
+    describe_unsafe_folder,
+    list_runs,
+    make_title,
+    process_start_time,
+    question_to_dict,
+    read_companion,
+    runs_folder,
+    waits_to_dicts,
+)
+from stepengine.redaction import ANY
+from stepengine.workspace.calls import OTHERS_BITS
+from stepengine.workspace.installed import installed_version
+
+if TYPE_CHECKING:
+    from stepengine.data.state import RunResult
+    from stepengine.engine.loader import AgentLocation
+    from stepengine.journal import Journal
+    from stepengine.permissions import Policy
+
+EDITORS, HISTORY = "editors", "chat-history.jsonl"
+"""Further content of the state folder: sessions of editors, what was said in chats."""
+OWN = ("json", "jsonl", "jsonl.mail")
+"""How the files of a run end; what it was before it was extended stands beside them."""
+USER = re.compile("//[^/@]*@")
+"""What an address may hold beside the place: a name and a password."""
+LISTED = 5
+
+
+class StateProblem(Exception):
+    """Runs cannot be recorded by themselves; the message says why, in one line."""
+
+
+def chat_history_file() -> Path | None:
+    """Return the path of the chat history; ``None`` without a home."""
+    runs = runs_folder()
+    return None if runs is None else runs.parent / HISTORY
+
+
+def _create_runs_folder() -> Path:
+    """
+    Return the folder of recorded runs; create it for its owner if it is missing.
+
+    Raises:
+        StateProblem: when it cannot be written, or others could have put something into it.
+    """
+    runs = runs_folder()
+    if runs is None:
+        msg = "no home folder found to record it in; set STEPENGINE_STATE_DIR"
+        raise StateProblem(msg)
+    try:
+        if not runs.parent.is_dir():
+            runs.parent.mkdir(0o700, parents=True)
+        if not runs.is_dir():
+            runs.mkdir(0o700)
+        if problem := describe_unsafe_folder(runs):
+            raise StateProblem(problem)
+        if runs.stat().st_mode & OTHERS_BITS:
+            runs.chmod(0o700)
+    except OSError as error:
+        msg = f"{runs} cannot be used: {error.strerror}"
+        raise StateProblem(msg) from None
+    return runs
+
+
+# --- naming one -------------------------------------------------------------------------------------------------------
+
+
+def list_recorded_runs(*, working_folder: Path | None = None, waiting: bool = False) -> list[RecordedRun]:
+    """
+    Return the runs of ``list_runs``.
+
+    Raises:
+        UsageProblem: when other users can write to the folder of runs.
+    """
+    try:
+        return list_runs(working_folder=working_folder, waiting=waiting)
+    except JournalError as error:
+        raise UsageProblem(error.message) from None
+
+
+def find_by_prefix(text: str) -> RecordedRun | None:
+    """
+    Return the run whose stem or run id begins with *text*; ``None`` when there is none.
+
+    Raises:
+        UsageProblem: when there are several.
+    """
+    known = list_recorded_runs() if text and "/" not in text else []
+    exact = [entry for entry in known if text in (entry.stem, entry.text("run_id"))]
+    found = exact or [e for e in known if e.stem.startswith(text) or e.text("run_id").startswith(text)]
+    if len(found) > 1:
+        more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        msg = f"{text!r} is the beginning of several runs: {', '.join([e.stem for e in found[:LISTED]])}{more}"
+        raise UsageProblem(msg)
+    return found[0] if found else None
+
+
+def get_newest_run(*, waiting: bool = False, before: int = 0) -> RecordedRun:
+    """
+    Return the newest run of the working folder.
+
+    Args:
+        waiting: Take the newest one that can be resumed.
+        before: How many newer ones are passed over.
+
+    Raises:
+        UsageProblem: when there is none.
+    """
+    found = list_recorded_runs(working_folder=Path.cwd(), waiting=waiting)[before:]
+    if not found:
+        what = "that waits or was interrupted" if waiting else "yet" if not before else "before the last one"
+        how = "; `stepengine run AGENT` records one" if not (before or waiting) else ""
+        how = "; one that ended can be repeated with `replay`, or branched with `fork`" if waiting else how
+        msg = f"there is no run of this folder {what}{how}; `stepengine runs --all` lists those of all folders"
+        raise UsageProblem(msg)
+    return found[0]
+
+
+def find_by_journal(journal: str) -> RecordedRun | None:
+    """Return the recorded run with the journal of this name; ``None`` if there is none."""
+    path = _make_journal_absolute(journal)
+    try:
+        return next((entry for entry in list_recorded_runs() if path in (entry.journal, entry.text("journal"))), None)
+    except UsageProblem:
+        return None
+
+
+def fill_from_recorded(options: Options, entry: RecordedRun) -> Options:
+    """Return *options* with everything that was not typed filled from a recorded run."""
+    from stepengine.engine.loader import AgentLocation
+
+    recorded = entry.info.get("options")
+    recorded = recorded if isinstance(recorded, Mapping) else {}
+    file = entry.text("agent", "file")
+    place = AgentLocation.of_text(file) if file else None
+    if place is not None and not options.agent:
+        known = entry.text("agent", "sha256")
+        if known and place.file.is_file() and known != _hash_file(place.file):
+            _print_warning(f"warning: {place.file} has changed since this run was recorded")
+    config = entry.text("options", "config")
+    return attrs.evolve(
+        options,
+        journal=entry.journal,
+        stem=entry.stem,
+        agent=options.agent or (file if place is not None and place.file.is_file() else ""),
+        cwd=options.cwd if options.cwd != Path() else Path(entry.text("options", "cwd") or entry.text("cwd")),
+        workspace=options.workspace or entry.text("options", "workspace"),
+        base_url=options.base_url or ("" if options.script else entry.text("options", "base_url")),
+        api_key_env=options.api_key_env or entry.text("options", "api_key_env"),
+        price=options.price or entry.text("options", "price"),
+        script=choose_script(options, entry),
+        served=(entry.text("options", "model"), *map(str, (recorded.get("models") or {}).values())),
+        web=options.web or entry.text("options", "web"),
+        write=options.write or recorded.get("write") is True,
+        shell=options.shell or recorded.get("shell") is True,
+        code_mode=recorded.get("code_mode") is True,
+        ask_for_more=recorded.get("ask_for_more") is True,
+        asks=recorded.get("asks") is True,
+        config=options.config or (Path(config) if config else None),
+        policy_changes=policy_changes(entry),
+    )
+
+
+def policy_changes(entry: RecordedRun) -> Policy | None:
+    """Return the policy changes of a chat at a recorded turn; ``None`` without changes."""
+    recorded = entry.info.get("options")
+    changes = recorded.get("policy") if isinstance(recorded, Mapping) else None
+    if changes is None:
+        return None
+    from stepengine.permissions import Policy
+
+    return Policy.from_json(changes, where=f"the policy of {entry.stem}")
+
+
+def _policy_changes_to_dict(options: Options) -> dict[str, Any] | None:
+    """Return the policy changes of a chat as JSON: the mode, and the rules of the conversation."""
+    policy: Policy | None = options.policy or options.policy_changes
+    if policy is None:
+        return None
+    rules = [rule for rule in policy.rules if rule.scope.kind == "session"]
+    return attrs.evolve(policy, rules=rules, remembered=()).to_json()
+
+
+def choose_script(options: Options, entry: RecordedRun) -> str:
+    """Return the typed script, else the recorded one unless a model was typed."""
+    is_live = any((options.model, options.base_url, options.api_key_env))
+    return options.script or ("" if is_live else entry.text("options", "script"))
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+class RunRecording:
+    """
+    The companion file of a run. As a context manager, it removes the companion of a run that never started.
+
+    Attributes:
+        journal: Where the run is recorded; ``None`` for nowhere.
+    """
+
+    def __init__(self, journal: Journal | None, entry: RecordedRun | None = None, *, is_new: bool = False) -> None:
+        self.journal = journal
+        self._entry = entry
+        self._is_new = is_new
+
+    @property
+    def stem(self) -> str:
+        """The name of the run; ``""`` where it has no companion."""
+        return "" if self._entry is None else self._entry.stem
+
+    @classmethod
+    def start(cls, options: Options, journal: Journal | None, **about: Any) -> Self:
+        """
+        Create the companion, and the journal if needed, of a new run.
+
+        Args:
+            options: What was typed, and what is set.
+            journal: The journal that was asked for; ``None`` for one in the state folder.
+            about: More of the companion: ``command``, ``agent_id``, ``prompt``, ``forked_from``, ``session_id``.
+        """
+        settings = options.settings
+        if options.no_journal or not settings.get("journal.record"):
+            return cls(journal)
+        from stepengine.journal import FileJournal
+
+        try:
+            folder = _create_runs_folder()
+            _remove_runs_over_limits(folder, settings.get("journal.keep_runs"), settings.get("journal.keep_bytes"))
+            stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+            made = journal or FileJournal(folder / f"{stem}.jsonl")
+            entry = RecordedRun(stem, _make_companion(options, made.name, **about), folder)
+            _write_companion(entry)
+        except (OSError, StateProblem) as problem:
+            what = "`stepengine runs` does not list this run" if journal else "this run is not recorded"
+            _print_warning(f"{what}: {problem}")
+            return cls(journal)
+        return cls(made, entry, is_new=True)
+
+    def started(self, run_id: str) -> None:
+        """Record that the run has started and keep its companion."""
+        self._is_new = False
+        self._update_companion(run_id=run_id)
+
+    def ended(self, result: RunResult) -> None:
+        """Record the result of the run, or its waits."""
+        status = result.status.value
+        if self.journal is not None:
+            from stepengine.journal.provenance import record_reviewed_journal
+
+            record_reviewed_journal(self.journal)
+        if self._entry is None:
+            return
+        if result.status is RunStatus.CANCELLED and self.journal is not None:
+            with contextlib.suppress(JournalError):
+                status = status if self.journal.history().is_complete else "interrupted"
+        self._is_new = False
+        self._update_companion(
+            run_id=self._find_run_id(result),
+            status=status,
+            questions=[question_to_dict(question) for question in result.pending_questions],
+            waits=waits_to_dicts(result.waits_for),
+            usage=attrs.asdict(result.usage),
+            cost=None if result.cost is None else str(result.cost),
+        )
+
+    def _find_run_id(self, result: RunResult) -> str:
+        if self.journal is None or self._entry is None or not self._entry.info.get("forked_from"):
+            return result.state.run_id
+        from stepengine.journal.show import run_id_of
+
+        return run_id_of(self.journal.history())
+
+    def _update_companion(self, **changes: object) -> None:
+        if self._entry is None:
+            return
+        info = read_companion(self._entry.folder, self._entry.stem) or self._entry.info
+        self._entry = self._entry._replace(info={**info, **changes, "updated": _format_now()})
+        try:
+            _write_companion(self._entry)
+        except OSError as error:
+            _print_warning(f"{self._entry.folder} cannot be written: {error.strerror or error}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_new and self._entry is not None:
+            (self._entry.folder / f"{self._entry.stem}.json").unlink(missing_ok=True)
+
+
+def _make_companion(
+    options: Options,
+    journal: str,
+    *,
+    command: str,
+    agent_id: str,
+    prompt: str = "",
+    forked_from: object = None,
+    session_id: str | None = None,
+) -> dict[str, object]:
+    installed = installed_version("stepengine") or ""
+    place, now = _find_agent_source(options.agent or agent_id, options), _format_now()
+    file = None if place is None else place.file
+    return {
+        "version": 1,
+        "run_id": None,
+        "command": command,
+        "agent": {
+            "id": agent_id,
+            "file": None if place is None else str(place),
+            "sha256": _hash_file(file) if file else None,
+        },
+        "cwd": str(Path.cwd()),
+        "journal": _make_journal_absolute(journal),
+        "created": now,
+        "updated": now,
+        "status": "running",
+        "pid": os.getpid(),
+        "pid_began": process_start_time(os.getpid()),
+        "options": {
+            "model": ANY.text(options.main_model),
+            "models": {agent: ANY.text(model) for agent, model in options.models.items() if agent},
+            "base_url": ANY.text(USER.sub("//", options.base_url)),
+            "api_key_env": ANY.text(options.api_key_env),
+            "price": options.price,
+            "script": str(Path(options.script).absolute()) if options.script else "",
+            "cwd": str(options.cwd.resolve()),
+            "workspace": ANY.text(options.workspace),
+            "write": options.write,
+            "shell": options.shell,
+            "code_mode": options.code_mode,
+            "ask_for_more": options.ask_for_more,
+            "asks": options.asks,
+            "web": ANY.text(USER.sub("//", options.web)),
+            "max_steps": options.max_steps,
+            "config": None if options.config is None else str(options.config.absolute()),
+            "policy": _policy_changes_to_dict(options),
+        },
+        "session_id": session_id,
+        "forked_from": forked_from,
+        "title": make_title(prompt),
+        "questions": [],
+        "waits": [],
+        "usage": None,
+        "cost": None,
+        "stepengine": installed,
+    }
+
+
+def _find_agent_source(agent: str, options: Options) -> AgentLocation | None:
+    from stepengine.engine.loader import locate_agent
+
+    try:
+        place = locate_agent(agent, folders=options.settings.agent_folders)
+        return attrs.evolve(place, file=place.file.resolve())
+    except DefinitionError:
+        return None
+
+
+def _hash_file(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
+
+
+def _make_journal_absolute(journal: str) -> str:
+    file, separator, run = journal.rpartition("#")
+    return (
+        f"{Path(file).absolute()}#{run}" if separator and not Path(journal).exists() else str(Path(journal).absolute())
+    )
+
+
+def _format_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _print_warning(message: str) -> None:
+    print(f"stepengine: {visible(message)}", file=sys.stderr)
+
+
+def _write_companion(entry: RecordedRun) -> None:
+    """Replace the companion atomically; only its owner can read it."""
+    from stepengine.workspace.atomic import replace_path
+
+    replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
+
+
+# --- what goes --------------------------------------------------------------------------------------------------------
+
+
+def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> None:
+    """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
+    from stepengine.journal.places import close_locked, lock_file
+
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock_file(descriptor, folder / ".lock", unsafe_no_lock=True)
+        _remove_runs_while_locked(folder, keep_runs, keep_bytes)
+    except JournalError:
+        pass  # another process is at it
+    finally:
+        close_locked(descriptor)
+
+
+def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> None:
+    """Remove old runs while the lock is held."""
+    files = _list_run_files(folder)
+    # Before every run: where all that lies there may stay, no companion is read.
+    if len(files) <= keep_runs and sum([sum(of.values()) for of in files.values()]) <= keep_bytes:
+        return
+    known = list_recorded_runs()
+    alive = {e.text("forked_from", "stem") for e in known if not e.is_ended}
+    ended = sorted([e for e in known if e.is_ended and e.stem not in alive], key=lambda e: e.text("updated"))
+    sizes = {entry.stem: sum(files.get(entry.stem, {}).values()) for entry in ended}
+    count, size = len(ended), sum(sizes.values())
+    for entry in ended:
+        if count <= keep_runs and size <= keep_bytes:
+            return
+        with entry.locked() as is_free:
+            if is_free:
+                for name in {f"{entry.stem}.json", *files.get(entry.stem, ())}:
+                    (folder / name).unlink(missing_ok=True)
+                count, size = count - 1, size - sizes[entry.stem]
+
+
+def _list_run_files(folder: Path) -> dict[str, dict[str, int]]:
+    """Return the sizes of the files of each run in the folder, by run and file name."""
+    found: dict[str, dict[str, int]] = {}
+    with os.scandir(folder) as listed:
+        for file in listed:
+            stem, _, kind = file.name.partition(".")
+            if STEM.fullmatch(stem) and (kind in OWN or (kind.startswith("before-") and kind.endswith(".jsonl"))):
+                found.setdefault(stem, {})[file.name] = _file_size(file)
+    return found
+
+
+def _file_size(file: os.DirEntry[str]) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,250 @@
+"""
+``summarize`` and ``compact``: older history becomes a summary that the model writes.
+
+**What it changes.** The view by default: the model is shown the summary, the record keeps every message. With
+``replace_record=True``, and always with ``compact`` from a handler, the record itself.
+
+**Prompt cache.** The request for the summary is the previous request, whose prefix the provider has cached, with what
+came after it and one message more: same model, system prompt, tools and settings. Another ``model`` or a ``summarizer``
+of your own gives that up. After a compaction the cache starts anew behind system prompt and tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from datetime import UTC, datetime
+from types import GeneratorType
+from typing import Any, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.context.policy import COUNT, TOKENS, ContextLimits, find_last_tagged, limits_for_hook, make_option_check
+from stepengine.context.truncation import truncate
+from stepengine.data.codec import to_json
+from stepengine.data.definition import HookContext
+from stepengine.data.estimate import message_tokens, transcript_tokens
+from stepengine.data.functions import is_async, unwrap_function
+from stepengine.data.hooks import Change
+from stepengine.data.messages import Message, ToolMessage, UserMessage
+from stepengine.data.models import ModelSettings
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.data.yields import Complete, StepResult, ToolCall, Yieldable
+from stepengine.errors import ContextOverflow, DefinitionError
+
+SUMMARY = "SUMMARY"
+"""The tag of a summary in the view."""
+SUMMARY_REQUEST = "SUMMARY_REQUEST"
+INSTRUCTIONS = "INSTRUCTIONS_PROMPT"
+MAX_CUTS = 4
+"""Each attempt cuts the history further; a request that is still too large after four has another fault."""
+UNBOUNDED_TOKENS = 10**12
+"""Above each context window, where the window is not known."""
+NO_TIME = datetime.min.replace(tzinfo=UTC)
+DEFAULT_WINDOW_RATIO = 0.8
+"""The rest is for the reply, and for the error of an estimate that counts characters."""
+
+REQUEST = """\
+Pause the work. This conversation is becoming too long for you, so your next message replaces everything above it: you will \
+go on from that message alone. Call no tool and answer nobody; write, as plain text, what you need to go on:
+
+1. The task: what the user wants, with their own words where the wording matters, and every condition they set.
+2. What is done, what was decided, and why.
+3. What is known and still needed, exactly as it is: names, paths, commands, numbers, ids, short passages of text or code.
+4. What was tried and failed, so that it is not tried again.
+5. What is open, and the very next action."""
+
+OPENING = "The conversation before this message was replaced by a summary of it. Go on from there."
+
+Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable, StepResult, str]"]
+"""Returns a summary of messages: a plain function, or a generator function that yields ``Perform`` or ``Complete``."""
+
+
+def _check_summarizer(_: object, __: attrs.Attribute[Any], given: object) -> None:
+    if given is not None and (not callable(given) or is_async(unwrap_function(given))):
+        msg = (
+            "summarize: a summarizer is a function that returns text, or a generator function that does I/O with "
+            f"`yield from Perform(fn, ...)`, not {given!r}"
+        )
+        raise DefinitionError(msg)
+
+
+WINDOW_SHARE = make_option_check(lambda value: value is not None and 0 < value <= 1, "a share above 0 and up to 1")
+
+
+@frozen
+class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
+    """
+    A ``pre_step`` hook that replaces older history by a summary which the model writes.
+
+    Afterwards the history is one summary message and what must follow it: user messages that were not answered yet, the
+    instructions of the current turn, and *keep_last* messages. The request for the summary is larger than *max_tokens*, by
+    what came last and the question; leave room for it below the model's context length.
+
+    Attributes:
+        max_tokens: What a prompt may have; ``None``: *window_ratio* of the model's context length when it is known, else
+            100,000.
+        directives: What the summary should also pay attention to; added to the request for it.
+        summarizer: Writes the summary instead of a model.
+        model: Another model that writes it than the run's own.
+        window_ratio: The share of the model's context length that a prompt may have.
+        keep_last: How many of the newest messages stay as they are, rounded up to whole exchanges.
+        auto: ``False`` does nothing by itself; ``compact`` works.
+        enabled: ``False`` does nothing at all.
+        replace_record: Whether the record is replaced, not only the view.
+
+    Raises:
+        DefinitionError: for numbers that make no sense, or a summarizer that is async or no function.
+    """
+
+    max_tokens: int | None = attrs.field(default=None, validator=TOKENS)
+    directives: str = attrs.field(default="", kw_only=True)
+    summarizer: Summarizer | None = attrs.field(default=None, validator=_check_summarizer, kw_only=True)
+    model: str | None = attrs.field(default=None, kw_only=True)
+    window_ratio: float = attrs.field(default=DEFAULT_WINDOW_RATIO, validator=WINDOW_SHARE, kw_only=True)
+    keep_last: int = attrs.field(default=0, validator=COUNT, kw_only=True)
+    auto: bool = attrs.field(default=True, kw_only=True)
+    enabled: bool = attrs.field(default=True, kw_only=True)
+    replace_record: bool = attrs.field(default=False, kw_only=True)
+
+    def __call__(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None] | None:
+        """Return the work that summarises, or ``None`` while there is nothing to do."""
+        if not (self.enabled and self.auto):
+            return None
+        allowed = self.max_tokens
+        if allowed is None and ctx.context_window is not None:
+            allowed = int(ctx.context_window * self.window_ratio)
+        limits = limits_for_hook(ctx, allowed)
+        return None if limits.fits(ctx.state.view) else self._make_change(ctx, limits)
+
+    def _make_change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
+        if ctx.overflow is None:
+            limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED_TOKENS)
+        shorter = yield from self.shortened(ctx.state, limits, _plain_text_settings(ctx.agent.settings))
+        if shorter is None:
+            return None
+        return Change(messages=shorter) if self.replace_record else Change(view=shorter)
+
+    def shortened(
+        self, state: AgentState, limits: ContextLimits | None = None, settings: ModelSettings | None = None
+    ) -> Generator[Yieldable, StepResult, Transcript | None]:
+        """
+        Return the view of *state* with a summary in the place of older messages; ``None`` when there is nothing to gain.
+
+        Args:
+            state: The state of the run.
+            limits: What the request for the summary may have; older messages are left out of a request that is too large.
+            settings: The settings of that request; the agent's by default.
+        """
+        view = state.view
+        fresh = _find_unanswered_start(view)
+        cut = _move_before_results(view, min(fresh, len(view) - self.keep_last))
+        if all(_is_summary_or_instructions(message) for message in view[:cut]):
+            return None
+        text = yield from self._write_summary(state, Transcript(view[:fresh]), limits, settings)
+        if not text.strip():
+            return None
+        kept, instructions = view[cut:], find_last_tagged(view, INSTRUCTIONS)
+        if instructions is not None and instructions < cut:
+            kept = (view[instructions], *kept)
+        shorter = Transcript([_make_summary_message(text), *kept])
+        return shorter if transcript_tokens(shorter) < transcript_tokens(view) else None
+
+    def _write_summary(
+        self, state: AgentState, old: Transcript, limits: ContextLimits | None, settings: ModelSettings | None
+    ) -> Generator[Yieldable, StepResult, str]:
+        if self.summarizer is not None:
+            said = self.summarizer(old)
+            if isinstance(said, GeneratorType):
+                said = yield from said
+            if not isinstance(said, str):
+                msg = f"the summarizer {self.summarizer!r} returned a {type(said).__name__}; it returns text"
+                raise TypeError(msg)
+            return said
+        text = "\n\n".join([t for t in (REQUEST, self.directives.strip()) if t])
+        request = UserMessage(text, (SUMMARY_REQUEST,))
+        limits = limits or ContextLimits.for_state(state, UNBOUNDED_TOKENS)
+        room = attrs.evolve(limits, max_tokens=limits.max_tokens - message_tokens(request))
+        asked = _drop_oldest(old, room) or old
+        for _ in range(MAX_CUTS):
+            try:
+                return (yield from self._ask_model(state, asked, request, settings))
+            except ContextOverflow:
+                shorter = _drop_oldest(asked, attrs.evolve(limits, max_tokens=limits.size(asked) // 2))
+                if shorter is None:
+                    raise
+                asked = shorter
+        return (yield from self._ask_model(state, asked, request, settings))
+
+    def _ask_model(
+        self, state: AgentState, old: Transcript, request: UserMessage, settings: ModelSettings | None
+    ) -> Generator[Yieldable, StepResult, str]:
+        reply = yield from Complete(
+            (*old, request),
+            model=self.model,
+            system_prompt=state.system_prompt,
+            settings=settings,
+            tools=tuple(state.tool_definitions.values()),
+        )
+        return reply.said
+
+
+def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yieldable, StepResult, AgentState]:
+    """
+    Summarise now, from a handler.
+
+    ``state = yield from compact(turn.agent_state)`` replaces the record; returns the state afterwards, *state* itself when there was nothing to summarise.
+
+    Args:
+        state: The newest state of the run.
+        policy: How; its limit and ``auto`` do not matter.
+    """
+    policy = policy or summarize()
+    shorter = (yield from policy.shortened(state)) if policy.enabled else None
+    if shorter is None:
+        return state
+    messages = [to_json(message) for message in shorter]
+    done = yield ToolCall("set_messages", {"messages": messages}, include_tool_call=False)
+    return done.agent_state
+
+
+def _plain_text_settings(settings: ModelSettings) -> ModelSettings:
+    """Return the agent's settings without what would keep a model from answering in plain text."""
+    if settings.response_schema is None and settings.tool_choice in (None, "auto", "none"):
+        return settings
+    choice = settings.tool_choice if settings.tool_choice in (None, "auto") else "none"
+    return attrs.evolve(settings, response_schema=None, tool_choice=choice)
+
+
+def _make_summary_message(text: str) -> UserMessage:
+    return UserMessage(f"{OPENING}\n\n<summary>\n{text.strip()}\n</summary>", (SUMMARY,))
+
+
+def _is_summary_or_instructions(message: Message) -> bool:
+    return isinstance(message, UserMessage) and not {SUMMARY, INSTRUCTIONS}.isdisjoint(message.tags)
+
+
+def _find_unanswered_start(view: Transcript) -> int:
+    """Return where the user messages begin that nobody answered yet."""
+    start = len(view)
+    while start and _is_unanswered(view[start - 1]):
+        start -= 1
+    return start
+
+
+def _is_unanswered(message: Message) -> bool:
+    return isinstance(message, UserMessage) and SUMMARY not in message.tags
+
+
+def _move_before_results(view: Transcript, cut: int) -> int:
+    """Return the position at or before *cut* that takes no result from its call."""
+    cut = max(cut, 0)
+    while cut < len(view) and isinstance(view[cut], ToolMessage):
+        cut -= 1
+    return cut
+
+
+def _drop_oldest(old: Transcript, limits: ContextLimits) -> Transcript | None:
+    """Return *old* without its oldest messages, or ``None`` when that is not possible."""
+    return truncate(free_ratio=0).rewrite(old, limits, NO_TIME)

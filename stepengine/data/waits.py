@@ -1,0 +1,139 @@
+"""Waits of a run other than for models, tools and people: a time, messages, children in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeAlias
+
+import attrs
+from attrs import frozen
+from typing_extensions import TypeVar
+
+from stepengine.data.json import JsonValue, freeze
+from stepengine.data.messages import to_tuple
+from stepengine.data.questions import Question
+from stepengine.data.visible import one_line
+
+Out = TypeVar("Out", default=Any)
+WaitsFor: TypeAlias = Literal["question", "time", "message", "child"]
+SHOWN_WAITS = 20
+"""About one screen of reasons; further ones are only counted."""
+
+
+@frozen
+class ChildRef(Generic[Out]):
+    """
+    A child in the background: what ``Start`` gives, and what ``Wait``, ``Send`` and ``Cancel`` take.
+
+    Attributes:
+        id: The child's run id.
+        agent_id: Its agent.
+        path: Its path in the tree, such as ``"3"``.
+    """
+
+    id: str
+    agent_id: str
+    path: str
+
+
+@frozen
+class Received:
+    """
+    A message that a run took; a timeout is ``None`` in its place.
+
+    Attributes:
+        id: The message's id.
+        value: What it says, JSON.
+    """
+
+    id: str
+    value: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+@frozen
+class Awaited:
+    """
+    What a ``Wait`` found, as it is recorded: paths alone, since each child's own end stands at its own address.
+
+    Attributes:
+        done: The paths of the children that have ended, in the order in which they did.
+        open: Those of the others, in the order in which they were asked for.
+        ended: How those that have ended did, by path; never stored.
+    """
+
+    done: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
+    open: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
+    ended: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False, metadata={"stored": False})
+
+
+@frozen(kw_only=True)
+class Waits:
+    """
+    One thing that a suspended run waits for.
+
+    Attributes:
+        kind: What it is.
+        path: The path of the run that waits.
+        seq: The number of its effect.
+        wakes_at: When a time comes, or the patience for a message or child ends (UTC); ``None`` for never.
+        question: The question, where a person is waited for.
+        topic: The topic, where a message is.
+        children: The paths of the children that are waited for.
+    """
+
+    kind: WaitsFor
+    path: str = ""
+    seq: int = 0
+    wakes_at: datetime | None = None
+    question: Question | None = None
+    topic: str = ""
+    children: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
+
+    @property
+    def said(self) -> str:
+        """The awaited time, message or children in words; ``""`` for a question, which has its own text."""
+        until = "" if self.wakes_at is None else self.wakes_at.isoformat(timespec="seconds")
+        match self.kind:
+            case "question":
+                return ""
+            case "time":
+                return until
+            case "message":
+                return f"a message on {self.topic!r}" + (f" until {until}" if until else "")
+            case "child":
+                return f"children at {', '.join(self.children)}" + (f" until {until}" if until else "")
+
+    @property
+    def words(self) -> str:
+        """The activity of the waiting run in words, such as ``"sleeps until 2026-03-02T07:00:00+00:00"``."""
+        whose = f" (the child at {self.path})" if self.path else ""
+        if self.question is not None:
+            return f"waits for an answer to {self.question.id}{whose}"
+        return f"{'sleeps until' if self.kind == 'time' else 'waits for'} {self.said}{whose}"
+
+
+def describe_waits(waits: Iterable[Waits]) -> str:
+    """Return a sentence about the waits of a run other than for people, or ``""``."""
+    told = [one.words for one in waits if one.kind != "question"]
+    more = f", and {len(told) - SHOWN_WAITS:,} more" if len(told) > SHOWN_WAITS else ""
+    return f"The run {'; '.join(told[:SHOWN_WAITS])}{more}." if told else ""
+
+
+def wait_to_json(one: Waits) -> dict[str, Any]:
+    """Return one thing that a run waits for as JSON; a question by its id."""
+    return {
+        "kind": one.kind,
+        "said": describe_wait(one),
+        "path": one.path,
+        "seq": one.seq,
+        "wakes_at": one.wakes_at and one.wakes_at.isoformat(),
+        "question": one.question and one.question.id,
+        "topic": one.topic or None,
+        "paths": list(one.children),
+    }
+
+
+def describe_wait(one: Waits) -> str:
+    """Describe one wait of a run in words."""
+    return one_line(one.words, 300)

@@ -1,0 +1,365 @@
+"""Descriptions of a recorded run: its steps, effects and compactions, as JSON and as text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.codec import plain, to_json
+from stepengine.data.messages import ToolResult
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.questions import Answer
+from stepengine.data.state import ChildResult
+from stepengine.data.visible import to_ascii_json
+from stepengine.data.waits import wait_to_json
+from stepengine.errors import InputError
+from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.recorded_requests import RecordedRequests
+from stepengine.journal.sources import JournalLike, as_journal
+
+if TYPE_CHECKING:
+    from stepengine.data.messages import Message
+    from stepengine.journal.compactions import Compaction
+    from stepengine.journal.history import History
+    from stepengine.journal.records import Intent, Result
+
+
+def describe_run(journal: JournalLike, *, step: str = "") -> dict[str, Any]:
+    """
+    Return a recorded run, or one step of it, as JSON: agent, prompt, status, output, usage, cost and effects.
+
+    Args:
+        journal: The run.
+        step: The number of a step, or the address of an effect such as ``"3.2#1"``: its complete request, the sums before it
+            and its effects.
+
+    Raises:
+        InputError: when the run has no such step.
+        JournalError: when the journal cannot be read.
+    """
+    history = as_journal(journal).history()
+    shown = list(_iter_effects(history))
+    chosen = _select_effects(history, shown, step) if step else shown
+    told = _step_to_dict(history, shown, chosen) if step else _run_to_dict(history)
+    return {**told, "effects": [_effect_to_dict(history, entry) for entry in chosen]}
+
+
+def render_text(journal: JournalLike, *, step: str = "") -> str:
+    """
+    Return a recorded run, or one step of it, as text in the format of test snapshots.
+
+    Args:
+        journal: The run.
+        step: The number of a step, or the address of an effect such as ``"3.2#1"``.
+
+    Raises:
+        InputError: when the run has no such step.
+        JournalError: when the journal cannot be read.
+    """
+    from stepengine.journal.show import clean_tree, render, render_effects, run_tree
+
+    opened = as_journal(journal)
+    history = opened.history()
+    shown = list(_iter_effects(history))
+    chosen = _select_effects(history, shown, step) if step else []
+    tree = clean_tree(run_tree(opened), whole=bool(step))
+    lines, text = (
+        (_step_request_lines(_step_to_dict(history, shown, chosen)), render_effects(tree, {e.address for e in chosen}))
+        if step
+        else (_run_heading_lines(_run_to_dict(history)), render(tree))
+    )
+    return "\n".join([*lines, text.removesuffix("\n")])
+
+
+def describe_compactions(journal: JournalLike) -> dict[str, Any]:
+    """
+    Return the compactions of a recorded run as JSON: the messages that each one left out, and those in their place.
+
+    Raises:
+        JournalError: when the journal cannot be read.
+    """
+    from stepengine.journal.compactions import find_compactions
+
+    history = as_journal(journal).history()
+    return {
+        "journal": history.name,
+        "compactions": [_compaction_to_dict(found) for found in find_compactions(history)],
+    }
+
+
+def render_compactions(journal: JournalLike) -> str:
+    """
+    Return the compactions of a recorded run as text.
+
+    Raises:
+        JournalError: when the journal cannot be read.
+    """
+    from stepengine.journal.show import clean_tree
+
+    return "\n".join(_compaction_lines(clean_tree(describe_compactions(journal), whole=True)))
+
+
+@frozen
+class _ShownEffect:
+    """
+    One effect of a run.
+
+    Attributes:
+        address: Its number, with the path of its run for a child's.
+        step: The model step of its run in which it happened, from 1; 0 before the first one.
+        kind: The kind of effect, such as ``"model_call"``; a key of ``KINDS`` in ``data.effects``.
+        what: The effect in a word or two.
+        intent: Its record.
+        result: The record of its outcome; ``None`` when it has none yet.
+    """
+
+    address: str
+    step: int
+    kind: str
+    what: str
+    intent: Intent
+    result: Result | None
+
+
+def _iter_effects(history: History) -> Iterator[_ShownEffect]:
+    """Yield every effect of a run and its children, in the order in which they started."""
+    from stepengine.data.effects import KINDS
+    from stepengine.journal.records import ROOT, format_address
+
+    steps: dict[str, int] = {}
+    for address, intent in history.intents.items():
+        if address == ROOT:
+            continue
+        kind = intent.type
+        steps[intent.path] = steps.get(intent.path, 0) + (kind == "model_call")
+        name = history.model(intent) if kind == "model_call" else history.form(intent).get(KINDS[kind].name, "")
+        what = f"{kind} {name}".rstrip()
+        yield _ShownEffect(
+            format_address(*address), steps[intent.path], kind, what, intent, history.results.get(address)
+        )
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def _run_to_dict(history: History) -> dict[str, object]:
+    from stepengine.journal.show import find_root_end, run_id_of, spending_of, status_of
+
+    root, head = history.root, history.head
+    spending = spending_of(history)
+    usage, cost = spending.usage, spending.cost
+    questions = [{"id": q.id, "text": q.text, "options": list(q.options)} for _, q in open_questions(history).values()]
+    ended = find_root_end(history)
+    waits = find_waits(history) if status_of(history) == "suspended" else []
+    return {
+        "journal": history.name,
+        "run": run_id_of(history),
+        "agent": root["agent_id"],
+        "status": status_of(history),
+        "created": head.created if head is not None else None,
+        "parent": plain(head.parent) if head is not None else None,
+        "packages": {} if head is None else plain(head.packages),
+        "prompt": root.get("prompt", ""),
+        "params": plain(root.get("params")),
+        "output": None if ended is None else plain(ended.output),
+        "text": "" if ended is None else ended.text,
+        "questions": [] if history.is_complete else questions,
+        "waits_for": [wait_to_json(one) for one in waits],
+        "milliseconds": history.last_at,
+        "usage": {**attrs.asdict(usage), "total_tokens": usage.total_tokens},
+        "cost": None if cost is None else str(cost),
+    }
+
+
+def _effect_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any]:
+    told = {
+        "address": entry.address,
+        "path": entry.intent.path,
+        "step": entry.step,
+        "kind": entry.kind,
+        "what": entry.what,
+        "at": None if entry.result is None else entry.result.at,
+        "attempts": [] if entry.result is None else plain(list(entry.result.attempts)),
+        "outcome": _outcome_to_dict(history, entry),
+        "came": _describe_outcome(history, entry),
+    }
+    if entry.intent.program_line:
+        told["program_line"] = entry.intent.program_line
+    if entry.kind != "model_call":
+        told["effect"] = plain(history.form(entry.intent))
+    return told
+
+
+def _outcome_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any] | None:
+    if entry.result is None:
+        return None
+    outcome = history.outcome(entry.result)
+    if isinstance(outcome, Failure):
+        return {"error": {"type": type(outcome.error).__name__, "message": plain(str(outcome.error))}}
+    return {"value": plain(outcome.value)}
+
+
+def _describe_outcome(history: History, entry: _ShownEffect) -> str:
+    """Describe the outcome of an effect in a few words."""
+    if entry.result is None:
+        return "(no result yet)"
+    outcome = history.outcome(entry.result)
+    if isinstance(outcome, Failure):
+        return f"{type(outcome.error).__name__}: {outcome.error}"
+    value = outcome.value
+    if isinstance(value, ModelReply):
+        calls = [f"-> {call.tool_name}({_format_json(call.input)})" for call in value.tool_calls]
+        return " ".join([part for part in (value.text, *calls) if part])
+    if isinstance(value, ToolResult):
+        return ("error: " if value.is_error else "") + value.text
+    if isinstance(value, ChildResult):
+        return f"{value.status.value}: {value.text if value.output is None else _format_json(value.output)}"
+    if isinstance(value, tuple) and value and isinstance(value[0], Answer):
+        return "; ".join([answer.text or ", ".join(answer.selected) or "(declined)" for answer in value])
+    return value if isinstance(value, str) else _format_json(value)
+
+
+def _format_json(value: object) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _select_effects(history: History, shown: list[_ShownEffect], step: str) -> list[_ShownEffect]:
+    """
+    Return the effects of one step of the root, or one effect.
+
+    Raises:
+        InputError: when there is no such step.
+    """
+    if step.isdecimal():
+        chosen = [e for e in shown if not e.intent.path and str(e.step) == (step.lstrip("0") or "0")]
+    else:
+        chosen = [e for e in shown if e.address == step]
+    if not chosen:
+        last = max([e.step for e in shown if not e.intent.path], default=0)
+        msg = f"{history.name} has no step {step!r}; it has the steps 0 to {last}, and effects such as '#0' or '3.2#1'"
+        raise InputError(msg)
+    return chosen
+
+
+def _step_to_dict(history: History, shown: list[_ShownEffect], chosen: list[_ShownEffect]) -> dict[str, object]:
+    request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "model_call" else None
+    if request is not None:
+        messages = [*RecordedRequests(history).messages(chosen[0].intent), *request.get("tail", ())]
+        request = {**plain(request), "messages": plain(messages)}
+    return {
+        "journal": history.name,
+        "step": chosen[0].step,
+        "address": chosen[0].address,
+        "so_far": _sum_earlier_effects(history, shown[: shown.index(chosen[0])]),
+        "request": request,
+    }
+
+
+def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[str, object]:
+    """Return counts of effects, model calls, tokens and milliseconds before a step."""
+    replies = [history.outcome(e.result) for e in before if e.kind == "model_call" and e.result is not None]
+    usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]
+    return {
+        "effects": len(before),
+        "model_calls": len(replies),
+        "tokens": sum([usage.total_tokens for usage in usages]),
+        "milliseconds": max([e.result.at for e in before if e.result is not None], default=0),
+    }
+
+
+def _compaction_to_dict(found: Compaction) -> dict[str, Any]:
+    from stepengine.journal.records import format_address
+
+    return {
+        "address": format_address(*found.address),
+        "path": found.address[0],
+        "step": found.step,
+        "tokens": found.tokens,
+        "tokens_instead": found.tokens_instead,
+        "left_out": [_message_to_dict(message) for message in found.left_out],
+        "instead": [_message_to_dict(message) for message in found.instead],
+        "unrecorded_results": found.unrecorded,
+    }
+
+
+def _message_to_dict(message: Message) -> dict[str, Any]:
+    from stepengine.tools.bundled.history_tool import message_text
+
+    return {"role": message.role, "text": message_text(message), "message": to_json(message)}
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _compaction_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    if not told["compactions"]:
+        yield "Nothing was left out of the conversation."
+    for one in told["compactions"]:
+        left, instead = one["left_out"], one["instead"]
+        gone = f"{_format_message_count(left)} of {one['tokens']} tokens left out"
+        came = (
+            f"{_format_message_count(instead)} of {one['tokens_instead']} tokens in their place"
+            if instead
+            else "nothing in their place"
+        )
+        yield f"before {one['address']}, step {one['step']}: {gone}, {came}"
+        yield from _message_lines(left, "left out")
+        if one["unrecorded_results"]:
+            yield f"  {one['unrecorded_results']} results besides, of the run itself or of children, that no request ever held"
+        yield from _message_lines(instead, "in their place")
+
+
+def _format_message_count(messages: Sequence[object]) -> str:
+    return f"{len(messages)} message{'' if len(messages) == 1 else 's'}"
+
+
+def _message_lines(messages: Sequence[Mapping[str, Any]], what: str) -> Iterator[str]:
+    for message in messages:
+        tags = "".join([f" {tag}" for tag in message["message"].get("tags", ())])
+        yield f"  {what}: {message['role']}{tags}"
+        yield from [f"    {line}".rstrip() for line in message["text"].splitlines()]
+
+
+def _run_heading_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{told['agent']}  run {told['run']} of {told['created']}, {told['milliseconds'] / 1000:.1f} s"
+    if told["parent"]:
+        yield f"  forked from run {told['parent']['run']} at {told['parent']['at']}"
+    for wait in told["waits_for"]:
+        if wait["kind"] != "question":
+            yield f"  it {wait['said']}"
+
+
+def _step_request_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    so_far, request = told["so_far"], told["request"]
+    counts = f"{so_far['effects']} effects, {so_far['model_calls']} model calls, {so_far['tokens']} tokens"
+    yield f"before {told['address']}: {counts}, {so_far['milliseconds'] / 1000:.1f} s"
+    if request is None:
+        return
+    yield f"sent to {request['model']}"
+    if request.get("system_prompt"):
+        yield from ["  system:", *[f"    {line}" for line in request["system_prompt"].splitlines()]]
+    for message in request["messages"]:
+        yield f"  {message.get('type', 'message')}:"
+        yield from [f"    {line}" for line in _message_text(message).splitlines()]
+    names = [str(spec.get("name", "")) for spec in request.get("tools", ())]
+    if names:
+        yield f"  tools: {', '.join(names)}"
+    yield "came back"
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        text = part.get("text")
+        texts.append(
+            text if isinstance(text, str) else to_ascii_json({k: v for k, v in part.items() if v not in (None, "")})
+        )
+    return "\n".join(texts)

@@ -1,0 +1,202 @@
+"""
+Where the handler stood at each step, with its variables: from one walk over the run with the agent's code.
+
+The walk performs nothing. Where the code does something else than is recorded it ends, and the page says from which step on it
+knows no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from stepengine.data.codec import bare, plain
+from stepengine.data.hooks import Change, StepContext
+from stepengine.data.state import AgentState
+from stepengine.data.yields import StepResult
+from stepengine.debugging.texts import SafeTexts
+from stepengine.debugging.viewer.payload import RunPayload
+from stepengine.engine.stepper import Frame, Moment, Stepper
+from stepengine.errors import DataError, ReplayDivergence, StepEngineError
+
+MAX_POSITION = 2 * 1024
+MAX_ALL = 4 * 1024 * 1024
+MAX_SOURCE = 400_000
+UNCHANGING = frozenset({StepContext, StepResult, AgentState, str, int, float, bool, bytes})
+SHOWN = frozenset({"handler", "helper", "hook", "tool", "opaque"})
+
+
+@attrs.define
+class HandlerPositions:
+    """
+    The handler positions, variables and hooks of a replayed run, by row number.
+
+    Attributes:
+        locals: Frames with what changed of their variables.
+        contexts: What changed in the context of the state.
+        hooks: What hooks changed.
+        sources: The files of the frames.
+        missing: Why there is no more; ``""`` when all is there.
+    """
+
+    locals: dict[int, Any] = attrs.Factory(dict)
+    contexts: dict[int, dict[str, int | None]] = attrs.Factory(dict)
+    hooks: dict[int, list[Any]] = attrs.Factory(dict)
+    sources: list[dict[str, str]] = attrs.Factory(list)
+    missing: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the handler positions as members of the page data. The sources are shared by all runs."""
+        return {"locals": self.locals, "contexts": self.contexts, "hooks": self.hooks}
+
+
+def collect_handler_positions(
+    stepper: Stepper, view: RunPayload, *, with_locals: bool = True, sources: list[dict[str, str]] | None = None
+) -> HandlerPositions:
+    """
+    Replay a run to its end or first divergence, and return the handler positions at each row.
+
+    Args:
+        stepper: What goes through it; it is closed afterwards.
+        view: The run on the page.
+        with_locals: Whether the variables are told, or lines alone.
+        sources: The files that the page has already.
+    """
+    walker = _PositionCollector(view, with_locals=with_locals, sources=[] if sources is None else sources)
+    with stepper:
+        try:
+            for moment in stepper.moments():
+                walker.take(moment)
+        except ReplayDivergence as error:
+            where = [error.address, *[pointer for pointer, *_ in list(error.diff)[:1]]]
+            walker.walked.missing = (
+                f"Handler lines from step {error.step} on are missing: the code changed ({', '.join(where)})."
+            )
+        except StepEngineError as error:
+            walker.walked.missing = f"Handler lines are missing from here on: {error.message}"
+    return walker.walked
+
+
+class _PositionCollector:
+    def __init__(self, view: RunPayload, *, with_locals: bool, sources: list[dict[str, str]]) -> None:
+        self._view = view
+        self._with_locals = with_locals
+        self._safe = SafeTexts()
+        self._files: dict[str, int] = {}
+        self._last: dict[str, tuple[int, list[dict[str, str]], list[str]]] = {}
+        self._contexts: dict[str, dict[str, Any]] = {}
+        self._spent = 0
+        self._known: dict[tuple[str, int, str], tuple[Any, str]] = {}
+        self.walked = HandlerPositions(sources=sources)
+
+    def take(self, moment: Moment) -> None:
+        path, _, seq = moment.address.rpartition("#")
+        row = self._view.lead.get((path, int(seq))) if moment.address else None
+        if row is None:
+            return
+        if any(isinstance(call.said, Change) for call in moment.hooks):
+            self.walked.hooks.setdefault(row, []).extend(self._iterate_hook_changes(moment))
+        if row in self.walked.locals:
+            return
+        self._add_context_changes(row, path, moment.state)
+        frames = [frame for frame in moment.frames if frame.kind in SHOWN]
+        if frames:
+            self._frames(row, path, frames)
+
+    def _iterate_hook_changes(self, moment: Moment) -> Iterator[dict[str, object]]:
+        for call in moment.hooks:
+            if isinstance(call.said, Change):
+                with contextlib.suppress(DataError, TypeError):
+                    told = {
+                        k: v
+                        for k, v in _change_as_json(call.said).items()
+                        if k != "type" and v not in (None, {}, [], ())
+                    }
+                    if told:
+                        texts = self._view.texts
+                        yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.number(told)}
+
+    def _add_context_changes(self, row: int, path: str, state: AgentState) -> None:
+        before = self._contexts.get(path, {})
+        now = dict(state.context)
+        self._contexts[path] = now
+        changed = {k: v for k, v in now.items() if k not in before or before[k] is not v}
+        gone = before.keys() - now.keys()
+        told: dict[str, int | None] = {k: self._store_value(k, plain(v)) for k, v in changed.items()}
+        if told or gone:
+            self.walked.contexts[row] = {str(self._view.texts.clean(k)): v for k, v in told.items()} | dict.fromkeys(
+                gone
+            )
+
+    def _store_value(self, name: str, value: object) -> int:
+        return self._view.texts.number(self._safe.named(name, value))
+
+    def _frames(self, row: int, path: str, frames: list[Frame]) -> None:
+        before_row, before, names = self._last.get(path, (-1, [], []))
+        told, values, left = [], [], MAX_POSITION
+        for depth, frame in enumerate(frames):
+            is_same = depth < len(before) and names[depth] == frame.function
+            old = before[depth] if is_same else {}
+            now: dict[str, str] = {}
+            if self._with_locals and self._spent < MAX_ALL:
+                for name, value in frame.locals.items():
+                    if left <= 0:
+                        now["…"] = "more variables than a page keeps"
+                        break
+                    now[name] = self._text((path, depth, name), value)
+                    left -= len(name) + len(now[name])
+            changed = {name: self._view.texts.number(text) for name, text in now.items() if old.get(name) != text}
+            self._spent += sum([len(name) + len(now[name]) for name in changed])
+            one: dict[str, object] = {
+                "fn": frame.function,
+                "kind": frame.kind,
+                "line": frame.line,
+                "file": self._file(frame),
+            }
+            one |= {"set": changed} if changed else {}
+            one |= {"gone": [name for name in old if name not in now]} if old.keys() - now.keys() else {}
+            told.append(one if is_same else one | {"all": True})
+            values.append(now)
+        self.walked.locals[row] = {"from": before_row, "frames": told}
+        self._last[path] = (row, values, [frame.function for frame in frames])
+
+    def _text(self, place: tuple[str, int, str], value: object) -> str:
+        """Return the text of a variable; that of a value that cannot change is made once while the variable holds it."""
+        before, text = self._known.get(place, (None, ""))
+        if before is value and text and type(value) in UNCHANGING:
+            return text
+        text = self._safe.named(place[2], value)
+        self._known[place] = (value, text)
+        return text
+
+    def _file(self, frame: Frame) -> int | None:
+        if not frame.file or not frame.line:
+            return None
+        if frame.file not in self._files:
+            text = "".join(linecache.getlines(frame.file))
+            if not text or len(text) > MAX_SOURCE:
+                return None
+            clean = self._view.texts.clean
+            source = {"name": str(clean(Path(frame.file).name)), "text": str(clean(text))}
+            if source not in self.walked.sources:
+                self.walked.sources.append(source)
+            self._files[frame.file] = self.walked.sources.index(source)
+        return self._files[frame.file]
+
+
+def _change_as_json(change: Change) -> dict[str, Any]:
+    try:
+        found: dict[str, object] = plain(bare(change))
+    except DataError:
+        # Python objects for tools, and functions, have no JSON: their names tell enough.
+        return {
+            name: "(set)"
+            for name in ("messages", "view", "tail", "tools", "values", "input", "result")
+            if getattr(change, name, None)
+        }
+    return found

@@ -1,0 +1,186 @@
+"""
+A page that follows a running run, served on this machine only.
+
+The page asks once a second for what came after what it has. The journal is read without its lock, as far as its lines are whole;
+nothing is ever written, and no handler's code is run.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from attrs import frozen
+
+from stepengine.debugging.viewer.page import render_page
+from stepengine.debugging.viewer.payload import FORMAT, NOT_RECORDED, PageTexts, RunPayload
+from stepengine.errors import JournalError
+from stepengine.journal.follower import Follower
+from stepengine.journal.store import Journal
+from stepengine.workspace.after_fork import Lock
+
+SECONDS = 5
+MOST_DIGITS = 18
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+NO_LOCALS = "Source lines and variables are not shown while a run is followed; `stepengine show --html` without --serve has them."
+
+
+@frozen
+class _PageState:
+    """The page state at an offset: how often the view had taken records, and how many texts and pictures were sent."""
+
+    took: int
+    texts: int
+    images: int
+
+
+class FollowedJournal:
+    """
+    A journal whose page data is extended when the journal has grown.
+
+    Args:
+        journal: The journal.
+        file: How it is named in commands.
+        title: The page's title; by default the agent and the journal.
+
+    Raises:
+        JournalError: when it cannot be read, or holds no run yet.
+    """
+
+    def __init__(self, journal: Journal, file: str, title: str = "") -> None:
+        self._title = title
+        self._view = RunPayload(PageTexts(), file)
+        self._known: dict[int, _PageState] = {0: _PageState(0, 0, 0)}
+        self._follower = Follower(journal)
+        self.offset = 0
+        self.read()
+
+    def read(self) -> None:
+        """Read the records written since the last call; raises as the class."""
+        is_behind = True
+        while is_behind:
+            news = self._follower.news()
+            is_behind = news.is_behind
+            if news.again:
+                self._view = RunPayload(PageTexts(), self._view.file)
+                self._known = {0: _PageState(0, 0, 0)}
+            history = self._follower.history
+            _ = history.root
+            if news.records:
+                self._view.take(history)
+        self.offset = self._follower.end
+        texts = self._view.texts
+        self._run = self._view.run()
+        self._known[self.offset] = _PageState(self._view.took, len(texts.all), len(texts.images))
+
+    def page(self) -> str:
+        """Return the page of the records so far."""
+        title = self._title or f"{self._view.agents[0]['id']} · {Path(self._view.file).name}"
+        return render_page(self.payload(), str(self._view.texts.clean(title)))
+
+    def payload(self) -> dict[str, Any]:
+        """Return the page's data of the records so far, and the offset for changes."""
+        texts = self._view.texts
+        missing = [{"text": text} for text in NOT_RECORDED] + [{"text": NO_LOCALS, "handler": True}]
+        return {
+            "format": FORMAT, **self._view.to_dict(), "texts": texts.all, "images": texts.images, "sources": [],
+            "missing": missing, "follow": self.offset,
+        }  # fmt: skip
+
+    def changes_after(self, offset: int) -> dict[str, Any]:
+        """Return the changes after *offset*; everything for an unknown offset."""
+        known = self._known.get(offset, self._known[0])
+        view, texts = self._view, self._view.texts
+        if known.took == view.took:
+            # Not where the file ends by now: the end of a line that was taken without it is no news, and a page has nothing to merge.
+            return {"after": offset}
+        return {
+            "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
+            "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took), "rows": len(view.rows),
+            "run": self._run, "agents": view.agents, "series": view.chart_data(known.took),
+        }  # fmt: skip
+
+
+def make_page_server(following: FollowedJournal, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
+    """
+    Return an HTTP server on this machine only, and the URL of its page; *port* 0 selects a free port.
+
+    Only who knows the address can read: it holds a random word, and requests under another name for this machine are refused.
+
+    Raises:
+        OSError: when the port is taken.
+    """
+    server = _PageServer(following, port)
+    return server, f"http://127.0.0.1:{server.server_port}/{server.token}/"
+
+
+class _PageServer(ThreadingHTTPServer):
+    """An HTTP server with a thread for each connection; silent connections are closed after five seconds."""
+
+    daemon_threads = True
+
+    def __init__(self, following: FollowedJournal, port: int) -> None:
+        super().__init__(("127.0.0.1", port), _PageHandler)
+        self.following = following
+        self.reading = Lock()
+        self.token = secrets.token_urlsafe(16)
+        self.hosts = {f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"}
+
+
+class _PageHandler(BaseHTTPRequestHandler):
+    """Answers GET requests for the page and for the changes after an offset."""
+
+    timeout = SECONDS
+    server: _PageServer
+    server_version = "stepengine"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answer a GET request."""
+        asked = urlsplit(self.path)
+        first, _, rest = asked.path.removeprefix("/").partition("/")
+        if self.headers.get("Host") not in self.server.hosts:
+            self._say(403, "text/plain", "this server is asked as 127.0.0.1 only")
+        elif not secrets.compare_digest(first.encode(), self.server.token.encode()) or rest not in ("", "records"):
+            self._say(404, "text/plain", "there is nothing here")
+        else:
+            self._send_update(rest, _parse_offset(asked.query))
+
+    def _send_update(self, what: str, offset: int) -> None:
+        following = self.server.following
+        try:
+            with self.server.reading:
+                following.read()
+                text = json.dumps(following.changes_after(offset)) if what else following.page()
+            kind = "application/json" if what else "text/html"
+        except JournalError as error:
+            kind, text = "application/json", json.dumps({"error": error.message})
+        except OSError as error:
+            kind, text = "application/json", json.dumps({"error": f"the journal cannot be read: {error.strerror}"})
+        self._say(200, kind, text)
+
+    def _say(self, code: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(code)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: the URL holds the token."""
+
+
+def _parse_offset(query: str) -> int:
+    given = parse_qs(query).get("after", ["0"])[0]
+    return int(given) if given.isascii() and given.isdecimal() and len(given) <= MOST_DIGITS else 0

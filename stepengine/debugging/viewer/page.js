@@ -1,0 +1,1670 @@
+"use strict";
+/*
+ * What shows a recorded run: in a page of its own, and in the studio. Texts of the run reach the document as text only: every node is
+ * made by el() and filled through textContent. Nothing is stored, and nothing is loaded here: what comes later is asked of the source.
+ */
+const runPage = (() => {
+  const ROW = 30, OVER = 8, MOST = 190, CHUNK = 50, LONG = 6000, SLICE = 8, MARKS = 100, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5, PROSE = 20000, DEEP = 8;
+  const TABS = ["request", "reply", "thinking", "calls", "diff", "handler", "raw"];
+  const TITLES = { request: "Request", reply: "Reply", thinking: "Thinking", calls: "Calls", diff: "State diff", handler: "Handler", raw: "Raw" };
+  const BUCKETS = ["input", "output", "from cache", "to cache", "thinking"];
+  const GOOD = new Set(["completed", "ok"]);
+
+  /*
+   * Show a run in an element that holds what run.html says.
+   *
+   * source: { opened() -> payload, next(after) -> what came behind that, or nothing when nothing comes any more }
+   * options: { address: { read() -> text, write(text), changed(tell, signal) }, ready(), theme() -> name, commands: false, latest: true, told(data) }
+   * gives: { destroy(), pick(address), data() -> payload, picked() -> { path, seq, row } }
+   */
+  function mount(root, source, options = {}) {
+    const $ = (id) => root.querySelector(`#${id}`);
+    const gone = new AbortController(), signal = gone.signal;
+    const address = options.address || ownAddress;
+    const showsCommands = options.commands !== false;
+
+    let data = null, views = [], items = [], shown = [], place = new Map();
+    let picked = -1, tab = "reply", side = 0, agent = -1, unfolded = new Set();
+    let asWritten = false;
+    let query = "", hits = [], hitSet = new Set(), at = -1, turn = 0, searching = false;
+
+    // --- making nodes ---------------------------------------------------------------------------------------------------
+
+    function el(tag, name, ...inside) {
+      const node = document.createElement(tag);
+      if (name) node.className = name;
+      for (const each of inside) if (each !== null && each !== undefined && each !== "") node.append(each);
+      return node;
+    }
+
+    function button(text, action, name) {
+      const node = el("button", name || "", text);
+      node.type = "button";
+      node.addEventListener("click", action);
+      return node;
+    }
+
+    /* The text with what is searched for marked, as far as marks go. */
+    function marked(text) {
+      const made = document.createDocumentFragment();
+      if (query.length < 2) { made.append(text); return made; }
+      const low = text.toLowerCase();
+      let from = 0;
+      for (let n = 0; n < MARKS; n++) {
+        const found = low.length === text.length ? low.indexOf(query, from) : -1;
+        if (found < 0) break;
+        made.append(text.slice(from, found), el("mark", "", text.slice(found, found + query.length)));
+        from = found + query.length;
+      }
+      made.append(text.slice(from));
+      return made;
+    }
+
+    function pre(text, name) {
+      const node = el("pre", name || "");
+      if (text.length <= LONG) { node.append(marked(text)); return node; }
+      const box = el("div", "");
+      node.append(marked(text.slice(0, LONG)));
+      const more = button(`Show all ${count(text.length)} characters`, () => { node.replaceChildren(marked(text)); more.remove(); }, "more");
+      box.append(node, more);
+      return box;
+    }
+
+    /*
+     * What people and models say, in a closed part of Markdown: headings, paragraphs, lists, code, emphasis. No links, pictures or HTML,
+     * which would be ways in and out of the page; they stay text, and so does whatever else there is. A line break stays one, since a
+     * model that begins a new line means it.
+     */
+    function prose(text) {
+      if (asWritten || text.length > PROSE) return pre(text, "prose");
+      const made = blocks(text.split("\n"));
+      if (!made.querySelector("ul, ol, pre, code, em, strong, .title")) return pre(text, "prose");
+      // What is searched for may stand across a mark that is not shown: whoever looks for it has to see it.
+      if (query.length > 1 && text.toLowerCase().includes(query) && !made.querySelector("mark")) return pre(text, "prose");
+      return made;
+    }
+
+    const FENCE = /^ {0,3}(```+|~~~+)/, TITLE = /^ {0,3}#{1,6} +(?=\S)/, ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(?=\S)/;
+
+    function blocks(lines) {
+      const box = el("div", "md");
+      let lists = [], run = [];
+      const inside = () => lists.length ? lists[lists.length - 1].item : box;
+      function ended() {
+        if (run.length) inside().append(el("p", "", spans(run.join("\n"))));
+        run = [];
+      }
+      for (let n = 0; n < lines.length; n++) {
+        const line = lines[n], fence = FENCE.exec(line), item = ITEM.exec(line), indent = line.length - line.trimStart().length;
+        if (line.trim() && !item && lists.length && (indent === 0 && (!run.length || fence || TITLE.test(line)))) { ended(); lists = []; }
+        if (fence) {
+          ended();
+          const mark = fence[1], body = [];
+          for (n++; n < lines.length && !(lines[n].trim().startsWith(mark) && !lines[n].trim().slice(mark.length).replaceAll(mark[0], "")); n++) body.push(lines[n]);
+          inside().append(pre(body.join("\n"), "code"));
+        } else if (line.startsWith("|")) {
+          // Tables keep their columns.
+          ended();
+          const body = [];
+          for (; n < lines.length && lines[n].startsWith("|"); n++) body.push(lines[n]);
+          n--;
+          inside().append(pre(body.join("\n"), "code"));
+        } else if (item) {
+          ended();
+          beginItem(box, lists, item);
+          run.push(line.slice(item[0].length));
+        } else if (!line.trim()) ended();
+        else if (TITLE.test(line)) {
+          ended();
+          inside().append(el("p", "title", spans(line.replace(TITLE, ""))));
+        } else run.push(lists.length ? line.trimStart() : line);
+      }
+      ended();
+      return box;
+    }
+
+    /* Begin an item in the list that it belongs to by its indent, and leave those that are deeper. */
+    function beginItem(box, lists, [, indent, sign]) {
+      const ordered = /\d/.test(sign), deep = indent.length;
+      while (lists.length && (lists[lists.length - 1].deep > deep + 1 || lists.length > DEEP)) lists.pop();
+      const last = lists[lists.length - 1];
+      if (!last || deep > last.deep + 1 || last.ordered !== ordered) {
+        if (last && deep <= last.deep + 1) lists.pop();
+        const list = el(ordered ? "ol" : "ul", "");
+        if (ordered && parseInt(sign, 10) !== 1) list.start = parseInt(sign, 10);
+        (lists.length ? lists[lists.length - 1].item : box).append(list);
+        lists.push({ list, deep, ordered, item: null });
+      }
+      const own = lists[lists.length - 1];
+      own.item = el("li", "");
+      own.list.append(own.item);
+    }
+
+    const SPANS = /\\[!-/:-@[-`{-~]|`+|\*{1,3}|_{1,3}/g;
+
+    /* Code and emphasis. Each sign is looked at once: one that has no partner stays what it is. */
+    function spans(text) {
+      const top = { node: document.createDocumentFragment(), sign: "" }, open = [top], closed = lastRuns(text);
+      let from = 0, plain = "";
+      const add = (node) => open[open.length - 1].node.append(node);
+      const flush = () => { if (plain) add(marked(plain)); plain = ""; };
+      SPANS.lastIndex = 0;
+      for (let found; (found = SPANS.exec(text));) {
+        const sign = found[0], at = found.index, after = at + sign.length;
+        plain += text.slice(from, at);
+        from = after;
+        if (sign[0] === "\\") plain += sign[1];
+        else if (sign[0] === "`") {
+          const end = closed.get(sign.length) > at ? ending(text, sign, after) : -1;
+          if (end < 0) { plain += sign; continue; }
+          flush();
+          add(el("code", "", marked(text.slice(after, end).replace(/^ (?=.*\S)(.*) $/s, "$1"))));
+          from = SPANS.lastIndex = end + sign.length;
+        } else {
+          const before = text[at - 1] || " ", next = text[after] || " ", inWord = sign[0] === "_" || sign.length > 2;
+          const partner = /\s/.test(before) || (inWord && /\w/.test(next)) ? -1 : open.findLastIndex((each) => each.sign === sign);
+          flush();
+          if (partner > 0) {
+            for (const each of open.splice(partner + 1)) open[partner].node.append(each.sign, ...each.node.childNodes);
+            const { node } = open.pop();
+            const inner = el(sign.length === 1 ? "em" : "strong", "", ...node.childNodes);
+            add(sign.length === 3 ? el("em", "", inner) : inner);
+          } else if (/\s/.test(next) || (inWord && /\w/.test(before)) || open.length > DEEP) plain += sign;
+          else open.push({ node: document.createDocumentFragment(), sign });
+        }
+      }
+      plain += text.slice(from);
+      flush();
+      for (const each of open.splice(1)) top.node.append(each.sign, ...each.node.childNodes);
+      return top.node;
+    }
+
+    /* Where the last run of so many backticks is: without that each one without a partner would be looked for to the end. */
+    function lastRuns(text) {
+      const known = new Map();
+      for (const found of text.matchAll(/`+/g)) known.set(found[0].length, found.index);
+      return known;
+    }
+
+    function ending(text, sign, from) {
+      const runs = /`+/g;
+      runs.lastIndex = from;
+      for (let found; (found = runs.exec(text));) if (found[0].length === sign.length) return found.index;
+      return -1;
+    }
+
+    /* Some of many nodes, and a button for some more. */
+    function several(parent, many, make) {
+      let from = 0;
+      const more = button("", add, "more");
+      function add() {
+        const next = many.slice(from, from + CHUNK).map((each, n) => make(each, from + n));
+        from += next.length;
+        more.remove();
+        parent.append(...next);
+        if (from < many.length) {
+          more.textContent = `Show ${Math.min(CHUNK, many.length - from)} more of ${count(many.length - from)}`;
+          parent.append(more);
+        }
+      }
+      add();
+    }
+
+    const none = (text) => el("p", "none", text);
+    const heading = (text, ...more) => el("h3", "", text, ...more);
+
+    // --- figures --------------------------------------------------------------------------------------------------------
+
+    const count = (n) => n === null || n === undefined ? "" : Math.round(n).toLocaleString("en-US");
+    const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+    function short(n) {
+      if (n === null || n === undefined) return "";
+      if (n < 10000) return count(n);
+      return n < 1e6 ? `${(n / 1000).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(n < 1e7 ? 2 : 1)}M`;
+    }
+
+    function span(ms) {
+      if (ms === null || ms === undefined) return "";
+      if (ms < 1000) return `${Math.round(ms)} ms`;
+      if (ms < 60000) return `${(ms / 1000).toFixed(1)} s`;
+      const seconds = Math.round(ms / 1000);
+      if (seconds < 3600) return `${Math.floor(seconds / 60)}m ${String(seconds % 60).padStart(2, "0")}s`;
+      return `${Math.floor(seconds / 3600)}h ${String(Math.floor(seconds / 60) % 60).padStart(2, "0")}m`;
+    }
+
+    function money(text) {
+      if (text === null || text === undefined) return "unknown";
+      const value = Number(text);
+      return value === 0 ? "$0" : value < 0.01 ? `$${value.toPrecision(2)}` : `$${value.toFixed(value < 10 ? 4 : 2)}`;
+    }
+
+    const sent = (usage) => usage[0] + usage[2] + usage[3];
+    const total = (usage) => usage.reduce((a, b) => a + b, 0);
+    const share = (part, whole) => whole ? `${(100 * part / whole).toFixed(0)} %` : "";
+    const tone = (status) => GOOD.has(status) ? "good" : /suspend|pending|under way|max_steps|truncated|skipped/.test(status) ? "ask" : "bad";
+
+    // --- texts and requests ---------------------------------------------------------------------------------------------
+
+    const text = (number) => data.texts[number];
+    /* Texts of variables; those of a run that is followed come by themselves, when somebody looks at them. */
+    const lineText = (number) => (data.lines || data).texts[number];
+    const json = (value) => JSON.stringify(value, null, 2);
+
+    function partText(part) {
+      for (const name of ["text", "thinking", "refusal", "media", "unreadable"]) if (name in part) return part[name];
+      if ("call" in part) return `${part.call} ${JSON.stringify(part.input)}`;
+      if ("json" in part) return typeof part.json === "string" ? part.json : JSON.stringify(part.json);
+      if ("error" in part) return `${part.error.type}: ${part.error.message}`;
+      return JSON.stringify(part);
+    }
+
+    /* A text as one string, as search and rows have it. */
+    function flat(number) {
+      const value = text(number);
+      if (typeof value === "string") return value;
+      if (Array.isArray(value)) return value.map((each) => typeof each === "object" && each !== null ? partText(each) : String(each)).join("\n");
+      return JSON.stringify(value);
+    }
+
+    /* A text as people read it. */
+    function whole(number) {
+      const value = text(number);
+      if (typeof value === "string") return value;
+      if (!Array.isArray(value)) return json(value);
+      return value.map((each) => each !== null && typeof each === "object" && "json" in each && typeof each.json !== "string" ? json(each.json) : typeof each === "object" && each !== null ? partText(each) : String(each)).join("\n");
+    }
+
+    /* The messages of the request of a row: from the first to the last, put together without recursion. */
+    function messages(view, number) {
+      if (view.built.has(number)) return view.built.get(number);
+      const made = [], waiting = [[number, 0, Infinity]];
+      for (let n = 0; waiting.length; n++) {
+        if (n > BOUND) { made.push({ role: "user", t: -1 }); break; }
+        const entry = waiting.pop();
+        if (!Array.isArray(entry)) { made.push(entry); continue; }
+        const [source, from, to] = entry, list = source < 0 ? view.run.previous : view.steps[source].m || [], inner = [];
+        let position = 0;
+        for (const item of list) {
+          const end = position + (Array.isArray(item) ? item[2] - item[1] : 1);
+          const first = Math.max(from, position), last = Math.min(to, end);
+          if (first < last) inner.push(Array.isArray(item) ? [item[0], item[1] + first - position, item[1] + last - position] : item);
+          position = end;
+        }
+        for (let i = inner.length - 1; i >= 0; i--) waiting.push(inner[i]);
+      }
+      if (view.built.size > 8) view.built.clear();
+      view.built.set(number, made);
+      return made;
+    }
+
+    const keyOf = (message) => `${message.role} ${message.t} ${message.status || ""}`;
+
+    /* How many messages two requests begin with alike. */
+    function alike(a, b) {
+      let n = 0;
+      while (n < a.length && n < b.length && keyOf(a[n]) === keyOf(b[n])) n++;
+      return n;
+    }
+
+    /* The row of the model call before this one in the same run; -1 for the first. */
+    function before(view, number) {
+      const path = view.steps[number].path;
+      for (let n = number - 1; n >= 0; n--) if (view.steps[n].path === path && view.steps[n].m) return n;
+      return -1;
+    }
+
+    /* The model call that a row belongs to: itself, else the last one before it. */
+    const modelOf = (view, number) => view.steps[number].m ? number : before(view, number);
+
+    const unfinished = (call) => call.at === undefined;
+    const wrong = (call) => call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
+    const failed = (row) => row.status === "error" || row.error !== undefined || row.calls.some(wrong);
+
+    /* The numbers of the texts that belong to a row itself. */
+    function own(view, number) {
+      const row = view.steps[number], made = [];
+      const last = row.m ? before(view, number) : -1;
+      if (row.m) {
+        const old = last >= 0 ? view.steps[last] : {};
+        for (const name of ["system", "tools", "settings", "choice"]) if (row[name] !== undefined && row[name] !== old[name]) made.push(row[name]);
+        for (const item of row.m) if (!Array.isArray(item)) made.push(item.t);
+        for (const item of row.tail || []) made.push(item.t);
+      }
+      for (const name of ["reply", "error", "attempts", "input"]) if (row[name] !== undefined) made.push(row[name]);
+      for (const item of row.inputs || []) made.push(item.t);
+      for (const call of row.calls) for (const name of ["input", "result", "error", "did", "change", "attempts"]) if (call[name] !== undefined) made.push(call[name]);
+      return made;
+    }
+
+    function words(view, number) {
+      const row = view.steps[number];
+      return [row.a, row.kind, row.model, row.purpose, row.name, row.stop, view.agents[row.agent].id, ...row.calls.map((c) => `${c.name} ${c.a}`)].filter(Boolean).join(" ");
+    }
+
+    // --- opening --------------------------------------------------------------------------------------------------------
+
+    function viewOf(part) {
+      return { ...part, built: new Map() };
+    }
+
+    async function start() {
+      try {
+        data = await source.opened();
+        if (signal.aborted) return;
+      } catch (error) {
+        banner(error.message || String(error));
+        return;
+      }
+      views = [viewOf(data), ...(data.other ? [viewOf(data.other)] : [])];
+      root.classList.remove("loading");
+      listed();
+      facts();
+      tree();
+      about();
+      tabs();
+      root.classList.toggle("compared", Boolean(data.pairs) && views.every((view) => view.agents.length < 2));
+      if (data.pairs) $("legend").textContent = "A solid, B dashed; above A, below B";
+      say();
+      const wanted = fromHash();
+      const first = data.pairs ? Math.max(0, items.findIndex((item) => item.mark && item.mark !== "=")) : options.latest && !data.run.ended ? items.length - 1 : 0;
+      filter();
+      pick(wanted >= 0 ? wanted : items.length ? first : -1, false);
+      charts();
+      root.dataset.ready = "yes";
+      if (options.ready) options.ready();
+      if (options.told) options.told(data);
+      if (data.follow !== undefined) follow();
+    }
+
+    /* What the list holds: steps, or pairs of steps of two runs with equal ones folded. */
+    function listed() {
+      if (!data.pairs) {
+        items = data.steps.map((_, i) => ({ i, j: null, mark: "" }));
+      } else {
+        items = data.pairs.map(([i, j, mark, fields]) => ({ i, j, mark, fields }));
+      }
+    }
+
+    function banner(message) {
+      $("banner").textContent = message;
+      $("banner").hidden = !message;
+    }
+
+    function say() {
+      banner((data.missing || []).filter((each) => each.banner).map((each) => each.text).join(" · "));
+    }
+
+    function numbers(view) {
+      const run = view.run, usage = run.usage;
+      return [
+        ["steps", count(run.steps)],
+        ["time", span(run.milliseconds)],
+        ["tokens", total(usage) ? `${short(sent(usage))} in, ${short(usage[1] + usage[4])} out` : "none"],
+        ["cost", money(run.cost)],
+        ["from cache", share(usage[2], sent(usage)) || "none"],
+        run.models.length > 1 ? ["models", count(run.models.length)] : ["model", run.models[0] || "none"],
+      ];
+    }
+
+    function facts() {
+      const rows = numbers(data), other = views[1] ? numbers(views[1]) : null;
+      $("facts").replaceChildren(...rows.map(([name, value], n) => {
+        const both = other && other[n][1] !== value ? `${value} → ${other[n][1]}` : value;
+        return el("div", "", el("dt", "", name), el("dd", "", both));
+      }));
+      const run = data.run;
+      $("status").textContent = other && views[1].run.status !== run.status ? `${run.status} → ${views[1].run.status}` : run.status;
+      $("status").className = `state ${tone(run.status)}`;
+      $("lead").textContent = run.ended || data.follow === undefined ? "" : "under way";
+    }
+
+    // --- agents and the run ---------------------------------------------------------------------------------------------
+
+    function tree() {
+      const all = { id: "All agents", steps: data.run.steps, depth: 0, n: -1 };
+      const lines = data.agents.length > 1 ? [all] : [];
+      const depths = [];
+      data.agents.forEach((each, n) => {
+        depths[n] = each.parent === null ? 0 : depths[each.parent] + 1;
+      });
+      const children = new Map();
+      data.agents.forEach((each, n) => { if (children.has(each.parent)) children.get(each.parent).push(n); else children.set(each.parent, [n]); });
+      const waiting = [...(children.get(null) || [])].reverse();
+      while (waiting.length && lines.length < 2000) {
+        const n = waiting.pop(), each = data.agents[n];
+        lines.push({ id: each.id, steps: each.steps, depth: depths[n] + (data.agents.length > 1 ? 1 : 0), n, status: each.status });
+        waiting.push(...[...(children.get(n) || [])].reverse());
+      }
+      shownAgents = lines;
+      const box = $("tree");
+      box.replaceChildren();
+      several(box, lines, (line) => {
+        const node = el("li", "", el("span", "", line.id));
+        if (line.status && !GOOD.has(line.status)) node.append(el("span", `tag ${tone(line.status)}`, line.status));
+        node.append(el("span", "count", count(line.steps)));
+        node.style.paddingLeft = `${6 + 12 * Math.min(line.depth, 8)}px`;
+        node.setAttribute("role", "option");
+        node.id = `agent-${line.n}`;
+        node.setAttribute("aria-selected", String(line.n === agent || data.agents.length === 1));
+        node.addEventListener("click", () => pickAgent(line.n));
+        return node;
+      });
+      box.querySelector("button")?.setAttribute("role", "option");
+      box.setAttribute("aria-activedescendant", `agent-${data.agents.length === 1 ? 0 : agent}`);
+    }
+    let shownAgents = [];
+
+    function pickAgent(number) {
+      agent = number;
+      for (const node of $("tree").children) node.setAttribute("aria-selected", String(node.id === `agent-${number}`));
+      $("tree").setAttribute("aria-activedescendant", `agent-${number}`);
+      $(`agent-${number}`)?.scrollIntoView({ block: "nearest" });
+      filter();
+      lane();
+      if (picked >= 0 && !place.has(picked) && shown.length) pick(shown[0]);
+      else draw();
+      lineAt();
+    }
+
+    function otherAgent(by) {
+      const now = shownAgents.findIndex((line) => line.n === agent);
+      const next = shownAgents[Math.min(shownAgents.length - 1, Math.max(0, now + by))];
+      if (next) pickAgent(next.n);
+    }
+
+    function about() {
+      const made = [], run = data.run;
+      const clip = (number) => { const node = el("div", "clip", whole(number).slice(0, LONG)); node.tabIndex = 0; node.setAttribute("role", "group"); return node; };
+      const part = (title, number) => { const node = clip(number); node.setAttribute("aria-label", title); made.push(el("h2", "", title), node); };
+      if (flat(run.prompt)) part("Prompt", run.prompt);
+      if (run.params !== undefined) part("Params", run.params);
+      if (run.output !== undefined && flat(run.output)) part("Output", run.output);
+      if (run.questions !== undefined) part("Waiting for an answer", run.questions);
+      made.push(el("h2", "", "Run"), el("p", "mono", run.run), el("p", "dim", run.created.replace("T", " ").replace("Z", " UTC")));
+      if (run.parent) made.push(el("p", "dim", `forked from ${run.parent.run} at ${run.parent.at}`));
+      if (run.models.length > 1) made.push(el("h2", "", "Models"), el("p", "", run.models.join(", ")));
+      const list = el("ul", "");
+      for (const each of data.missing || []) list.append(el("li", "", each.text));
+      made.push(el("h2", "", "Not recorded"), list);
+      $("about").replaceChildren(...made);
+    }
+
+    // --- the list -------------------------------------------------------------------------------------------------------
+
+    function viewFor(item) {
+      const which = item.i === null ? 1 : 0;
+      return [views[which], which ? item.j : item.i];
+    }
+
+    /* What of the items is shown: those of the agent and its children; equal pairs folded where many stand together. */
+    function filter() {
+      const path = agent < 0 ? null : data.agents[agent].path;
+      shown = [];
+      let equal = [];
+      const flush = () => {
+        if (equal.length > 3 && !unfolded.has(equal[0])) shown.push(~equal[0]);
+        else shown.push(...equal);
+        equal = [];
+      };
+      items.forEach((item, n) => {
+        const [view, row] = viewFor(item), own = view.steps[row].path;
+        if (path !== null && !below(own, path)) return;
+        if (item.mark === "=") { item.first = equal.length ? equal[0] : n; equal.push(n); item.many = equal; return; }
+        flush();
+        shown.push(n);
+      });
+      flush();
+      place = new Map(shown.map((n, spot) => [n, spot]));
+      $("space").style.height = `${shown.length * ROW}px`;
+      draw();
+    }
+
+    let pending = 0;
+    function draw() {
+      if (!pending) pending = requestAnimationFrame(() => { pending = 0; drawn(); });
+    }
+
+    function drawn() {
+      const list = $("list"), space = $("space");
+      const first = Math.max(0, Math.floor(list.scrollTop / ROW) - OVER);
+      const last = Math.min(shown.length, Math.min(first + MOST, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + OVER));
+      const nodes = [];
+      for (let spot = first; spot < last; spot++) nodes.push(rowNode(shown[spot], spot));
+      space.replaceChildren(...nodes);
+      const there = place.get(picked);
+      if (there !== undefined && there >= first && there < last) list.setAttribute("aria-activedescendant", `row-${picked}`);
+      else list.removeAttribute("aria-activedescendant");
+    }
+
+    function rowNode(n, spot) {
+      const node = el("div", "row");
+      node.setAttribute("role", "option");
+      node.setAttribute("aria-setsize", String(shown.length));
+      node.setAttribute("aria-posinset", String(spot + 1));
+      node.style.transform = `translateY(${spot * ROW}px)`;
+      if (n < 0) {
+        const many = items[~n].many.length;
+        node.classList.add("fold");
+        node.id = `fold-${~n}`;
+        node.setAttribute("aria-selected", "false");
+        node.append(el("span", "no", ""), el("span", "what", `${plural(many, "equal step")} — open`));
+        node.addEventListener("click", () => { unfolded.add(~n); filter(); });
+        return node;
+      }
+      const item = items[n], [view, number] = viewFor(item), row = view.steps[number];
+      node.id = `row-${n}`;
+      node.setAttribute("aria-selected", String(n === picked));
+      if (failed(row)) node.classList.add("bad");
+      if (hitSet.has(n)) node.classList.add("hit");
+      const what = el("span", "what");
+      if (data.pairs) {
+        const kind = { "=": "equal", "~": "changed", "+": "added", "-": "removed" }[item.mark];
+        node.classList.add(kind);
+        const mark = el("span", "mark", item.mark);
+        mark.title = kind;
+        what.append(mark, el("span", "unseen", kind));
+      }
+      summary(what, view, row);
+      const step = row.kind === "model" ? String(row.n) : row.a;
+      const no = el("span", "no", step);
+      no.title = row.a;
+      node.append(no, what, el("span", "num tokens", row.usage ? short(total(row.usage)) : ""), el("span", "num", row.at === undefined ? "…" : span(row.at - row.began)));
+      what.style.paddingLeft = `${12 * Math.min(6, row.path ? row.path.split(".").length : 0)}px`;
+      node.addEventListener("click", () => pick(n));
+      return node;
+    }
+
+    function oneLine(value) {
+      return value.slice(0, 400).replace(/\s+/g, " ").trim();
+    }
+
+    function given(number) {
+      const value = text(number);
+      if (value !== null && typeof value === "object" && Array.isArray(value.options) && "text" in value) return oneLine([value.text, ...value.options].join("  "));
+      if (value === null || typeof value !== "object") return oneLine(String(value));
+      const values = Object.values(value).filter((each) => each !== null && each !== "" && !(Array.isArray(each) && !each.length));
+      return oneLine(values.map((each) => typeof each === "string" ? each : JSON.stringify(each)).join("  "));
+    }
+
+    function summary(what, view, row) {
+      if (row.path) what.append(el("span", "word", view.agents[row.agent].id));
+      if (row.kind === "input") {
+        what.append(el("span", "word", "from outside"), el("span", "call ask", row.name), el("span", "given", given(row.input)));
+        return;
+      }
+      if (row.purpose) what.append(el("span", "word", row.purpose));
+      if (failed(row)) what.append(el("span", "bad", "error"));
+      if (row.error !== undefined && row.kind === "model") what.append(el("span", "", oneLine(`${text(row.error).type}: ${text(row.error).message}`)));
+      if (row.kind === "model" && row.reply === undefined && row.error === undefined) what.append(el("span", "word", "no reply yet"));
+      const parts = row.reply === undefined ? [] : text(row.reply);
+      const said = oneLine(parts.filter((p) => "text" in p || "refusal" in p).map(partText).join(" "));
+      if (row.kind !== "model") what.append(el("span", "word", row.calls[0].kind === "tool" ? row.calls[0].by || "handler" : row.calls[0].kind));
+      const asked = parts.filter((p) => "call" in p);
+      const calls = row.calls.length ? row.calls.map((c) => [c.name, c.kind, c.input]) : [];
+      const names = calls.length >= asked.length ? calls : asked.map((p) => [p.call, "tool", null]);
+      for (const [name, kind] of names.slice(0, 4)) what.append(el("span", `call ${kind}`, name));
+      if (names.length > 4) what.append(el("span", "word", `and ${names.length - 4} more`));
+      if (said) what.append(el("span", "said", said));
+      else if (calls.length) what.append(el("span", "given", given(calls[0][2])));
+    }
+
+    function pick(n, follows = true) {
+      if (n < 0 || n >= items.length) return;
+      const same = n === picked;
+      picked = n;
+      side = items[n].i === null ? 1 : items[n].j === null ? 0 : side;
+      if (!place.has(n)) {
+        const item = items[n];
+        if (item.mark === "=" && item.many) { unfolded.add(item.first); filter(); }
+        if (!place.has(n)) { agent = -1; pickAgent(-1); }
+      }
+      reveal(n);
+      draw();
+      detail();
+      lineAt();
+      if (follows && !same) address.write(hash());
+    }
+
+    function reveal(n) {
+      const list = $("list"), top = place.get(n) * ROW;
+      if (top < list.scrollTop) list.scrollTop = top;
+      else if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
+    }
+
+    function move(by) {
+      let spot = place.get(picked);
+      if (spot === undefined) spot = 0;
+      else spot = Math.min(shown.length - 1, Math.max(0, spot + by));
+      while (shown[spot] < 0 && spot + Math.sign(by || 1) >= 0 && spot + Math.sign(by || 1) < shown.length) spot += Math.sign(by || 1);
+      if (shown[spot] >= 0) pick(shown[spot]);
+    }
+
+    function nextError() {
+      for (let k = 1; k <= items.length; k++) {
+        const n = (picked + k) % items.length, [view, row] = viewFor(items[n]);
+        if (failed(view.steps[row])) { pick(n); return; }
+      }
+      announce("no step failed");
+    }
+
+    // --- addresses ------------------------------------------------------------------------------------------------------
+
+    function hash() {
+      const [view, number] = viewFor(items[picked]), row = view.steps[number];
+      const step = row.kind === "model" && !row.path ? String(row.n) : encodeURIComponent(row.a);
+      return `step=${step}&tab=${tab}`;
+    }
+
+    function fromHash() {
+      const params = new URLSearchParams(address.read());
+      if (TABS.includes(params.get("tab"))) tab = params.get("tab");
+      const step = params.get("step");
+      if (!step) return -1;
+      return items.findIndex((item) => {
+        const [view, number] = viewFor(item), row = view.steps[number];
+        return /^\d+$/.test(step) ? row.kind === "model" && !row.path && row.n === Number(step) : row.a === step;
+      });
+    }
+
+    // --- one step -------------------------------------------------------------------------------------------------------
+
+    function tabs() {
+      $("tabs").replaceChildren(...TABS.map((name) => {
+        const node = button("", () => choose(name));
+        node.id = `tab-${name}`;
+        node.setAttribute("role", "tab");
+        node.setAttribute("aria-controls", "panel");
+        return node;
+      }));
+      $("tabs").addEventListener("keydown", (event) => {
+        const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!by) return;
+        event.preventDefault();
+        choose(TABS[(TABS.indexOf(tab) + by + TABS.length) % TABS.length]);
+        $(`tab-${tab}`).focus();
+      });
+    }
+
+    function choose(name) {
+      tab = name;
+      detail();
+      if (picked >= 0) address.write(hash());
+    }
+
+    function current() {
+      const item = items[picked];
+      const which = item.i === null ? 1 : item.j === null ? 0 : side;
+      return [views[which], which ? item.j : item.i];
+    }
+
+    function command() {
+      if (picked < 0) return data.run.fork;
+      const [view, number] = current(), row = view.steps[number], last = row.calls.length ? row.calls[row.calls.length - 1] : row;
+      // What has no result cannot be kept: from there the run itself goes on.
+      if (row.at === undefined) return view.run.resume;
+      const kept = row.kind === "input" ? row.a : (last.at === undefined ? row.a : last.a) || row.a;
+      return `${view.run.fork} --at '${kept}'`;
+    }
+
+    function detail() {
+      if (picked < 0) return;
+      const [view, number] = current(), row = view.steps[number], model = modelOf(view, number);
+      const runs = callOfProgram(view, number);
+      const name = row.kind === "model" ? `Step ${row.n}` : row.kind === "input" ? "From outside" : runs ? `In the program of ${runs.a}` : row.n ? `After step ${row.n}` : "Before the first step";
+      const head = [el("h2", "", name), el("span", "mono dim", row.a), el("span", "dim", view.agents[row.agent].id)];
+      if (row.model) head.push(el("span", "dim", row.answered ? `${row.model}, answered by ${row.answered}` : row.model));
+      if (row.at !== undefined) head.push(el("span", "dim", `at ${span(row.began)}, took ${span(row.at - row.began)}`));
+      if (row.usage) head.push(el("span", "dim", `${count(sent(row.usage))} tokens in, ${count(row.usage[1] + row.usage[4])} out`));
+      if (row.cost !== undefined && row.cost !== null) head.push(el("span", "dim", money(row.cost)));
+      if (failed(row)) head.push(el("span", "tag bad", "error"));
+      const item = items[picked];
+      if (item.i !== null && item.j !== null && item.j !== undefined) {
+        const choice = el("span", "sides", ...["A", "B"].map((label, n) => {
+          const node = button(label, () => { side = n; detail(); });
+          node.title = views[n].run.file;
+          node.setAttribute("aria-pressed", String(side === n));
+          return node;
+        }));
+        head.push(choice);
+      } else if (data.pairs) head.push(el("span", "tag", item.i === null ? "only in B" : "only in A"));
+      if (showsCommands) head.push(el("code", "command", command()));
+      $("head").replaceChildren(...head);
+      fields(item);
+      const open = tabOf(row);
+      for (const each of TABS) {
+        const node = $(`tab-${each}`), n = counted(each, view, number, model);
+        node.replaceChildren(TITLES[each], ...(n ? [el("span", "count", n)] : []));
+        node.setAttribute("aria-selected", String(each === open));
+        node.tabIndex = each === open ? 0 : -1;
+      }
+      $("panel").setAttribute("aria-labelledby", `tab-${open}`);
+      const made = el("div", "");
+      PANELS[open](made, view, number, model);
+      $("panel").replaceChildren(...made.childNodes);
+      $("panel").scrollTop = 0;
+    }
+
+    /* The tab that is shown: what the handler did by itself has no request and no reply. */
+    function tabOf(row) {
+      if (row.m || !["request", "reply", "thinking"].includes(tab)) return tab;
+      return row.kind === "input" ? "reply" : "calls";
+    }
+
+    function counted(name, view, number, model) {
+      const row = view.steps[number];
+      if (name === "request" && row.m) return count(messages(view, number).length + (row.tail || []).length);
+      if (name === "calls" && row.calls.length) return count(row.calls.length);
+      if (name === "thinking" && row.reply !== undefined) return count(text(row.reply).filter((p) => "thinking" in p).length || null);
+      return "";
+    }
+
+    function fields(item) {
+      const box = $("fields");
+      box.replaceChildren();
+      if (!item.fields) return;
+      const table = el("table", ""), top = el("tr", "", ...["what differs", "A", "B"].map((name) => el("th", "", name)));
+      table.append(el("thead", "", top));
+      const body = el("tbody", "");
+      for (const [pointer, a, b] of text(item.fields).slice(0, CHUNK)) body.append(el("tr", "", el("td", "mono", pointer), el("td", "mono", a), el("td", "mono", b)));
+      table.append(body);
+      box.append(table);
+      box.tabIndex = 0;
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", "What differs");
+    }
+
+    /* Prose is for what people and models say; what tools give keeps its columns. */
+    function shownPart(part, kind = "prose") {
+      if ("text" in part) return kind === "prose" ? prose(part.text) : pre(part.text, kind);
+      if ("thinking" in part) return el("div", "", el("span", "tag", "thinking"), prose(part.thinking || "(hidden by the provider)"));
+      if ("refusal" in part) return el("div", "", el("span", "tag bad", "refusal"), prose(part.refusal));
+      if ("unreadable" in part) return el("div", "", el("span", "tag bad", `call of ${part.call} that could not be read: ${part.why}`), pre(part.unreadable));
+      if ("call" in part) return el("div", "", el("span", "tag", `call ${part.call}`), members(part.input));
+      if ("json" in part) return typeof part.json === "string" ? pre(part.json) : members(part.json);
+      if ("error" in part) return el("div", "", el("span", "tag bad", part.error.type), pre(part.error.message));
+      if ("media" in part) return media(part);
+      return pre(json(part));
+    }
+
+    function media(part) {
+      const box = el("div", "", el("p", "dim", part.media));
+      const source = part.image === undefined ? "" : data.images[part.image];
+      // The journal's word for what it is counts for nothing: whoever made the page looked at the first bytes.
+      if (/^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/.test(source)) {
+        const open = button("Show the picture", () => { const image = el("img", ""); image.alt = part.media; image.src = source; open.replaceWith(image); });
+        box.append(open);
+      }
+      return box;
+    }
+
+    function members(value) {
+      if (value === null || typeof value !== "object" || Array.isArray(value)) return pre(typeof value === "string" ? value : json(value));
+      const names = Object.keys(value);
+      if (!names.length) return none("{}");
+      const list = el("dl", "members");
+      several2(list, names, (name) => {
+        const each = value[name];
+        return [el("dt", "", marked(name)), el("dd", "", pre(typeof each === "string" ? each : json(each)))];
+      });
+      return list;
+    }
+
+    function several2(list, names, make) {
+      for (const name of names.slice(0, 200)) list.append(...make(name));
+      if (names.length > 200) list.append(el("dt", "", "…"), el("dd", "", `${count(names.length - 200)} more members; the tab Raw has all`));
+    }
+
+    function block(cap, inner, name) {
+      const box = el("div", `block ${name || ""}`, el("div", "cap", ...cap));
+      for (const each of inner) box.append(el("div", "inner", each));
+      return box;
+    }
+
+    const parts = (number, kind) => number < 0 ? [none("left out: too many messages")] : [].concat(text(number)).map((part) => typeof part === "object" && part !== null ? shownPart(part, kind) : pre(String(part)));
+
+    function message(each, isNew) {
+      const cap = [el("span", "name", each.role === "tool" ? `result of ${each.name}` : each.role)];
+      if (isNew) cap.push(el("span", "tag", "new"));
+      if (each.status) cap.push(el("span", "tag bad", each.status));
+      if (each.tags) cap.push(el("span", "dim", each.tags.join(", ")));
+      return block(cap, parts(each.t, each.role === "tool" ? "" : "prose"), isNew ? "new" : "");
+    }
+
+    function opener(title, make) {
+      const node = el("details", "fold", el("summary", "", title));
+      node.addEventListener("toggle", () => { if (node.open && node.children.length === 1) node.append(make()); });
+      return node;
+    }
+
+    const PANELS = {
+      request(box, view, number) {
+        const row = view.steps[number];
+        if (!row.m) { box.append(none("No model was called here: this is an action of the handler.")); return; }
+        const last = before(view, number), all = messages(view, number);
+        const fresh = last < 0 ? 0 : alike(messages(view, last), all);
+        if (row.settings !== undefined || row.choice !== undefined) box.append(opener("Settings", () => members({ ...(row.settings === undefined ? {} : text(row.settings)), ...(row.choice === undefined ? {} : { tool_choice: text(row.choice) }) })));
+        if (row.system !== undefined) {
+          const changed = last >= 0 && view.steps[last].system !== row.system;
+          box.append(opener(`System prompt, ${plural(flat(row.system).length, "character")}${changed ? ", changed since the last step" : ""}`, () => prose(flat(row.system))));
+        }
+        if (row.tools !== undefined) {
+          const tools = text(row.tools);
+          box.append(opener(`${plural(tools.length, "tool")}: ${oneLine(tools.map((t) => t.name).join(", "))}`, () => {
+            const inner = el("div", "");
+            several(inner, tools, (each) => block([el("span", "call", each.name)], [prose(each.description), members(each.input_schema)]));
+            return inner;
+          }));
+        }
+        const news = all.slice(fresh), old = all.slice(0, fresh);
+        box.append(heading(last < 0 ? plural(all.length, "message") : `${plural(news.length, "message")} new since the last step`));
+        if (row.tail) for (const each of row.tail) box.append(message({ ...each, tags: [...(each.tags || []), "for this step only"] }, true));
+        const made = el("div", "");
+        several(made, news, (each) => message(each, last >= 0));
+        box.append(made);
+        if (old.length) {
+          box.append(heading(`${plural(old.length, "message")} as before, the latest first`));
+          const rest = el("div", "");
+          several(rest, old.slice().reverse(), (each) => message(each, false));
+          box.append(rest);
+        }
+      },
+      reply(box, view, number) {
+        const row = view.steps[number];
+        for (const each of row.inputs || []) box.append(heading("Sent to the run during this step"), message(each, false));
+        if (row.kind === "input") { box.append(heading(row.name), members(text(row.input))); return; }
+        if (!row.m) { box.append(none("No model was called here; see Calls.")); return; }
+        if (row.attempts !== undefined) {
+          box.append(heading(plural(text(row.attempts).length, "failed attempt") + " before"));
+          for (const each of text(row.attempts)) box.append(block([el("span", "tag bad", each.type)], [pre(each.message)], "bad"));
+        }
+        if (row.error !== undefined) box.append(block([el("span", "tag bad", text(row.error).type)], [pre(text(row.error).message)], "bad"));
+        if (row.reply === undefined) { if (row.error === undefined) box.append(none("No reply: the record ends here, or the run is still running.")); return; }
+        const list = text(row.reply).filter((p) => !("thinking" in p));
+        if (!list.length) box.append(none("The reply is empty."));
+        several(box, list, (part) => {
+          if ("call" in part) return block([el("span", "call", part.call), el("span", "dim", "call")], ["unreadable" in part ? shownPart(part) : members(part.input)]);
+          return block([el("span", "name", "refusal" in part ? "refusal" : "text" in part ? "text" : "part of the provider's own")], [shownPart(part)]);
+        });
+        const tail = el("dl", "members");
+        const note = (name, value) => { if (value) tail.append(el("dt", "", name), el("dd", "", value)); };
+        note("stopped for", row.stop);
+        if (row.usage) BUCKETS.forEach((name, n) => note(`${name} tokens`, row.usage[n] ? count(row.usage[n]) : ""));
+        note("cost", row.cost === null || row.cost === undefined ? "unknown" : money(row.cost));
+        box.append(heading("How it ended"), tail);
+      },
+      thinking(box, view, number) {
+        const row = view.steps[number], list = row.reply === undefined ? [] : text(row.reply).filter((p) => "thinking" in p);
+        if (!list.length) box.append(none("No thinking was recorded with this step."));
+        several(box, list, (part) => block([el("span", "name", "thinking")], [prose(part.thinking || "(hidden by the provider)")]));
+      },
+      calls(box, view, number) {
+        const row = view.steps[number];
+        if (!row.calls.length) { box.append(none("No call was performed. Control tools of the engine, such as set_output, are in the reply.")); return; }
+        several(box, row.calls, (call) => shownCall(view, call));
+      },
+      diff(box, view, number, model) { difference(box, view, model, model < 0 ? -1 : before(view, model), number); },
+      handler(box, view, number) { handler(box, view, number); },
+      raw(box, view, number) {
+        const row = view.steps[number], resolve = (name, value) => typeof value === "number" && ["t", "input", "result", "error", "reply", "system", "tools", "settings", "choice", "attempts", "did", "change", "origins"].includes(name) && value >= 0 ? text(value) : value;
+        const all = row.m ? messages(view, number) : null;
+        const whole = { ...row, agent: view.agents[row.agent].id };
+        if (all) { delete whole.m; whole.messages = all.length > CHUNK ? [`${all.length - CHUNK} earlier messages`, ...all.slice(-CHUNK)] : all; }
+        box.append(heading("The step as the page has it; messages: the last 50"), pre(JSON.stringify(whole, resolve, 2)));
+      },
+    };
+
+    function shownCall(view, call) {
+      const cap = [el("span", `call ${call.kind}`, call.name), el("span", "dim", call.kind), el("span", "mono dim", call.a)];
+      const bad = wrong(call);
+      if (call.status && call.status !== "ok") cap.push(el("span", `tag ${tone(call.status)}`, call.status));
+      if (call.purpose) cap.push(el("span", "tag", call.purpose));
+      if (call.line !== undefined) cap.push(el("span", "dim", `line ${call.line} of its program`));
+      if (call.together !== undefined) cap.push(el("span", "dim", `together with others from #${call.together} on`));
+      cap.push(el("span", "end", unfinished(call) ? view.run.ended ? "never finished" : "no result yet" : span(call.at - call.began)));
+      const inner = call.program === undefined ? [members(text(call.input))] : [program(view, call, 0)];
+      if (call.program !== undefined && text(call.input).restart) inner.unshift(members({ restart: true }));
+      if (call.origins !== undefined) inner.push(origins(text(call.origins)));
+      if (call.attempts !== undefined) inner.push(el("div", "", el("span", "tag bad", "failed attempts"), ...text(call.attempts).map((each) => pre(`${each.type}: ${each.message}`))));
+      if (call.result !== undefined) inner.push(...parts(call.result, call.kind === "spawn" ? "prose" : ""));
+      if (call.error !== undefined) inner.push(el("div", "", el("span", "tag bad", text(call.error).type), pre(text(call.error).message)));
+      if (call.did !== undefined) inner.push(el("div", "", el("span", "tag", "did"), ...text(call.did).map((each) => pre(each))));
+      if (call.change !== undefined) inner.push(el("div", "", el("span", "tag", "changed in its run"), members(text(call.change))));
+      if (call.child !== undefined) {
+        const first = items.findIndex((item) => { const [v, n] = viewFor(item); return v === view && v.steps[n].path === call.child; });
+        if (first >= 0) inner.push(button(call.program === undefined ? "Go to the first step of this child" : "Go to the first call of this program", () => pick(first)));
+      }
+      return block(cap, inner, bad ? "bad" : "");
+    }
+
+    /* Sentences about the origins of arguments, untrusted ones first. */
+    function origins(said) {
+      const bad = said.filter(([, trusted]) => !trusted).length;
+      return opener(`Where the arguments come from${bad ? `: ${bad} untrusted` : ""}`, () => {
+        const list = el("ul", "");
+        for (const [sentence, trusted] of said) list.append(el("li", "", ...(trusted ? [] : [el("span", "tag bad", "untrusted"), " "]), marked(sentence)));
+        return list;
+      });
+    }
+
+    // --- programs -------------------------------------------------------------------------------------------------------
+
+    /* The lines of a program, below each what it asked for there. It waits where there is no result yet, or at the line *here*. */
+    function program(view, call, here) {
+      const box = el("div", ""), code = el("div", "source program"), asked = new Map(), below = [];
+      const lines = String(text(call.input).code).split("\n"), fits = lines.length === call.program;
+      if (lines.length > 1 && !lines[lines.length - 1]) lines.pop();
+      view.steps.forEach((row, n) => {
+        if (row.path !== call.child) return;
+        for (const each of row.calls) {
+          const line = fits && each.line <= lines.length ? each.line : 0;
+          if (!line) below.push([each, n]);
+          else if (asked.has(line)) asked.get(line).push([each, n]);
+          else asked.set(line, [[each, n]]);
+        }
+      });
+      const waits = new Set(here ? [here] : [...asked].filter(([, calls]) => calls.some(([each]) => unfinished(each))).map(([line]) => line));
+      const near = (n) => { for (let k = n - NEAR; k <= n + NEAR; k++) if (asked.has(k) || k === here) return true; return n <= NEAR; };
+      code.tabIndex = 0;
+      code.setAttribute("role", "group");
+      code.setAttribute("aria-label", waits.size ? `Program, at line ${[...waits].join(", ")}` : `Program of ${plural(lines.length, "line")}`);
+      const written = (all) => {
+        const made = [];
+        let left = 0;
+        const leave = () => { if (left) made.push(el("div", "left", el("span", "", "…"), el("span", "", plural(left, "line")))); left = 0; };
+        lines.forEach((line, k) => {
+          if (!all && !near(k + 1)) { left++; return; }
+          leave();
+          const node = el("div", waits.has(k + 1) ? "here" : "", el("span", "", String(k + 1)), el("span", "", marked(line || " ")));
+          if (waits.has(k + 1)) node.setAttribute("aria-current", "true");
+          made.push(node, ...askedFor(view, asked.get(k + 1) || []));
+        });
+        leave();
+        return made;
+      };
+      const isLong = lines.length > LINES;
+      code.append(...written(!isLong));
+      box.append(code);
+      if (isLong) {
+        const more = button(`Show all ${count(lines.length)} lines`, () => { code.replaceChildren(...written(true)); more.remove(); }, "more");
+        box.append(more);
+      }
+      if (below.length) {
+        const rest = el("div", "source program", ...askedFor(view, below));
+        rest.tabIndex = 0;
+        rest.setAttribute("role", "group");
+        rest.setAttribute("aria-label", "Calls of the program");
+        box.append(el("p", "dim", fits ? "No line is recorded for these:" : "Parts of the program were redacted, so line numbers differ:"), rest);
+      }
+      return box;
+    }
+
+    /* What one line asked for: of many calls the first ones, and whatever failed or has no result. */
+    function askedFor(view, calls) {
+      const isFew = calls.length <= FEW + 1, shown = calls.filter(([each], n) => isFew || n < FEW || unfinished(each) || wrong(each));
+      const made = shown.map(([each, n]) => askedOnce(view, each, n));
+      if (shown.length < calls.length) {
+        const more = button(`${plural(calls.length - shown.length, "more call")}`, () => node.replaceWith(...calls.filter((one) => !shown.includes(one)).map(([each, n]) => askedOnce(view, each, n))), "link more");
+        const node = el("div", "asked", el("span", ""), el("span", "", more));
+        made.push(node);
+      }
+      return made;
+    }
+
+    function askedOnce(view, each, n) {
+      const go = button("", () => { const at = items.findIndex((item) => { const [v, row] = viewFor(item); return v === view && row === n; }); if (at >= 0) { tab = "calls"; pick(at); } }, "link");
+      go.append(el("span", "mono", each.a), " ", el("span", `call ${each.kind}`, each.kind === "ask" ? each.purpose || "ask" : each.name), " ", el("span", "given", each.kind === "sleep" ? "" : given(each.input).slice(0, 160)));
+      const line = el("span", "", go, el("span", "came", " → "));
+      if (each.error !== undefined) line.append(el("span", "tag bad", text(each.error).type), " ", oneLine(text(each.error).message));
+      else if (unfinished(each)) line.append(el("span", "tag ask", view.run.ended ? "never finished" : "no result yet"));
+      else {
+        if (wrong(each)) line.append(el("span", "tag bad", each.status), " ");
+        line.append(each.result === undefined ? "" : oneLine(flat(each.result)).slice(0, 200));
+      }
+      return el("div", "asked", el("span", ""), line);
+    }
+
+    /* The call whose program a row belongs to; undefined for any other row. */
+    function callOfProgram(view, number) {
+      const path = view.steps[number].path;
+      if (!path) return undefined;
+      for (const row of view.steps) for (const call of row.calls) if (call.child === path) return call.program === undefined ? undefined : call;
+      return undefined;
+    }
+
+    // --- what changed between steps -------------------------------------------------------------------------------------
+
+    function difference(box, view, model, last, number) {
+      askLines();
+      const steps = view.steps, path = steps[number].path;
+      const own = steps.map((row, n) => [row, n]).filter(([row]) => row.path === path && row.m);
+      if (model < 0) { box.append(none("No earlier model call to compare with.")); return; }
+      const line = el("p", "");
+      const label = el("label", "", "Compared with step "), input = el("input", "mono");
+      input.type = "number"; input.min = "1"; input.max = String(own.length); input.id = "other";
+      input.value = last < 0 ? "" : String(steps[last].n);
+      input.addEventListener("change", () => {
+        const found = own.find(([row]) => row.n === Number(input.value));
+        const rest = el("div", "");
+        if (found) between(rest, view, model, found[1], number);
+        else rest.append(none(`there is no step ${input.value}; steps 1 to ${own.length}`));
+        body.replaceChildren(...rest.childNodes);
+      });
+      label.append(input);
+      line.append(label, " of this agent");
+      const body = el("div", "");
+      box.append(line, body);
+      if (last < 0) body.append(none("This is the first step: its whole request is new."));
+      else between(body, view, model, last, number);
+    }
+
+    function between(box, view, now, then, number) {
+      const a = view.steps[then], b = view.steps[now], old = messages(view, then), all = messages(view, now);
+      const same = alike(old, all), gone = old.slice(same), come = all.slice(same);
+      const left = new Map();
+      for (const each of come) left.set(keyOf(each), (left.get(keyOf(each)) || 0) + 1);
+      const removed = gone.filter((each) => { const n = left.get(keyOf(each)) || 0; left.set(keyOf(each), n - 1); return n <= 0; });
+      const kept = new Map();
+      for (const each of gone) kept.set(keyOf(each), (kept.get(keyOf(each)) || 0) + 1);
+      const added = come.filter((each) => { const n = kept.get(keyOf(each)) || 0; kept.set(keyOf(each), n - 1); return n <= 0; });
+      box.append(heading("Messages", el("span", "tag good", `+ ${added.length} added`), el("span", "tag bad", `− ${removed.length} removed`), el("span", "dim", `${count(all.length)} in the request`)));
+      const lines = [...removed.map((each) => ["− ", "minus", each]), ...added.map((each) => ["+ ", "plus", each])];
+      several(box, lines, ([sign, kind, each]) => el("div", "diff", el("span", kind, `${sign}${each.role === "tool" ? `result of ${each.name}` : each.role}  ${oneLine(each.t < 0 ? "" : flat(each.t)).slice(0, 240)}`)));
+      if (a.system !== b.system) { box.append(heading("System prompt")); box.append(textDiff(a.system === undefined ? "" : flat(a.system), b.system === undefined ? "" : flat(b.system))); }
+      if (a.tools !== b.tools) {
+        const was = new Map((a.tools === undefined ? [] : text(a.tools)).map((t) => [t.name, json(t)])), is = new Map((b.tools === undefined ? [] : text(b.tools)).map((t) => [t.name, json(t)]));
+        const list = [...[...was.keys()].filter((n) => !is.has(n)).map((n) => `− ${n}`), ...[...is.keys()].filter((n) => !was.has(n)).map((n) => `+ ${n}`), ...[...is.keys()].filter((n) => was.has(n) && was.get(n) !== is.get(n)).map((n) => `~ ${n}`)];
+        box.append(heading("Tools"), el("div", "diff", list.join("\n")));
+      }
+      if (a.settings !== b.settings) box.append(heading("Settings"), textDiff(a.settings === undefined ? "" : json(text(a.settings)), b.settings === undefined ? "" : json(text(b.settings))));
+      const changes = [];
+      for (let n = Math.min(then, now); n < Math.max(then, now); n++) if (view.steps[n].path === b.path) for (const call of view.steps[n].calls) if (call.change !== undefined) changes.push(call);
+      if (changes.length) {
+        box.append(heading("Changed by tools"));
+        several(box, changes, (call) => block([el("span", "call", call.name), el("span", "mono dim", call.a)], [members(text(call.change))]));
+      }
+      const context = view.contexts;
+      if (context) {
+        const was = stateAt(view, then), is = stateAt(view, now);
+        entries(box, "Context of the state", was.context, is.context);
+      }
+      const locals = localsAt(view, now), others = localsAt(view, then);
+      if (locals && others) entries(box, "Local variables", others, locals);
+      if (a.usage && b.usage) {
+        const list = el("dl", "members");
+        BUCKETS.forEach((name, n) => { if (a.usage[n] !== b.usage[n]) list.append(el("dt", "", `${name} tokens`), el("dd", "mono", `${count(a.usage[n])} → ${count(b.usage[n])}`)); });
+        if (list.children.length) box.append(heading("Usage of the call"), list);
+      }
+      const hooks = view.hooks && view.hooks[number];
+      if (hooks && hooks.length) {
+        box.append(heading("Changed by hooks"));
+        several(box, hooks, (each) => block([el("span", "name", each.name), el("span", "dim", each.point)], [members(lineText(each.change))]));
+      }
+    }
+
+    function entries(box, title, was, is) {
+      const names = [...new Set([...Object.keys(was), ...Object.keys(is)])].filter((name) => was[name] !== is[name]).sort();
+      if (!names.length) return;
+      box.append(heading(title));
+      const list = el("div", "diff");
+      several(list, names, (name) => el("div", "", name in was ? el("span", "minus", `− ${name} = ${was[name]}\n`) : "", name in is ? el("span", "plus", `+ ${name} = ${is[name]}`) : ""));
+      box.append(list);
+    }
+
+    function textDiff(a, b) {
+      const old = a.split("\n"), now = b.split("\n");
+      let from = 0, end = 0;
+      while (from < old.length && from < now.length && old[from] === now[from]) from++;
+      while (end < old.length - from && end < now.length - from && old[old.length - 1 - end] === now[now.length - 1 - end]) end++;
+      const box = el("div", "diff");
+      const lines = [...old.slice(from, old.length - end).map((l) => ["minus", `− ${l}`]), ...now.slice(from, now.length - end).map((l) => ["plus", `+ ${l}`])];
+      several(box, lines, ([kind, l]) => el("div", kind, l));
+      return box;
+    }
+
+    // --- the handler ----------------------------------------------------------------------------------------------------
+
+    /* What stood at a row, from the changes since the first: frames with their locals. */
+    function framesAt(view, number) {
+      if (!view.locals || !view.locals[number]) return null;
+      const chain = [];
+      for (let n = number; n >= 0 && view.locals[n] && chain.length < BOUND; n = view.locals[n].from) chain.push(view.locals[n].frames);
+      const last = chain[0];
+      return last.map((frame, depth) => {
+        const values = {};
+        let start = 0;
+        while (start + 1 < chain.length && !chain[start][depth]?.all) start++;
+        for (let n = start; n >= 0; n--) {
+          const each = chain[n][depth];
+          if (!each) continue;
+          for (const name of each.gone || []) delete values[name];
+          for (const [name, value] of Object.entries(each.set || {})) values[name] = lineText(value);
+        }
+        return { ...frame, values };
+      });
+    }
+
+    function localsAt(view, number) {
+      const frames = framesAt(view, number);
+      if (!frames) return null;
+      const made = {};
+      for (const frame of frames) for (const [name, value] of Object.entries(frame.values)) made[frames.length > 1 ? `${frame.fn}: ${name}` : name] = value;
+      return made;
+    }
+
+    function stateAt(view, number) {
+      const made = {};
+      for (let n = 0; n <= number; n++) {
+        const each = view.contexts[n];
+        if (!each || view.steps[n].path !== view.steps[number].path) continue;
+        for (const [name, value] of Object.entries(each)) if (value === null) delete made[name]; else made[name] = lineText(value);
+      }
+      return { context: made };
+    }
+
+    let walked = -1, walking = false;
+    /* Ask where the handlers stood, where the source can say it and the run has gone on since it was asked. */
+    async function askLines() {
+      if (!source.lines || walking || walked === data.follow || signal.aborted) return;
+      walking = true;
+      const asked = data.follow, begun = performance.now();
+      let said = null;
+      try { said = await source.lines(signal); } catch (error) { said = { missing: error.message }; }
+      said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: "", ...said };
+      if (signal.aborted) return;
+      walked = asked;
+      data.lines = said;
+      data.sources = said.sources;
+      data.missing = [...(data.missing || []).filter((each) => !each.handler), ...(said.missing ? [{ text: said.missing, handler: true }] : [])];
+      Object.assign(data, { locals: said.locals, contexts: said.contexts, hooks: said.hooks });
+      views = [viewOf(data)];
+      if (["handler", "diff"].includes(tab) && picked >= 0) { const top = $("panel").scrollTop; detail(); $("panel").scrollTop = top; }
+      // A long run takes long to walk, and is not walked all the time.
+      setTimeout(() => { walking = false; if (["handler", "diff"].includes(tab)) askLines(); }, Math.max(1000, 10 * (performance.now() - begun)));
+    }
+
+    function handler(box, view, number) {
+      askLines();
+      const frames = framesAt(view, number), call = callOfProgram(view, number);
+      if (call) {
+        const asks = view.steps[number].calls[0];
+        box.append(heading(`Program of ${call.a}`, asks && asks.line ? el("span", "dim", `line ${asks.line}`) : ""), program(view, call, (asks && asks.line) || 0));
+        return;
+      }
+      if (!frames || !frames.length) {
+        if (source.lines && walked < 0) { box.append(none("Looking up the handler's position…")); return; }
+        const reasons = (data.missing || []).filter((each) => each.handler).map((each) => each.text);
+        box.append(none(reasons.join(" ") || "No handler was waiting here: the agent has none, or it had ended."));
+        return;
+      }
+      for (const frame of frames.slice().reverse()) {
+        const source = frame.file === undefined || frame.file === null ? null : data.sources[frame.file];
+        box.append(heading(frame.fn, el("span", "dim", source ? `${source.name}:${frame.line}` : frame.kind), frame.kind === "handler" ? "" : el("span", "dim", frame.kind)));
+        if (source) {
+          const lines = source.text.split("\n"), first = Math.max(1, frame.line - 12), code = el("div", "source");
+          code.tabIndex = 0;
+          code.setAttribute("role", "group");
+          code.setAttribute("aria-label", `Source around line ${frame.line}`);
+          for (let n = first; n <= Math.min(lines.length, frame.line + 8); n++) {
+            const row = el("div", n === frame.line ? "here" : "", el("span", "", String(n)), el("span", "", lines[n - 1] || " "));
+            if (n === frame.line) row.setAttribute("aria-current", "true");
+            code.append(row);
+          }
+          box.append(code);
+        }
+        const names = Object.keys(frame.values);
+        if (names.length) box.append(el("h3", "", "Local variables"), members(frame.values));
+      }
+    }
+
+    // --- search ---------------------------------------------------------------------------------------------------------
+
+    const channel = new MessageChannel();
+    const waiting = [];
+    channel.port1.onmessage = () => waiting.shift()();
+    const breath = () => new Promise((go) => { waiting.push(go); channel.port2.postMessage(0); });
+
+    async function search(wanted) {
+      const mine = ++turn;
+      query = wanted.trim().toLowerCase();
+      hits = []; hitSet = new Set(); at = -1; searching = query.length > 0;
+      const found = new Map();
+      let from = performance.now(), painted = from;
+      if (query) {
+        for (let n = 0; n < items.length; n++) {
+          for (const [view, row] of sides(items[n])) {
+            let is = words(view, row).toLowerCase().includes(query);
+            for (const number of is ? [] : own(view, row)) {
+              if (!found.has(number)) found.set(number, flat(number).toLowerCase().includes(query));
+              if (found.get(number)) { is = true; break; }
+            }
+            if (is) { hits.push(n); hitSet.add(n); break; }
+          }
+          const now = performance.now();
+          if (now - from > SLICE) {
+            if (now - painted > 100) { painted = now; hitsShown(); draw(); }
+            await breath();
+            if (mine !== turn) return;
+            from = performance.now();
+          }
+        }
+      }
+      searching = false;
+      hitsShown();
+      draw();
+      if (picked >= 0) detail();
+      announce(query ? `${plural(hits.length, "hit")} for ${query}` : "");
+    }
+
+    const sides = (item) => [...(item.i === null ? [] : [[views[0], item.i]]), ...(item.j === null || item.j === undefined ? [] : [[views[1], item.j]])];
+
+    function hitsShown() {
+      const more = searching ? "…" : "";
+      $("hits").textContent = !query ? "" : at < 0 ? `${count(hits.length)}${more} ${hits.length === 1 ? "step" : "steps"}` : `${count(at + 1)} of ${count(hits.length)}${more}`;
+    }
+
+    function hit(by) {
+      if (!hits.length) { announce(query ? "no hit" : "search first"); return; }
+      if (at < 0) {
+        const next = hits.findIndex((n) => n >= picked);
+        at = by > 0 ? Math.max(0, next) : (next <= 0 ? hits.length - 1 : next - (hits[next] === picked ? 0 : 1));
+      } else at = (at + by + hits.length) % hits.length;
+      pick(hits[at]);
+      hitsShown();
+      const mark = $("panel").querySelector("mark");
+      if (mark) mark.scrollIntoView({ block: "nearest" });
+    }
+
+    let last = 0, later = 0;
+    /* Say something to who does not see, once a second at most. */
+    function announce(message) {
+      clearTimeout(later);
+      const wait = Math.max(0, last + 1000 - performance.now());
+      later = setTimeout(() => { last = performance.now(); $("said").textContent = message; }, wait);
+    }
+
+    // --- charts ---------------------------------------------------------------------------------------------------------
+
+    function color(name) {
+      const probe = $("said");
+      probe.style.color = `var(--${name})`;
+      const found = getComputedStyle(probe).color;
+      probe.style.color = "";
+      return found;
+    }
+
+    function surface(id) {
+      const canvas = $(id), box = canvas.getBoundingClientRect(), scale = devicePixelRatio || 1;
+      const wide = Math.max(1, Math.round(box.width)), high = Math.max(1, Math.round(box.height));
+      canvas.width = wide * scale; canvas.height = high * scale;
+      const pen = canvas.getContext("2d");
+      pen.scale(scale, scale);
+      pen.clearRect(0, 0, wide, high);
+      return { pen, wide, high, canvas };
+    }
+
+    function spread(view) {
+      const last = Math.max(1, view.run.milliseconds, ...[view.steps.length ? view.steps[view.steps.length - 1].began : 0]);
+      return view.run.milliseconds > 20 ? (ms, n) => ms / last : (ms, n) => n / Math.max(1, view.steps.length);
+    }
+
+    /* The agents that have a lane of their own: that of the picked one, and those below it; none where two runs are compared. */
+    function laned() {
+      if (views.length > 1 || data.agents.length < 2) return [];
+      const path = agent < 0 ? "" : data.agents[agent].path;
+      return shownAgents.map((line) => line.n).filter((n) => n >= 0 && below(data.agents[n].path, path));
+    }
+
+    const below = (own, path) => path === "" || own === path || own.startsWith(`${path}.`);
+
+    /* What an agent was given, in one line: children of one kind are told apart by it. */
+    function asked(each) {
+      const said = flat(each.prompt).trim(), params = each.params === undefined ? null : text(each.params);
+      if (!said && params !== null && typeof params.code === "string") return oneLine(params.code).slice(0, 120);
+      return (said || params === null ? said : flat(each.params)).slice(0, 120);
+    }
+
+    function names(lanes) {
+      const rows = lanes.slice(0, LANES).map((n) => {
+        const each = data.agents[n], node = el("li", GOOD.has(each.status) ? "" : tone(each.status), each.id, el("span", "given", asked(each)));
+        node.title = `${each.id}: ${each.status}, ${span(each.began)} to ${each.at === undefined ? "now" : span(each.at)}`;
+        node.addEventListener("click", () => pickAgent(n));
+        return node;
+      });
+      if (lanes.length > LANES) rows.push(el("li", "dim", `and ${count(lanes.length - LANES)} more: pick an agent`));
+      $("names").replaceChildren(...rows);
+      $("lanes").classList.toggle("many", lanes.length > 0);
+      $("lanes").tabIndex = lanes.length ? 0 : -1;
+      $("lane").style.height = lanes.length ? `${rows.length * LANE}px` : "";
+      lane.rows = new Map(lanes.slice(0, LANES).map((n, k) => [data.agents[n].path, k]));
+    }
+
+    function lane() {
+      const lanes = laned();
+      names(lanes);
+      const { pen, wide, high, canvas } = surface("lane");
+      const two = views.length > 1, colors = { model: color("accent"), tool: color("tool"), ask: color("ask"), spawn: color("spawn"), perform: color("perform"), input: color("dim"), sleep: color("edge"), receive: color("edge"), wait: color("edge") };
+      const bad = color("bad"), line = color("line"), soft = color("soft"), ill = color("bad-soft"), card = color("card");
+      let errors = 0;
+      views.forEach((view, which) => {
+        const x = spread(view), top = two ? which * high / 2 : 0, tall = two ? high / 2 - 2 : high;
+        const depth = (row) => Math.min(2, row.path ? row.path.split(".").length : 0), levels = 1 + peak(view.agents.map((a) => Math.min(2, a.path ? a.path.split(".").length : 0)));
+        const each = lanes.length ? LANE : (tall - 4) / levels;
+        const level = (row) => lanes.length ? lane.rows.get(row.path) : depth(row);
+        pen.fillStyle = line;
+        pen.fillRect(0, top + tall - 1, wide, 1);
+        const done = new Set();
+        const bar = (from, to, y, h, fill, hatched, n, m = n) => {
+          const x1 = Math.floor(x(from, n) * (wide - 2)), x2 = Math.max(x1 + 1.5, x(to, m + 0.8) * (wide - 2));
+          const key = `${x1} ${Math.round(x2)} ${y} ${fill}`;
+          if (done.has(key)) return;
+          done.add(key);
+          pen.fillStyle = fill;
+          pen.fillRect(x1, y, x2 - x1, h);
+          if (hatched) {
+            pen.strokeStyle = card; pen.lineWidth = 1; pen.beginPath();
+            for (let k = x1 - h; k < x2; k += 4) { pen.moveTo(Math.max(x1, k), y + h - Math.max(0, x1 - k)); pen.lineTo(Math.min(x2, k + h), y + Math.max(0, k + h - x2)); }
+            pen.stroke();
+          }
+        };
+        const ends = laneEnds(view);
+        for (const n of lanes.slice(0, LANES)) {
+          const own = view.agents[n], [first, last, from, to] = ends.get(own.path) || [0, 0, own.began, own.began];
+          const end = own.at === undefined ? view.run.milliseconds : own.at;
+          bar(Math.min(from, own.began), Math.max(to, end), lane.rows.get(own.path) * each + 1, each - 3, tone(own.status) === "bad" ? ill : soft, false, first, last);
+        }
+        view.steps.forEach((row, n) => {
+          if (failed(row)) errors++;
+          const at = level(row);
+          if (at === undefined) return;
+          const y = top + 2 + at * each, end = row.at === undefined ? view.run.milliseconds : row.at;
+          if (row.kind === "model") bar(row.began, row.replied === undefined ? end : row.replied, y, Math.max(3, each * 0.5), colors.model, row.error !== undefined, n);
+          for (const call of row.calls.slice(0, 50)) if (colors[call.kind] && call.kind !== "spawn") {
+            const waits = colors[call.kind] === colors.sleep, wrong = call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
+            bar(call.began, call.at === undefined ? end : call.at, y + each * 0.5, Math.max(wrong ? 5 : 3, each * 0.25), wrong ? bad : colors[call.kind], wrong || waits, n);
+          }
+        });
+      });
+      const many = lanes.length ? `, a lane for each of ${plural(Math.min(lanes.length, LANES), "run")}` : "";
+      canvas.setAttribute("aria-label", `Time line: ${plural(data.run.steps, "step")} in ${span(data.run.milliseconds)}, ${plural(errors, "step")} with an error${many}`);
+    }
+
+    /* The first and last row of each run, and its times: where nothing took time, lanes are drawn by rows. */
+    function laneEnds(view) {
+      const found = new Map();
+      view.steps.forEach((row, n) => {
+        const known = found.get(row.path) || [n, n, row.began, row.began];
+        found.set(row.path, [known[0], n, Math.min(known[2], row.began), Math.max(known[3], row.at === undefined ? row.began : row.at)]);
+      });
+      return found;
+    }
+
+    function lineAt() {
+      if (!lane.rows) return;
+      const [view, number] = picked < 0 ? [null, -1] : viewFor(items[picked]);
+      $("now").hidden = picked < 0;
+      if (picked < 0) return;
+      const row = view.steps[number], at = lane.rows.get(row.path), box = $("lanes");
+      $("now").style.left = `${spread(view)(row.began, number) * Math.max(0, $("lane").clientWidth - 2)}px`;
+      [...$("names").children].forEach((node, k) => node.classList.toggle("here", k === at));
+      if (at !== undefined && box.clientHeight) box.scrollTop = Math.min(at * LANE, Math.max(box.scrollTop, (at + 1) * LANE - box.clientHeight));
+      figures(view, number);
+    }
+
+    function figures(view, number) {
+      const s = view.series;
+      let k = s.row.findIndex((n) => n >= number);
+      if (k < 0) k = s.row.length - 1;
+      const windows = s.windows || {}, path = view.steps[number].path, room = windows[path];
+      const now = k < 0 ? null : s.context[k];
+      $("context-now").textContent = now === null ? "unknown" : `${short(now)}${room ? `, ${share(now, room)} of ${short(room)}` : " tokens"}`;
+      $("cost-now").textContent = k < 0 || s.cost[k] === null ? "unknown" : money(s.cost[k]);
+      $("cache-now").textContent = k < 0 || now === null ? "unknown" : share(s.cached[k], s.context[k]) || "0 %";
+    }
+
+    function series(id, pickOf, most, name) {
+      const { pen, wide, high } = surface(id);
+      const line = color("line"), inks = [color(name), color("spawn")];
+      pen.fillStyle = line;
+      pen.fillRect(0, high - 1, wide, 1);
+      const top = most || Math.max(0, ...views.flatMap((view) => peak(pickOf(view.series))));
+      if (!top) return;
+      views.forEach((view, which) => {
+        const values = pickOf(view.series), n = values.length;
+        pen.strokeStyle = inks[which]; pen.fillStyle = inks[which]; pen.lineWidth = 1.5; pen.setLineDash(which ? [4, 3] : []);
+        pen.beginPath();
+        let pen1 = false, lastX = -1, high1 = -1;
+        for (let k = 0; k < n; k++) {
+          if (values[k] === null) { pen1 = false; continue; }
+          const x = n < 2 ? wide / 2 : k / (n - 1) * (wide - 2) + 1, y = high - 2 - values[k] / top * (high - 6);
+          if (pen1 && x - lastX < 0.7 && k < n - 1 && Math.abs(y - high1) < 0.5) continue;
+          if (pen1) pen.lineTo(x, y); else pen.moveTo(x, y);
+          if (n < 2) pen.fillRect(x - 2, y - 2, 4, 4);
+          pen1 = true; lastX = x; high1 = y;
+        }
+        pen.stroke();
+        if (!which && views.length < 2 && n > 1) { pen.globalAlpha = 0.14; pen.lineTo(wide - 1, high - 1); pen.lineTo(1, high - 1); pen.fill(); pen.globalAlpha = 1; }
+        pen.setLineDash([]);
+      });
+    }
+
+    const peak = (values) => { let top = 0; for (const v of values) if (v !== null && v > top) top = v; return top; };
+
+    function charts() {
+      const room = peak(Object.values(data.series.windows || {}));
+      // A chart without a value is hidden; the others get its room.
+      const drawn = { context: (s) => s.context, cost: (s) => s.cost, cache: (s) => s.cached };
+      const full = Object.keys(drawn).filter((id) => { const some = views.some((view) => peak(drawn[id](view.series)) > 0); $(id).parentElement.hidden = !some; return some; });
+      $("charts").classList.toggle("alone", !full.length);
+      $("charts").style.setProperty("--charts", full.length || 1);
+      lane();
+      series("context", (s) => s.context, room > 0 && peak(data.series.context) > room / 20 ? room : 0, "accent");
+      series("cost", (s) => s.cost, 0, "good");
+      series("cache", (s) => s.context.map((all, n) => all ? s.cached[n] / all : all), 1, "tool");
+      if (picked >= 0) lineAt();
+    }
+
+    /* What the charts show in figures, in at most 40 lines. */
+    function twin() {
+      const s = data.series, table = el("table", ""), lines = Math.min(40, s.row.length), body = el("tbody", "");
+      table.append(el("thead", "", el("tr", "", ...["step", "tokens sent", "from cache", "cost so far"].map((name, n) => el("th", n ? "num" : "", name)))));
+      for (let k = 0; k < lines; k++) {
+        const n = lines < 2 ? 0 : Math.round(k * (s.row.length - 1) / (lines - 1)), row = data.steps[s.row[n]];
+        const cells = [`${row.n}${row.path ? ` of ${row.path}` : ""}`, count(s.context[n]) || "unknown", s.context[n] ? share(s.cached[n], s.context[n]) : "unknown", s.cost[n] === null ? "unknown" : money(s.cost[n])];
+        body.append(el("tr", "", ...cells.map((cell, m) => el("td", m ? "num" : "", cell))));
+      }
+      table.append(body);
+      $("table").replaceChildren(table, ...(data.agents.length > 1 ? [runsTable()] : []));
+    }
+
+    /* What the lanes show in figures: which run was under way when. */
+    function runsTable() {
+      const head = el("thead", "", el("tr", "", ...["run", "asked", "began", "ended", "state"].map((name) => el("th", "", name))));
+      const rows = data.agents.slice(0, 40).map((each) => el("tr", "", ...[`${each.id}${each.path ? ` at ${each.path}` : ""}`, asked(each), span(each.began), each.at === undefined ? "" : span(each.at), each.status].map((cell) => el("td", "", cell))));
+      return el("table", "", head, el("tbody", "", ...rows));
+    }
+
+    // --- a run under way ------------------------------------------------------------------------------------------------
+
+    async function follow() {
+      for (;;) {
+        let said;
+        try {
+          said = await source.next(data.follow, signal);
+        } catch (error) {
+          if (!signal.aborted) $("lead").textContent = error.message;
+          return;
+        }
+        if (signal.aborted || !said) return;
+        if (said.error) { banner(said.error); return; }
+        if (said.after !== data.follow) merge(said);
+      }
+    }
+
+    function merge(said) {
+      const atEnd = picked >= 0 && place.get(picked) === shown.length - 1;
+      data.texts.length = said.from;
+      data.texts.push(...said.texts);
+      data.images.length = said.images_from;
+      data.steps.length = Math.min(data.steps.length, said.rows);
+      data.images.push(...said.images);
+      for (const [n, row] of said.steps) data.steps[n] = row;
+      for (const name of ["row", "context", "cached", "cost"]) {
+        const known = data.series[name], from = said.series.from ?? 0;
+        said.series[name] = known.slice(0, from).concat(said.series[name]);
+      }
+      Object.assign(data, { run: said.run, agents: said.agents, series: said.series, follow: said.after });
+      views = [viewOf(data)];
+      listed();
+      facts();
+      tree();
+      about();
+      const now = picked, top = $("panel").scrollTop, stays = !atEnd && now >= 0;
+      filter();
+      // Who reads a step goes on reading it, where they were.
+      const programs = new Set(stays ? data.steps[now].calls.filter((c) => c.program !== undefined).map((c) => c.child) : []);
+      if (!stays || said.steps.some(([n, row]) => n === now || programs.has(row.path))) {
+        picked = -1;
+        pick(stays ? now : items.length - 1, false);
+        if (stays) $("panel").scrollTop = top;
+      }
+      charts();
+      if (query) search(query);
+      if (options.told) options.told(data);
+    }
+
+    // --- keys -----------------------------------------------------------------------------------------------------------
+
+    const KEYS = [
+      ["j", "next step", () => move(1)], ["k", "previous step", () => move(-1)],
+      ["J", "next agent", () => otherAgent(1)], ["K", "previous agent", () => otherAgent(-1)],
+      ["/", "search", () => $("search").focus()], ["n", "next hit", () => hit(1)], ["N", "previous hit", () => hit(-1)],
+      ["e", "next error", nextError], ["m", "text as it is written, or formatted", () => { asWritten = !asWritten; announce(asWritten ? "text as it is written" : "text formatted"); if (picked >= 0) detail(); }], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
+    ];
+
+    function theme() {
+      if (options.theme) { options.theme(); charts(); return; }
+      const order = [undefined, "dark", "light"], now = order.indexOf(document.documentElement.dataset.theme);
+      const next = order[(now + 1) % 3];
+      if (next) document.documentElement.dataset.theme = next; else delete document.documentElement.dataset.theme;
+      $("theme").textContent = next ? `Theme: ${next}` : "Theme";
+      charts();
+    }
+
+    async function copy() {
+      const written = command();
+      try {
+        await navigator.clipboard.writeText(written);
+      } catch {
+        const node = $("head").querySelector(".command");
+        if (node) { getSelection().selectAllChildren(node); document.execCommand("copy"); }
+      }
+      $("fork").textContent = "Copied";
+      announce(`copied: ${written}`);
+      setTimeout(() => { $("fork").textContent = "Copy fork command"; }, 1500);
+    }
+
+    function help() {
+      const list = [...KEYS.map(([key, what]) => [key, what]), ["1–7", "tab"], ["Esc", "leave search, close"]];
+      $("help-keys").replaceChildren(...list.flatMap(([key, what]) => [el("dt", "", el("kbd", "", key)), el("dd", "", what)]));
+      $("help").showModal();
+    }
+
+    document.addEventListener("keydown", (event) => {
+      if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || !data) return;
+      const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || $("help").open;
+      if (event.key === "Escape") {
+        if (typing && event.target === $("search")) { $("search").value = ""; search(""); $("list").focus(); }
+        return;
+      }
+      if (typing) return;
+      if (/^[1-7]$/.test(event.key)) { choose(TABS[Number(event.key) - 1]); return; }
+      const known = KEYS.find(([key]) => key === event.key);
+      if (known) { event.preventDefault(); known[2](); }
+    }, { signal });
+
+    function arrows(event, by, ends) {
+      const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
+      if (step === undefined || (!ends && Math.abs(step) > 1)) return;
+      event.preventDefault();
+      by(step);
+    }
+
+    $("list").addEventListener("keydown", (event) => arrows(event, move, true));
+    $("tree").addEventListener("keydown", (event) => arrows(event, otherAgent, false));
+    $("list").addEventListener("scroll", draw, { passive: true });
+    $("search").addEventListener("input", () => search($("search").value));
+    $("search").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); hit(event.shiftKey ? -1 : 1); } });
+    $("next").addEventListener("click", () => hit(1));
+    $("previous").addEventListener("click", () => hit(-1));
+    $("fork").addEventListener("click", copy);
+    $("theme").addEventListener("click", theme);
+    $("keys").addEventListener("click", help);
+    $("close").addEventListener("click", () => $("help").close());
+    $("twin").addEventListener("toggle", () => { if (data && $("twin").open) twin(); });
+    $("lane").addEventListener("click", (event) => {
+      const part = event.offsetX / $("lane").clientWidth, x = spread(data), here = Math.floor(event.offsetY / LANE);
+      const inLane = (row) => !lane.rows.size || lane.rows.get(row.path) === here;
+      let best = -1, far = Infinity;
+      items.forEach((item, n) => { if (item.i === null || !inLane(data.steps[item.i])) return; const d = Math.abs(x(data.steps[item.i].began, item.i) - part); if (d < far) { far = d; best = n; } });
+      if (best >= 0) pick(best);
+    });
+    address.changed(() => { if (data) { const n = fromHash(); if (n >= 0) pick(n, false); else detail(); } }, signal);
+    let sized = 0;
+    const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (data && !signal.aborted) { draw(); charts(); } }, 60); });
+    sizes.observe(root);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (data) charts(); }, { signal });
+    $("fork").hidden = !showsCommands;
+    start();
+
+    return {
+      destroy() { gone.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); turn++; },
+      data: () => data,
+      /* The step that is shown: its row, and the address of its first effect. */
+      picked() {
+        if (picked < 0) return null;
+        const [view, number] = current();
+        return { row: view.steps[number], number };
+      },
+      pick(wanted) {
+        const n = items.findIndex((item) => { const [view, number] = viewFor(item); return view.steps[number].a === wanted; });
+        if (n >= 0) pick(n);
+        return n >= 0;
+      },
+      redraw() { if (data) { draw(); charts(); } },
+    };
+  }
+
+  const ownAddress = {
+    read: () => location.hash.slice(1),
+    write: (text) => history.replaceState(null, "", `#${text}`),
+    changed: (tell, signal) => addEventListener("hashchange", tell, { signal }),
+  };
+
+  /* A payload that stands packed in the page. */
+  async function unpacked(node) {
+    const written = node.textContent.trim();
+    if (typeof DecompressionStream === "undefined") throw new Error("This browser cannot unpack the run: it lacks DecompressionStream. Browsers since 2023 have it.");
+    const raw = atob(written), bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  const written = document.getElementById("payload");
+  if (written) {
+    mount(document.body, {
+      opened: () => unpacked(written),
+      /* The command that serves the page is asked once a second for what came. */
+      async next(after) {
+        await new Promise((go) => setTimeout(go, 1000));
+        try {
+          return await (await fetch(`records?after=${after}`)).json();
+        } catch {
+          throw new Error("no longer followed: the command has ended");
+        }
+      },
+    }, { ready: () => { document.documentElement.dataset.ready = "yes"; } });
+  }
+  return { mount };
+})();

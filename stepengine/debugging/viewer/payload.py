@@ -1,0 +1,656 @@
+"""
+A journal as the JSON value that the page is made of.
+
+What a page shows stands here once, cleaned: every text goes through one redactor that knows all kinds of secrets, whatever the
+journal's own rules were, and through what shows controls as escapes. The page resolves numbers to texts and puts requests
+together again from their slices, as ``History`` does.
+
+A ``RunPayload`` takes in the records of a history that it has not seen yet, so that a run under way is followed by taking it again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shlex
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any, TypeAlias, assert_never
+
+import attrs
+
+from stepengine.data.codec import bare, plain, restored
+from stepengine.data.effects import KINDS
+from stepengine.data.json import compact, thaw
+from stepengine.data.messages import (
+    AssistantMessage,
+    CitationPart,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    Message,
+    OpaquePart,
+    Part,
+    RefusalPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolMessage,
+    ToolReferencePart,
+    ToolResult,
+)
+from stepengine.data.models import ModelReply
+from stepengine.data.origins import clean_origin, describe_origin, sort_origins
+from stepengine.data.outcomes import Failure
+from stepengine.data.questions import Answer
+from stepengine.data.state import ChildResult
+from stepengine.data.usage import Spending, Usage, add_cost
+from stepengine.data.visible import visible
+from stepengine.journal.history import History
+from stepengine.journal.origins import RecordedSources
+from stepengine.journal.pending_items import open_questions
+from stepengine.journal.programs import get_program
+from stepengine.journal.recorded_requests import list_initial_messages
+from stepengine.journal.records import (
+    INPUTS,
+    ROOT,
+    UNKNOWN_INPUT,
+    Address,
+    Input,
+    Intent,
+    Record,
+    Result,
+    format_address,
+)
+from stepengine.journal.show import ABOUT, find_root_end, run_id_of, status_of
+from stepengine.redaction import make_redactor
+from stepengine.runtime.performer import child_path
+
+Form: TypeAlias = dict[str, Any]
+
+FORMAT = "stepengine.view/1"
+NOT_RECORDED = (
+    "text as it streamed in, only whole replies",
+    "events, progress and log lines, and what ctx.notify said",
+    "source lines, local variables and changes by hooks: these come from repeating the run with the agent's code",
+    "HTTP bodies",
+)
+"""What no journal holds, as the page lists it."""
+GIVEN: Mapping[str, tuple[str, ...]] = {"agent_call": ("prompt", "params"), "perform": ("args", "kwargs")}
+"""The members of a record that the page shows as the input of an effect, where it does not show all."""
+SAID: Mapping[type[Any], str] = {
+    TextPart: "text",
+    ToolReferencePart: "text",
+    ThinkingPart: "thinking",
+    RefusalPart: "refusal",
+}
+ORDINARY = re.compile(r"[\n\t -~]*")
+MAX_SAFE = 2**53 - 1
+"""A browser shows whole numbers beyond this, such as ids of messages, with other digits; as texts they keep theirs."""
+MAX_ORIGINS = 50
+"""The most arguments of a call whose origins the page shows, untrusted ones first."""
+MAX_IMAGE = 2 * 1024 * 1024
+MAGIC: tuple[tuple[bytes, int, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
+    (b"\xff\xd8\xff", 0, "image/jpeg"),
+    (b"GIF87a", 0, "image/gif"),
+    (b"GIF89a", 0, "image/gif"),
+    (b"WEBP", 8, "image/webp"),
+)
+
+
+def _make_visible(text: str) -> str:
+    """Return a text in which control and invisible characters are replaced by visible marks; line ends stay."""
+    if ORDINARY.fullmatch(text):
+        return text
+    return "\n".join(
+        [line if ORDINARY.fullmatch(line) else visible(line) for line in text.replace("\r\n", "\n").split("\n")]
+    )
+
+
+class PageTexts:
+    """
+    The texts of a page, each stored once under a number.
+
+    Args:
+        longest: How many characters of one text inside a result are kept, head and tail together; ``None`` for all.
+    """
+
+    def __init__(self, longest: int | None = None) -> None:
+        self.all: list[Any] = []
+        self.images: list[str] = []
+        self.longest = longest
+        self._numbers: dict[bytes, int] = {}
+        self._pictures: dict[str, int] = {}
+        self._redactor = make_redactor("all", os.environ)
+
+    def clean(self, value: object) -> Any:
+        """Return a JSON value with secrets redacted and control characters made visible."""
+        if isinstance(value, str):
+            return self._make_visible(self._redactor.text(value))
+        written = compact(value)
+        return self._make_visible(self._redactor.value(value) if self._redactor.suspicious(written) else value)
+
+    def _make_visible(self, value: object) -> object:
+        if isinstance(value, str):
+            return _make_visible(value)
+        if isinstance(value, Mapping):
+            return {_make_visible(k): self._make_visible(v) for k, v in value.items()}
+        if isinstance(value, int) and abs(value) > MAX_SAFE:
+            return str(value)
+        return [self._make_visible(v) for v in value] if isinstance(value, list | tuple) else value
+
+    def number(self, value: Any, *, whole_at: str = "") -> int:
+        """
+        Store a JSON value among the texts, and return its number.
+
+        Args:
+            value: Anything that is JSON.
+            whole_at: The command that shows it whole, for what may be cut.
+        """
+        key = hashlib.blake2b(
+            f"{whole_at and self.longest}{compact(value)}".encode(errors="replace"), digest_size=16
+        ).digest()
+        known = self._numbers.get(key)
+        if known is None:
+            known = self._numbers[key] = len(self.all)
+            clean = self.clean(value)
+            self.all.append(self._shorten_texts(clean, whole_at) if self.longest is not None and whole_at else clean)
+        return known
+
+    def _shorten_texts(self, value: object, whole_at: str) -> object:
+        if isinstance(value, str):
+            longest = self.longest or 0
+            if len(value) <= longest:
+                return value
+            left = len(value) - longest
+            return f"{value[: longest // 2]}\n... {left:,} characters left out; {whole_at} shows them ...\n{value[-(longest // 2) :]}"
+        if isinstance(value, Mapping):
+            return {k: self._shorten_texts(v, whole_at) for k, v in value.items()}
+        return [self._shorten_texts(v, whole_at) for v in value] if isinstance(value, list) else value
+
+    def parts(self, parts: Iterable[Part], *, whole_at: str = "") -> int:
+        """Store the parts of a message, reply or result without call ids, and return their number."""
+        return self.number([self._part_to_json(p) for p in parts], whole_at=whole_at)
+
+    def _part_to_json(self, part: Part) -> Form:
+        match part:
+            case ToolCallPart():
+                if part.input_error is None:
+                    return {"call": part.tool_name, "input": thaw(part.input)}
+                return {"call": part.tool_name, "unreadable": part.raw_input or "", "why": part.input_error}
+            case TextPart() | ThinkingPart() | RefusalPart() | ToolReferencePart():
+                return {SAID[type(part)]: part.text}
+            case JsonPart():
+                return {"json": thaw(part.value)}
+            case ImagePart() | DocumentPart():
+                return self._media_to_json(part)
+            case OpaquePart():
+                told = {name: said for name, said in (("tool", part.tool), ("said", part.text)) if said}
+                return {"opaque": part.provider, **told, "data": thaw(part.data)}
+            case CitationPart():
+                cited = attrs.asdict(part, filter=lambda field, value: field.name != "url" and value != "")
+                return {"cites": part.url or part.source, **cited}
+            case _ as never:
+                assert_never(never)
+
+    def _media_to_json(self, part: ImagePart | DocumentPart) -> Form:
+        """Return the description of a picture or document, with the data of a picture only."""
+        if part.data is None:
+            where = f"at {part.url}" if part.file_id is None else f"file {part.file_id} of {part.provider}"
+            return {"media": f"{part.mime_type} {where}"}
+        told: Form = {"media": f"{part.mime_type}, {len(part.data):,} bytes"}
+        kind = next((mime for magic, at, mime in MAGIC if part.data[at : at + len(magic)] == magic), "")
+        if kind and len(part.data) <= MAX_IMAGE:
+            written = f"data:{kind};base64,{base64.b64encode(self._redactor.binary(part.data)).decode()}"
+            told["image"] = self._pictures.setdefault(written, len(self.images))
+            self.images += [written] if told["image"] == len(self.images) else []
+        return told
+
+
+@attrs.define
+class _OpenRun:
+    """The state of one run while its records are read: its agent, current step and row."""
+
+    agent: int
+    last: int = 0
+    """When its last effect ended, which is when its next one begins: journals hold the times of results alone."""
+    step: int = 0
+    row: int = -1
+    wanted: int = 0
+    ids: list[str] = attrs.Factory(list)
+    """The ids of calls that the step's row has taken in: at most as many as its reply asked for."""
+
+
+class RunPayload:
+    """
+    The page data of one run and its children.
+
+    Args:
+        texts: Where texts are kept.
+        file: How the journal is named in commands.
+
+    Attributes:
+        rows: The steps, and what handlers did by themselves, in the order in which they began.
+        agents: The runs of the tree, by the order in which they began.
+        lead: The number of the row of each effect, by address.
+    """
+
+    def __init__(self, texts: PageTexts, file: str) -> None:
+        self.texts = texts
+        self.file = file
+        self.rows: list[Form] = []
+        self.agents: list[Form] = []
+        self.lead: dict[Address, int] = {}
+        # The rows that each ``take`` made or changed.
+        self._touched: list[set[int]] = []
+        self.took = 0
+        self._calls: dict[Address, Form] = {}
+        self._runs: dict[str, _OpenRun] = {}
+        self._done = 0
+        self._models: set[str] = set()
+        self._steps = 0
+        self._series: dict[str, list[Any]] = {"row": [], "context": [], "cached": [], "cost": []}
+        self._totals: list[Decimal | None] = []
+        # For each ``take`` where the series first changed in it.
+        self._changed: list[int] = []
+        self._spent = Spending(usage=Usage(), cost=Decimal(0))
+        self._history = History(())
+        self._sources = RecordedSources()
+
+    def take(self, history: History) -> None:
+        """Add the records of *history* that were written since the last call."""
+        self.took += 1
+        self._history = history
+        self._changed.append(len(self._totals))
+        self._touched.append(set())
+        for record in history.records[self._done :]:
+            if isinstance(record, Intent):
+                self._begin(history, record)
+            elif isinstance(record, Result):
+                self._add_result(history, record)
+            elif isinstance(record, Input):
+                self._add_input(record)
+            self._add_origins(history, record)
+        self._done = len(history.records)
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, history: History, intent: Intent) -> None:
+        address = (intent.path, intent.seq)
+        form = history.form(intent)
+        if address == ROOT:
+            self._agent("", form)
+            return
+        run = self._runs[intent.path]
+        if form["type"] == "model_call":
+            run.step += 1
+            # Before the row has a number: a request shares with earlier ones, never with itself.
+            request = self._request(form, intent.path)
+            self._add_row(run, intent, "model").update(request)
+            self._steps += 1
+            self._models.add(request["model"])
+            run.row, run.wanted, run.ids = len(self.rows) - 1, 0, []
+            return
+        call = self._call(run, intent, form)
+        self._calls[address] = call
+        if self._is_requested_by_model(run, form):
+            self.lead[address] = run.row
+            self.rows[run.row]["calls"].append(call)
+            self._mark_changed(run.row)
+        else:
+            self._add_row(run, intent, call["kind"])["calls"].append(call)
+        if intent.begins_run:
+            call["child"] = path = child_path(intent.path, intent.seq)
+            is_body = form["type"] == "tool_call"
+            self._agent(
+                path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
+            )
+
+    def _is_requested_by_model(self, run: _OpenRun, form: Mapping[str, Any]) -> bool:
+        """
+        Return whether the model's last reply requested the effect *form*.
+
+        A tool call names its source. Children and questions only have the id of their call, so that as many ids are taken for
+        those of the reply as it has calls.
+        """
+        if run.row < 0:
+            return False
+        if form["type"] == "tool_call" and form["source"] != "model":
+            return bool(form["source"] == "hook")
+        known = form.get("tool_call_id", "")
+        if not known:
+            return False
+        if known not in run.ids:
+            if len(run.ids) >= run.wanted:
+                return False
+            run.ids.append(known)
+        return True
+
+    def _add_row(self, run: _OpenRun, intent: Intent, kind: str) -> Form:
+        row: Form = {"n": run.step, "a": format_address(intent.path, intent.seq), "path": intent.path, "kind": kind}
+        row |= {"agent": run.agent, "began": run.last, "calls": []}
+        self.lead[intent.path, intent.seq] = len(self.rows)
+        self._mark_changed(len(self.rows))
+        self.rows.append(row)
+        return row
+
+    def _mark_changed(self, number: int) -> None:
+        self._touched[-1].add(number)
+
+    def _request(self, form: Mapping[str, Any], path: str) -> Form:
+        request = form["request"]
+        told: Form = {
+            "model": self._name(request["model"]),
+            "m": [self._request_item_to_json(i, path) for i in request["messages"]],
+        }
+        if form["purpose"] != "step":
+            told["purpose"] = form["purpose"]
+        if request.get("system_prompt"):
+            told["system"] = self.texts.number(request["system_prompt"])
+        if request.get("tools"):
+            told["tools"] = self.texts.number(plain(request["tools"]))
+        if request.get("tool_choice") is not None:
+            told["choice"] = self.texts.number(plain(request["tool_choice"]))
+        settings = {k: v for k, v in plain(request.get("settings") or {}).items() if k != "type"}
+        if settings:
+            told["settings"] = self.texts.number(settings)
+        if request.get("tail"):
+            told["tail"] = [self._message_to_json(restored(m)) for m in request["tail"]]
+        return told
+
+    def _request_item_to_json(self, item: Mapping[str, Any], path: str) -> Any:
+        """Return a message, or a slice of an earlier request: the number of its row, the start and the end."""
+        if item["type"] != "slice":
+            return self._message_to_json(restored(item))
+        source = (item.get("path", path), item["seq"])
+        return [self.lead.get(source, -1), item["start"], item["stop"]]
+
+    def _message_to_json(self, message: Message) -> Form:
+        told: Form = {"role": message.role, "t": self.texts.parts(message.content, whole_at=self._show_command)}
+        if isinstance(message, ToolMessage):
+            told |= {"name": self._name(message.tool_name)}
+            return told if message.status == "ok" else told | {"status": message.status}
+        tags = [self._name(t) for t in message.tags if t != "USER_PROMPT"]
+        return told | {"tags": tags} if tags and not isinstance(message, AssistantMessage) else told
+
+    @property
+    def _show_command(self) -> str:
+        return f"`stepengine show {shlex.quote(self.file)} --step N`"
+
+    def _name(self, text: str) -> str:
+        return visible(str(self.texts.clean(text)), strict=True)
+
+    def _call(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
+        row, about = KINDS[form["type"]], ABOUT.get(form["type"])
+        call: Form = {"kind": row.verb, "a": format_address(intent.path, intent.seq), "began": run.last}
+        if form["type"] == "ask":
+            questions = [restored(q) for q in form["questions"]]
+            call["name"] = self._name(", ".join([q.id for q in questions]))
+            asked = [{"id": q.id, "text": q.text, "options": list(q.options)} for q in questions]
+            call["input"] = self.texts.number(asked[0] if len(asked) == 1 else asked)
+            if form["purpose"] != "question":
+                call["purpose"] = form["purpose"]
+        else:
+            call["name"] = self._name(form[row.name] if about is None else about(form))
+            call["input"] = self.texts.number(_effect_input(form))
+        if form.get("source") == "tool":
+            call["by"] = "tool"
+        if form.get("tool_call_id"):
+            call["id"] = self._name(form["tool_call_id"])
+        if intent.gather is not None:
+            call["together"] = intent.gather
+        return call | _program_call_as_json(intent, form)
+
+    def _add_origins(self, history: History, record: Record) -> None:
+        """Add the origins of the arguments of a call: sentences, each with whether its value is trusted."""
+        found = [origin for call in self._sources.read(history, record) for origin in call.origins]
+        if not found or not isinstance(record, Intent):
+            return
+        clean = [clean_origin(origin, self.texts.clean) for origin in sort_origins(found)[:MAX_ORIGINS]]
+        said = [[describe_origin(origin), origin["trusted"]] for origin in clean]
+        more = [[f"{len(found) - MAX_ORIGINS} more arguments", True]] if len(found) > MAX_ORIGINS else []
+        self._calls[record.path, record.seq]["origins"] = self.texts.number([*said, *more])
+
+    # --- outcomes -----------------------------------------------------------------------------------------------------
+
+    def _add_result(self, history: History, result: Result) -> None:
+        address = (result.path, result.seq)
+        if result.seq == ROOT[1]:
+            self._set_run_end(result.path, history.outcome(result), result.at)
+            return
+        run = self._runs[result.path]
+        run.last = max(run.last, result.at)
+        number = self.lead[address]
+        self._mark_changed(number)
+        row, outcome = self.rows[number], history.outcome(result)
+        told = self._calls.get(address, row)
+        told["at"] = result.at
+        row["at"] = max(result.at, row.get("at", 0))
+        told["began"] = min(told["began"], result.at)
+        if result.attempts:
+            told["attempts"] = self.texts.number([_error_to_json(_restore_error(a["error"])) for a in result.attempts])
+        if outcome.inputs:
+            row["inputs"] = [*row.get("inputs", ()), *[self._message_to_json(m) for m in outcome.inputs]]
+        if isinstance(outcome, Failure):
+            told["error"] = self.texts.number(_error_to_json(outcome.error))
+            told["status"] = "error"
+            self._set_run_end(child_path(*address), outcome, result.at)
+            return
+        value = outcome.value
+        if isinstance(value, ModelReply):
+            self._reply(row, self._runs[result.path], number, value)
+        else:
+            told |= self._value_to_json(value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`")
+            if isinstance(value, ChildResult) or (isinstance(value, ToolResult) and child_path(*address) in self._runs):
+                self._set_run_end(child_path(*address), outcome, result.at)
+
+    def _reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
+        row["replied"] = row["at"]
+        row["reply"] = self.texts.parts(reply.content, whole_at=self._show_command)
+        row["stop"] = reply.stop_reason.value
+        if reply.model is not None:
+            row["answered"] = self._name(reply.model)
+        usage = reply.usage
+        if usage is not None:
+            row["usage"] = _token_counts(usage)
+        row["cost"] = None if reply.cost is None else str(reply.cost)
+        if run.row == number:
+            run.wanted = len(reply.tool_calls) if row.get("purpose") is None else 0
+        self._add_to_series(number, row)
+        spent = self._spent
+        self._spent = Spending(usage=spent.usage + (usage or Usage()), cost=add_cost(spent.cost, reply.cost))
+        agent = self.agents[run.agent]
+        agent["steps"] += 1
+        agent["tokens"] += 0 if usage is None else usage.total_tokens
+        cost = add_cost(None if agent["cost"] is None else Decimal(agent["cost"]), reply.cost)
+        agent["cost"] = None if cost is None else str(cost)
+
+    def _value_to_json(self, value: object, whole_at: str) -> Form:
+        if isinstance(value, ToolResult):
+            told: Form = {"status": value.status, "result": self.texts.parts(value.content, whole_at=whole_at)}
+            if value.side_effects:
+                told["did"] = self.texts.number([f"{e.kind} {e.target}".rstrip() for e in value.side_effects])
+            change = {} if value.change is None else _change_to_json(value.change)
+            return told | {"change": self.texts.number(change)} if change else told
+        if isinstance(value, ChildResult):
+            return {
+                "status": value.status.value,
+                "result": self.texts.number(_result_to_parts(value), whole_at=whole_at),
+            }
+        if isinstance(value, tuple) and value and isinstance(value[0], Answer):
+            answers = [{"text": a.value or "(declined)"} for a in value]
+            return {"status": "ok", "result": self.texts.number(answers)}
+        return {"status": "ok", "result": self.texts.number([{"json": plain(value)}], whole_at=whole_at)}
+
+    def _agent(self, path: str, form: Mapping[str, Any]) -> None:
+        above = self._runs[path.rpartition(".")[0]] if path else None
+        last = 0 if above is None else above.last
+        self._runs[path] = _OpenRun(len(self.agents), last)
+        parent = None if above is None else above.agent
+        told: Form = {"id": self._name(form["agent_id"]), "path": path, "parent": parent, "began": last}
+        told |= {
+            "steps": 0,
+            "tokens": 0,
+            "cost": "0",
+            "status": "under way",
+            "prompt": self.texts.number(form["prompt"]),
+        }
+        if form.get("params"):
+            told["params"] = self.texts.number(plain(form["params"]))
+        if form.get("background"):
+            told["background"] = True
+        self.agents.append(told)
+
+    def _set_run_end(self, path: str, outcome: Any, at: int) -> None:
+        known = self._runs.get(path)
+        if known is None:
+            return
+        # A failure has no value. Only children and bodies of tools have a place here, and these results say how they ended.
+        agent, value = self.agents[known.agent], getattr(outcome, "value", None)
+        agent["at"] = at
+        is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
+        agent["status"] = value.status.value if isinstance(value, ChildResult) else "completed" if is_done else "failed"
+        if isinstance(value, ChildResult):
+            agent["output"] = self.texts.number(_result_to_parts(value))
+
+    def _add_input(self, record: Input) -> None:
+        kind = str(record.input.get("type"))
+        if not INPUTS.get(kind, UNKNOWN_INPUT).is_shown:
+            return
+        run = self._runs[record.path]
+        run.last = max(run.last, record.at)
+        row: Form = {"n": run.step, "a": format_address(record.path, record.seq), "path": record.path, "kind": "input"}
+        row |= {"agent": run.agent, "began": record.at, "at": record.at, "calls": [], "name": self._name(kind)}
+        row["input"] = self.texts.number({k: v for k, v in plain(record.input).items() if k != "type"})
+        self._mark_changed(len(self.rows))
+        self.rows.append(row)
+
+    # --- the whole ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Form:
+        """Return the header of the run: agent, status, numbers, input and output."""
+        history = self._history
+        root, head, number = history.root, history.head, self.texts.number
+        ended = find_root_end(history)
+        spending = self._spent if ended is None else ended.spending
+        told: Form = {
+            "file": self.file,
+            "fork": f"stepengine fork {shlex.quote(self.file)}",
+            "resume": f"stepengine resume {shlex.quote(self.file)}",
+            "agent": self._name(root["agent_id"]),
+            "run": self._name(run_id_of(history)),
+            "status": self._name(status_of(history)),
+            "created": "" if head is None else self._name(head.created),
+            "engine": "" if head is None else self._name(head.engine),
+            "parent": None if head is None or head.parent is None else self.texts.clean(plain(head.parent)),
+            "models": sorted(self._models),
+            "steps": self._steps,
+            "effects": len(history.intents) - 1,
+            "milliseconds": history.last_at,
+            "usage": _token_counts(spending.usage),
+            "cost": None if spending.cost is None else str(spending.cost),
+            "prompt": number(root["prompt"]),
+            "previous": [self._request_item_to_json(m, "") for m in list_initial_messages(root)],
+            "ended": history.is_complete,
+        }
+        if root.get("params") is not None:
+            told["params"] = number(plain(root["params"]))
+        if ended is not None:
+            told["output"] = number(_result_to_parts(ended), whole_at=self._show_command)
+        elif not history.is_complete:
+            asked = [
+                {"id": q.id, "text": q.text, "options": list(q.options)} for _, q in open_questions(history).values()
+            ]
+            told |= {"questions": number(asked)} if asked else {}
+        return told
+
+    def _add_to_series(self, number: int, row: Form) -> None:
+        """Insert the tokens and cost of a reply into the chart data, in the order of rows."""
+        series, usage = self._series, row.get("usage")
+        at = bisect_left(series["row"], number)
+        series["row"].insert(at, number)
+        series["context"].insert(at, None if usage is None else usage[0] + usage[2] + usage[3])
+        series["cached"].insert(at, None if usage is None else usage[2])
+        del self._totals[at:], series["cost"][at:]
+        total = self._totals[-1] if self._totals else Decimal(0)
+        for one in series["row"][at:]:
+            cost = self.rows[one]["cost"]
+            total = add_cost(total, None if cost is None else Decimal(cost))
+            self._totals.append(total)
+            series["cost"].append(None if total is None else float(total))
+        self._changed[-1] = min(self._changed[-1], at)
+
+    def chart_data(self, since: int = 0) -> Form:
+        """
+        Return what the charts show, for each model reply: its row, tokens sent, of these from the cache, cost so far.
+
+        Args:
+            since: The number of calls of ``take`` when the caller last asked; the result then starts at ``"from"``, the first changed value.
+        """
+        start = min(self._changed[since:], default=len(self._totals)) if since else 0
+        told: Form = {name: values[start:] for name, values in self._series.items()}
+        return told | ({"from": start} if since else {}) | {"windows": dict(self._history.windows)}
+
+    def changed(self, since: int) -> list[tuple[int, Form]]:
+        """Return the rows that were added or changed since call number *since* of ``take``, with their numbers."""
+        return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
+
+    def to_dict(self) -> Form:
+        """Return the run, its agents, steps and series, without the texts."""
+        return {"run": self.run(), "agents": self.agents, "steps": self.rows, "series": self.chart_data()}
+
+
+def _effect_input(form: Mapping[str, Any]) -> Any:
+    """Return the input of an effect, from its record."""
+    if form["type"] == "tool_call":
+        return plain(form["input"])
+    return {name: plain(form[name]) for name in GIVEN.get(form["type"], form) if name != "type"}
+
+
+def _program_call_as_json(intent: Intent, form: Mapping[str, Any]) -> Form:
+    """Return the program line that requests an effect, as JSON; for the call of a program, its number of lines."""
+    told: Form = {"line": intent.program_line} if intent.program_line else {}
+    program = get_program(form)
+    # Where a secret was taken out of the text there may be fewer, with other numbers.
+    return told if program is None else told | {"program": program.count("\n") + 1}
+
+
+def _token_counts(usage: Usage) -> list[int]:
+    return [
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+    ]
+
+
+def _restore_error(stored: object) -> BaseException:
+    error: BaseException = restored({"type": "failure", "error": stored}).error
+    return error
+
+
+def _error_to_json(error: BaseException) -> Form:
+    return {"type": type(error).__name__, "message": str(plain(str(error)))}
+
+
+def _change_to_json(change: object) -> Form:
+    """Return a change by a tool as JSON, with the members that are set."""
+    return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
+
+
+def _result_to_parts(ended: ChildResult) -> list[Form]:
+    """Return the result of a run as parts: its output or text, and its error."""
+    output = plain(ended.output)
+    parts: list[Form] = []
+    if isinstance(output, str) or (output is None and ended.text):
+        parts.append({"text": output or ended.text})
+    elif output is not None:
+        parts.append({"json": output})
+    if ended.error is not None:
+        parts.append({"error": _error_to_json(ended.error)})
+    return parts

@@ -1,0 +1,257 @@
+"""``render_run``: from journals to a page, within a size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.debugging.viewer.handler_positions import HandlerPositions, collect_handler_positions
+from stepengine.debugging.viewer.page import render_page
+from stepengine.debugging.viewer.payload import FORMAT, NOT_RECORDED, PageTexts, RunPayload
+from stepengine.debugging.viewer.side_by_side import DETAILED, pair_steps
+from stepengine.engine.engine import Engine
+from stepengine.engine.loader import load_agent
+from stepengine.engine.stepper import Stepper
+from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
+from stepengine.journal import JournalLike, as_journal, diff
+from stepengine.journal.history import History
+from stepengine.journal.store import Journal, MemoryJournal
+
+KEPT = 4096
+"""Characters that a long text keeps where a page would grow too large."""
+
+
+@frozen(kw_only=True)
+class PageSource:
+    """
+    A journal and how its run is shown.
+
+    Attributes:
+        journal: Its journal.
+        file: How the journal is named in commands.
+        steppers: Make what goes through it with the agent's code, in the order in which they are tried: the first that comes to
+            the end, else the one that comes furthest.
+        without: Why there is none.
+        damage: What is wrong with the journal, when only the records before that are shown.
+    """
+
+    journal: Journal
+    file: str
+    steppers: Sequence[Callable[[], Stepper]] = ()
+    without: str = "No agent was given, so that there are no source lines and variables: name its file with --agent."
+    damage: str = ""
+
+
+@frozen(kw_only=True)
+class RenderedPage:
+    """
+    An HTML page, and what is left out of it.
+
+    Attributes:
+        html: The page.
+        is_cut: Whether long texts were cut to keep it small.
+        missing: Why handler lines and variables are missing, of each run of which they are.
+    """
+
+    html: str
+    is_cut: bool = False
+    missing: tuple[str, ...] = ()
+
+
+AgentGiven: TypeAlias = "Engine | AgentDefinition | str | Path"
+
+
+def render_run(
+    journal: JournalLike, *, other: JournalLike | None = None, agent: AgentGiven | None = None, locals: bool = True
+) -> str:
+    """
+    Return a self-contained HTML page that shows a recorded run.
+
+    Args:
+        journal: The run.
+        other: Another run, to show both side by side.
+        agent: Whose code is run again to tell where its handler stood at each step: the file, the id or the definition of the
+            agent, or an engine that has it. ``None`` leaves that out.
+        locals: Whether the handler's variables are shown, too.
+
+    Raises:
+        DefinitionError: when there is no such agent.
+        JournalError: when a journal cannot be read, or holds no run.
+    """
+    sources = [_make_page_source(as_journal(one), agent) for one in (journal, other) if one is not None]
+    return render_sources(*sources, locals=locals).html
+
+
+def _make_page_source(journal: Journal, agent: AgentGiven | None) -> PageSource:
+    if agent is None:
+        return PageSource(journal=journal, file=journal.name)
+    if isinstance(agent, Engine):
+        return PageSource(journal=journal, file=journal.name, steppers=[lambda: agent.stepper(journal)])
+    definition = agent if isinstance(agent, AgentDefinition) else load_agent(agent)
+    steppers = [lambda: Engine([definition]).stepper(journal, agent=definition)]
+    return PageSource(journal=journal, file=journal.name, steppers=steppers)
+
+
+def render_sources(
+    source: PageSource,
+    other: PageSource | None = None,
+    *,
+    locals: bool = True,
+    title: str = "",
+    most: int | None = None,
+) -> RenderedPage:
+    """
+    Return the page of one run, or of two side by side.
+
+    Args:
+        source: The run.
+        other: Another run to compare with it.
+        locals: Whether the handler's variables are shown.
+        title: The page's title; by default the agent and the journal.
+        most: How many bytes the page should have at most: where it would be larger, long texts keep their ends alone.
+
+    Raises:
+        JournalError: when a journal cannot be read, or holds no run.
+    """
+    made = _render_limited(source, other, locals=locals, title=title, longest=None)
+    if most is None or len(made.html) <= most:
+        return made
+    return attrs.evolve(_render_limited(source, other, locals=locals, title=title, longest=KEPT), is_cut=True)
+
+
+def _render_limited(
+    source: PageSource, other: PageSource | None, *, locals: bool, title: str, longest: int | None
+) -> RenderedPage:
+    made = make_payload(source, other, locals=locals, longest=longest)
+    name = title or f"{made.agent} · {_joined_file_names(source, other)}"
+    return RenderedPage(html=render_page(made.told, str(made.texts.clean(name))), missing=made.missing)
+
+
+@frozen(kw_only=True)
+class PagePayload:
+    """
+    The data of a page.
+
+    Attributes:
+        told: The data as JSON.
+        agent: The id of the root's agent.
+        texts: What its texts were made safe with.
+        missing: As of ``RenderedPage``.
+    """
+
+    told: dict[str, object]
+    agent: str
+    texts: PageTexts
+    missing: tuple[str, ...]
+
+
+def make_payload(
+    source: PageSource, other: PageSource | None = None, *, locals: bool = True, longest: int | None = None
+) -> PagePayload:
+    """
+    Return the page data of one run, or of two side by side; *longest* cuts texts.
+
+    Raises:
+        JournalError: when a journal cannot be read, or holds no run.
+    """
+    texts = PageTexts(longest)
+    files: list[dict[str, str]] = []
+    view, walked, told = _load_run(source, texts, files, locals=locals)
+    found = [(source, walked)]
+    payload: dict[str, object] = {"format": FORMAT, **told}
+    if other is not None:
+        second, walked_too, told_too = _load_run(other, texts, files, locals=locals)
+        found.append((other, walked_too))
+        payload |= {
+            "other": told_too,
+            "pairs": pair_steps(view, second, diff(source.journal, other.journal, detailed=DETAILED), texts),
+        }
+    missing = [{"text": each.damage, "banner": True} for each, _ in found if each.damage]
+    missing += [{"text": text} for text in NOT_RECORDED]
+    # Why there is nothing of a walk: of a run without an agent that is a remark, of one whose code changed it is news.
+    reasons = [
+        (f"{Path(s.file).name}: {text}" if text and other is not None else text, w is not None)
+        for s, w in found
+        for text in [s.without if w is None else w.missing]
+    ]
+    missing += [{"text": text, "handler": True, "banner": is_news} for text, is_news in dict.fromkeys(reasons) if text]
+    payload |= {"texts": texts.all, "images": texts.images, "sources": files, "missing": texts.clean(missing)}
+    return PagePayload(
+        told=payload, agent=str(view.agents[0]["id"]), texts=texts, missing=tuple([text for text, _ in reasons if text])
+    )
+
+
+def _joined_file_names(source: PageSource, other: PageSource | None) -> str:
+    names = [Path(each.file).name for each in (source, other) if each is not None]
+    return " → ".join(names)
+
+
+def _load_run(
+    source: PageSource, texts: PageTexts, files: list[dict[str, str]], *, locals: bool
+) -> tuple[RunPayload, HandlerPositions | None, dict[str, object]]:
+    view = RunPayload(texts, source.file)
+    view.take(load_stored_history(source.journal))
+    walked: HandlerPositions | None = None
+    for make in source.steppers:
+        now = _collect_positions(make, view, files, locals=locals)
+        walked = now if walked is None or len(now.locals) > len(walked.locals) or not now.missing else walked
+        if not now.missing:
+            break
+    return view, walked, view.to_dict() | ({} if walked is None else walked.to_dict())
+
+
+def _collect_positions(
+    make: Callable[[], Stepper], view: RunPayload, files: list[dict[str, str]], *, locals: bool
+) -> HandlerPositions:
+    try:
+        return collect_handler_positions(make(), view, with_locals=locals, sources=files)
+    except StepEngineError as error:
+        return HandlerPositions(sources=files, missing=f"No source lines and variables: {error.message}")
+
+
+def load_stored_history(journal: Journal) -> History:
+    """
+    Return the history of a journal as stored; its requests share common messages.
+
+    Raises:
+        JournalError: when it cannot be read, or holds no run.
+    """
+    history = journal.history()
+    if any(intent.live is not None for intent in history.intents.values()):
+        history = MemoryJournal(journal.lines()).history()
+    _ = history.root
+    return history
+
+
+def undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
+    """
+    Return a copy of a journal up to its first damaged record, and the number of its records.
+
+    Raises:
+        JournalError: when there is not even a run.
+    """
+    lines = journal.content().splitlines(keepends=True)
+
+    def make_journal(number: int) -> MemoryJournal:
+        return MemoryJournal(lines[:number])
+
+    def is_whole(number: int) -> bool:
+        try:
+            RunPayload(PageTexts(), "").take(load_stored_history(make_journal(number)))
+        except (JournalError, StepEngineError):
+            return False
+        return True
+
+    if not is_whole(2):
+        msg = f"{journal.name} holds no run before its damage"
+        raise JournalCorrupt(msg)
+    low, high = 2, len(lines) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_whole(middle) else (low, middle)
+    return make_journal(low), low

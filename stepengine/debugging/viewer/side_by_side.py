@@ -1,0 +1,119 @@
+"""Two runs side by side: matching steps, and the differences that ``journal.diff`` finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stepengine.debugging.viewer.payload import PageTexts, RunPayload
+from stepengine.journal.run_diff import Difference
+
+DETAILED = 20
+"""Of how many changed requests the page tells the fields; after the first ones they are consequences."""
+
+
+def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: PageTexts) -> list[list[Any]]:
+    """
+    Return the steps of two runs side by side: both numbers or ``None``, a mark, and the number of the text of the difference.
+
+    Marks are ``=`` for equal, ``~`` for changed, ``+`` for those of the second run alone, ``-`` for those of the first.
+    """
+    changes: dict[str, list[list[str]]] = {"start": [], "end": []}
+    removed, added = set(), set()
+    for change in difference.changes:
+        if change.kind == "removed":
+            removed.add(change.a)
+        elif change.kind == "added":
+            added.add(change.b)
+        else:
+            found = changes.setdefault(change.kind if change.kind in ("start", "end") else change.a, [])
+            found += [[f"{change.what} {field.pointer}", field.recorded, field.now] for field in change.fields]
+            found += [] if change.fields else [[change.what, *["another request: compare the tabs Request"] * 2]]
+    beside = _pair_rows(a, b, removed, added)
+    told = {
+        number: [f for address in addresses for f in changes.get(address, ())]
+        for number, addresses in _addresses_by_row(a).items()
+    }
+    # What the runs were started with is told at the first step, how they ended at the last one.
+    for number, at in ((min(beside, default=-1), "start"), (max(beside, default=-1), "end")):
+        told[number] = [*told.get(number, []), *changes[at]]
+    gone = {a.lead[address] for address in a.lead if _address_text(address) in removed}
+    come = {b.lead[address] for address in b.lead if _address_text(address) in added}
+    return [
+        [i, j, *_mark_pair(i, j, told, texts, in_part=i in gone or j in come)] for i, j in _merge_rows(a, b, beside)
+    ]
+
+
+def _address_text(address: tuple[str, int]) -> str:
+    return f"{address[0]}#{address[1]}"
+
+
+def _addresses_by_row(view: RunPayload) -> Mapping[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for address, number in view.lead.items():
+        found.setdefault(number, []).append(_address_text(address))
+    return found
+
+
+def _pair_rows(a: RunPayload, b: RunPayload, removed: set[str], added: set[str]) -> dict[int, int]:
+    """Return for rows of the first run those of the second: effects that were neither added nor removed pair up in order."""
+    # Pairs are found by address and not by place: rows stand in the order in which they began, which is chance among
+    # parallel children. Without what was added or removed, the effects of a run correspond one to one. Several of them
+    # share a row (a reply and its calls), so the first in program order, the request, decides where the row stands; in
+    # which order the runs are visited changes nothing, since no row belongs to two runs.
+    beside = dict(_pair_input_rows(a, b))
+    taken = set(beside.values())
+    waiting = [("", "")]
+    while waiting:
+        ours, theirs = waiting.pop()
+        left = [e for e in _effects_of_run(a, ours) if _address_text(e) not in removed]
+        right = [e for e in _effects_of_run(b, theirs) if _address_text(e) not in added]
+        for one, other in zip(left, right, strict=False):
+            if b.lead[other] not in taken and a.lead[one] not in beside:
+                beside[a.lead[one]] = b.lead[other]
+                taken.add(b.lead[other])
+            waiting.append((f"{one[0]}.{one[1]}".lstrip("."), f"{other[0]}.{other[1]}".lstrip(".")))
+    return beside
+
+
+def _pair_input_rows(a: RunPayload, b: RunPayload) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of rows with inputs of the same kind, in order."""
+    theirs: dict[tuple[str, str], list[int]] = {}
+    for number, row in enumerate(b.rows):
+        if row["kind"] == "input":
+            theirs.setdefault((row["path"], row["name"]), []).append(number)
+    for number, row in enumerate(a.rows):
+        found = theirs.get((row["path"], row.get("name", "")), []) if row["kind"] == "input" else []
+        if found:
+            yield number, found.pop(0)
+
+
+def _effects_of_run(view: RunPayload, path: str) -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    while (path, len(found)) in view.lead:
+        found.append((path, len(found)))
+    return found
+
+
+def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
+    """Yield the rows of both runs in the order of the first; rows of the second alone stay next to their neighbours."""
+    # Where both runs began the same things in another order, only one order can be kept. It is that of the first, the run
+    # that the other is compared with; what only the second has comes after the last row that stood before it there.
+    taken, paired = 0, set(beside.values())
+    for i in range(len(a.rows)):
+        j = beside.get(i)
+        while j is not None and taken <= j:
+            if taken not in paired:
+                yield None, taken
+            taken += 1
+        yield i, j
+    yield from [(None, j) for j in range(taken, len(b.rows)) if j not in paired]
+
+
+def _mark_pair(
+    i: int | None, j: int | None, told: Mapping[int, list[list[str]]], texts: PageTexts, *, in_part: bool
+) -> tuple[str, int | None]:
+    if i is None or j is None:
+        return ("+" if i is None else "-"), None
+    fields = told.get(i, [])
+    return ("~" if fields or in_part else "="), texts.number(fields) if fields else None

@@ -1,0 +1,579 @@
+"""
+Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level.
+
+Beside them stands ``schedule = Schedule(...)`` or ``schedules = [...]`` where they are started at times of their own.
+How their modules are named and what they import from beside them is told in ``beside``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Self
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import NEAR_RATIO, did_you_mean, list_names
+from stepengine.data.definition import AgentDefinition, ToolSource, name_of_published, normalised_id
+from stepengine.data.tools import ToolLike
+from stepengine.engine import packages, trust
+from stepengine.engine.beside import load_module_at, load_module_from_source
+from stepengine.engine.modules import EXPECTED, find_agents, load_sandboxed
+from stepengine.errors import DefinitionError
+from stepengine.machine.author import add_location, find_raise_line
+from stepengine.machine.child_effects import describe_substitution
+from stepengine.runtime.logs import log_once
+
+if TYPE_CHECKING:
+    from stepengine.engine.schedules import Schedule
+
+IN_SANDBOX = "sandboxed:"
+"""Before the path of an agent file: it is a stranger's, and runs in the sandbox alone."""
+
+
+class BrokenFile(UserWarning):
+    """A file of a folder cannot be loaded, so that its agents are missing; the others are there."""
+
+
+@frozen
+class AgentLocation:
+    """
+    The file of an agent, its id if the file has several, and whether it runs in the sandbox.
+
+    Attributes:
+        file: Its file.
+        id: Which agent of the file; ``""`` for the only one.
+        sandboxed: Whether the file is a stranger's: it is not imported, and its handler runs in the sandbox.
+    """
+
+    file: Path
+    id: str = ""
+    sandboxed: bool = False
+
+    def __str__(self) -> str:
+        name = f"{self.file}#{self.id}" if self.id else str(self.file)
+        return f"{IN_SANDBOX}{name}" if self.sandboxed else name
+
+    @classmethod
+    def of_text(cls, text: str | Path) -> Self | None:
+        """
+        Return the place that ``FILE`` or ``FILE#id`` names, whether there is such a file or not; ``None`` for an id.
+
+        A file ends in ``.py``: a folder that somebody else made could hold one that is called like an id. ``sandboxed:FILE`` is a
+        file whose handler runs in the sandbox.
+        """
+        if str(text).startswith(IN_SANDBOX):
+            inner = cls.of_text(str(text).removeprefix(IN_SANDBOX))
+            return None if inner is None else attrs.evolve(inner, sandboxed=True)
+        path = Path(text)
+        if path.suffix == ".py":
+            return cls(path)
+        file, separator, agent_id = str(text).rpartition("#")
+        return cls(Path(file), normalised_id(agent_id)) if separator and file.endswith(".py") else None
+
+    def with_root(self, root: Path) -> Self:
+        """Return the same place with its file joined to *root*."""
+        return attrs.evolve(self, file=root / self.file)
+
+    def agents(self) -> tuple[AgentDefinition, ...]:
+        """
+        Return the agents of the file.
+
+        Raises:
+            DefinitionError: naming the file and what it should hold.
+        """
+        return load_sandboxed(self.file) if self.sandboxed else load_agents_of_file(self.file)
+
+    def load(self) -> AgentDefinition:
+        """
+        Return the agent.
+
+        Raises:
+            DefinitionError: when the file holds no such agent, or several and it is not said which.
+        """
+        found = self.agents()
+        chosen = [agent for agent in found if normalised_id(agent.id) == self.id] if self.id else found
+        if len(chosen) == 1:
+            return chosen[0]
+        held = list_names([agent.id for agent in found], self.id or "", quoted=True)
+        if self.id:
+            msg = f"{self.file} holds no agent {self.id!r}; it holds {held}"
+        else:
+            named = attrs.evolve(self, id=found[0].id)
+            msg = f"{self.file} holds several agents: {held}; say which, such as '{named}'"
+        raise DefinitionError(msg)
+
+
+def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxed: bool = False) -> AgentDefinition:
+    """
+    Return one agent.
+
+    Args:
+        path_or_id: A path to a ``.py`` file, with ``#id`` where it holds several agents, or an agent's id. An id is looked for
+            in ``./agents``, then in *folders*, then among the agents that come with stepengine; its file is called like the
+            id, with ``_`` for ``-``, or holds an agent of that id. ``publisher/name`` is an agent of an installed package, and
+            ``publisher/name@version`` that version of it; where no package has it, the name is looked for, and the version is
+            not checked. A path is never asked about. ``./agents`` is searched where its code may run: a person
+            trusted it (``stepengine agents trust``), or code of its project runs already, such as the main file or tests.
+        folders: More folders to look in.
+        sandboxed: Whether the file, which is named by its path, is a stranger's: it is not imported, and its handler runs in the
+            sandbox, which needs the extra ``programs``. ``"sandboxed:FILE"`` says the same.
+
+    Raises:
+        DefinitionError: naming the file and what it should hold, or where was searched; when another version is installed, or
+            two packages have that agent.
+    """
+    if (member := find_packaged_agent(path_or_id)) is not None:
+        return member.load()
+    is_named = AgentLocation.of_text(path_or_id) is not None
+    if sandboxed and not is_named:
+        msg = f"an agent that runs in the sandbox is named by its file, such as './agents/{path_or_id}.py', not {str(path_or_id)!r}"
+        raise DefinitionError(msg)
+    place = locate_agent(path_or_id, folders=folders)
+    if sandboxed or place.sandboxed:
+        return attrs.evolve(place, sandboxed=True).load()
+    if is_named:
+        trust.mark_folder_as_run(place.file)
+    return place.load()
+
+
+def find_packaged_agent(path_or_id: str | Path) -> packages.PackagedAgent | None:
+    """
+    Return the agent of an installed package that is named; ``None`` for all others.
+
+    Raises:
+        DefinitionError: as ``load_agent`` does.
+    """
+    is_file = isinstance(path_or_id, Path) or AgentLocation.of_text(path_or_id) is not None
+    return None if is_file else packages.find_agent(str(path_or_id))
+
+
+def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentLocation:
+    """
+    Return where an agent is, which is named as for ``load_agent``.
+
+    Raises:
+        DefinitionError: when there is none.
+    """
+    place = AgentLocation.of_text(path_or_id)
+    if place is not None:
+        if not place.file.is_file():
+            msg = f"there is no agent file {str(place.file)!r}"
+            raise DefinitionError(msg)
+        return place
+    if Path(path_or_id).is_dir():
+        example = (
+            f"{Path(path_or_id).as_posix()}/{next((f.name for f in _agent_files(Path(path_or_id))), 'reviewer.py')}"
+        )
+        example = example if Path(path_or_id).is_absolute() else f"./{example}"
+        msg = (
+            f"{str(path_or_id)!r} is a folder; name a file in it, such as {example!r}; load_agents(...) loads them all"
+        )
+        raise DefinitionError(msg)
+    return _locate_by_id(str(path_or_id), agent_folders(folders))
+
+
+def find_agent_location(agent_id: str, *, folders: Iterable[Path] = ()) -> AgentLocation | None:
+    """Return where ``load_agent`` finds the agent of an id; ``None`` where it finds none."""
+    return _search_folders(normalised_id(_strip_publisher(agent_id)), agent_folders(folders), [])
+
+
+def _search_folders(wanted: str, places: Iterable[Path], broken: list[str]) -> AgentLocation | None:
+    for folder in places:
+        found = _find_in_folder(folder, wanted, broken)
+        if found is not None:
+            for said in broken:
+                warn_of_skipped_file(said)
+            _report_shadowed_agent(found, wanted)
+            return found
+    return None
+
+
+def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
+    wanted = normalised_id(_strip_publisher(agent_id))
+    broken: list[str] = []
+    if (found := _search_folders(wanted, places, broken)) is not None:
+        return found
+    names = [normalised_id(file.stem) for folder in places for file in _agent_files(folder)]
+    searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
+    beside = Path(f"{agent_id}.py")
+    near = (
+        f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR_RATIO)
+    )
+    having = " and ".join(
+        [f"{p.publisher}/{wanted}" for p in packages.find_installed_packages().packages if wanted in p.agents]
+    )
+    having = f". An installed package has {having}: name it so" if having else ""
+    msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
+    foreign = trust.find_untrusted_folder(trust.LOCAL) if trust.LOCAL not in places else None
+    if foreign is not None:
+        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.how}` does"
+    raise DefinitionError("\n  not read: ".join([msg, *broken]))
+
+
+def _report_shadowed_agent(found: AgentLocation, wanted: str) -> None:
+    """Say when an agent of the working folder is taken where the same id comes with stepengine, too."""
+    if (
+        found.file.parent == trust.LOCAL
+        and find_bundled_id(wanted)
+        and found.file.resolve().parent not in _resolved_own_folders()
+    ):
+        trust.tell(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
+
+
+@frozen
+class LoadedFolder:
+    """The agents, schedules and tools of a folder, and what is wrong with the files that hold none."""
+
+    agents: tuple[AgentDefinition, ...]
+    problems: tuple[str, ...]
+    schedules: tuple[Schedule, ...] = ()
+    tools: tuple[ToolLike | ToolSource, ...] = ()
+
+
+def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents of a file, or of all files of a folder, in the order of their names; subfolders and ``_*.py`` are not read.
+
+    A file of a folder that cannot be loaded costs its own agents only; a ``UserWarning`` names it.
+
+    Args:
+        path: The file or folder.
+        sandboxed: Whether the files are strangers': none is imported, and their handlers run in the sandbox, which needs the extra
+            ``programs``.
+
+    Raises:
+        DefinitionError: when there is no such file or folder, or nothing of it can be loaded.
+    """
+    if sandboxed:
+        return _load_all_sandboxed(Path(path))
+    place = AgentLocation.of_text(path)
+    if place is not None:
+        if not place.sandboxed:
+            trust.mark_folder_as_run(place.file)
+        return (place.load(),) if place.id else locate_agent(path).agents()
+    loaded = load_folder(Path(path))
+    for said in loaded.problems:
+        warn_of_skipped_file(said)
+    return loaded.agents
+
+
+def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
+    place = AgentLocation.of_text(path)
+    if place is not None:
+        place = attrs.evolve(place, sandboxed=True)
+        return (place.load(),) if place.id else place.agents()
+    if not path.is_dir():
+        msg = f"there is no file or folder {str(path)!r} with agents"
+        raise DefinitionError(msg)
+    found: list[AgentDefinition] = []
+    broken: dict[Path, DefinitionError] = {}
+    for file in _agent_files(path):
+        try:
+            found += load_sandboxed(file)
+        except DefinitionError as error:
+            broken[file] = error
+    if not found:
+        raise next(iter(broken.values()), None) or DefinitionError(f"there are no agent files in {str(path)!r}")
+    for file, problem in broken.items():
+        warn_of_skipped_file(_load_error_text(file, problem))
+    return tuple(found)
+
+
+def load_schedules(path: str | Path) -> tuple[Schedule, ...]:
+    """
+    Return the schedules of an agent file, or of all files of a folder, in the order of their names.
+
+    A file of a folder that cannot be loaded costs what it holds only; a ``UserWarning`` names it.
+
+    Raises:
+        DefinitionError: when there is no such file or folder, nothing of it can be loaded, or two schedules have one id.
+    """
+    place = AgentLocation.of_text(path)
+    if place is not None:
+        if place.sandboxed:
+            return ()
+        trust.mark_folder_as_run(place.file)
+        file = locate_agent(place.file).file
+        load_agents_of_file(file)
+        return find_schedules(load_module(file), str(file))
+    loaded = load_folder(Path(path))
+    for said in loaded.problems:
+        warn_of_skipped_file(said)
+    return loaded.schedules
+
+
+def load_folder(folder: Path) -> LoadedFolder:
+    """
+    Return the agents and the schedules of all files of a folder, and why some are missing.
+
+    Raises:
+        DefinitionError: when there is no such folder, it holds files and none of them can be loaded, or schedules of two files
+            have one id, or their tools one name.
+    """
+    if not folder.is_dir():
+        msg = f"there is no folder {str(folder)!r} with agent files"
+        raise DefinitionError(msg)
+    agents: list[AgentDefinition] = []
+    schedules: dict[str, tuple[Schedule, Path]] = {}
+    broken: dict[Path, DefinitionError] = {}
+    for file in _agent_files(folder):
+        try:
+            # Schedules are the host's; a file in the sandbox has none.
+            found = (
+                load_agents_of_file(file),
+                () if trust.is_sandboxed(file) else find_schedules(load_module(file), str(file)),
+            )
+        except DefinitionError as error:
+            broken[file] = error
+            continue
+        agents += found[0]
+        for schedule in found[1]:
+            _, first = schedules.setdefault(schedule.id, (schedule, file))
+            if first != file:
+                msg = f"{first} and {file} both have a schedule of the id {schedule.id!r}; each needs its own"
+                raise DefinitionError(msg)
+    if broken and not agents:
+        raise next(iter(broken.values()))
+    problems = tuple([_load_error_text(file, error) for file, error in broken.items()])
+    tools = merge_tools({file: load_tools_of_file(file) for file in _agent_files(folder) if file not in broken})
+    return LoadedFolder(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]), tuple(tools))
+
+
+def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
+    """
+    Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist.
+
+    ``./agents`` is one of them where its files may run; at the command line that holds for every relative folder.
+    """
+    given = tuple(more)
+    named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
+    known = {*named, *_resolved_own_folders()}
+    searched = [
+        f for f in (trust.LOCAL, *given) if f.is_dir() and (f.resolve() in known or trust.may_run_agent_files(f))
+    ]
+    return (*searched, *[f for f in _bundled_folders() if f.is_dir()])
+
+
+@frozen
+class ListedAgent:
+    """
+    An agent of a file.
+
+    Attributes:
+        source: The file.
+        agent: The agent; ``None`` when the file cannot be loaded.
+        problem: Why it cannot be loaded.
+        hidden_by: The file that is taken instead when the agent is named by its id.
+    """
+
+    source: Path
+    agent: AgentDefinition | None
+    problem: DefinitionError | None = None
+    hidden_by: Path | None = None
+
+
+def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
+    """
+    Return the agents of every file in the agent folders, and each file that cannot be loaded.
+
+    Args:
+        folders: More folders, searched after ``./agents`` and before the shipped agents.
+    """
+    listed: list[ListedAgent] = []
+    seen: dict[str, Path] = {}
+    for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
+        for file in sorted(folder.glob("[!_]*.py")):
+            try:
+                found = load_agents_of_file(file)
+            except DefinitionError as error:
+                listed.append(ListedAgent(file, None, error))
+                continue
+            for agent in found:
+                first = seen.setdefault(normalised_id(agent.id), file)
+                listed.append(ListedAgent(file, agent, hidden_by=None if first == file else first))
+    return listed
+
+
+def _resolved_own_folders() -> set[Path]:
+    return {folder.resolve() for folder in _bundled_folders()}
+
+
+def list_bundled_ids() -> list[str]:
+    """Return the ids of the agents that come with stepengine, by the names of their files; none is loaded."""
+    return [file.stem.replace("_", "-") for folder in _bundled_folders() for file in _agent_files(folder)]
+
+
+def find_bundled_id(agent_id: str) -> str | None:
+    """Return the id of an agent that comes with stepengine, as ``load_agent`` takes it; ``None`` for any other."""
+    wanted = normalised_id(agent_id)
+    return wanted if wanted in list_bundled_ids() else None
+
+
+def find_bundled_agent(agent_id: str) -> AgentDefinition | None:
+    """Return the agent of that id that comes with stepengine, ``None`` when there is none."""
+    wanted = find_bundled_id(agent_id)
+    places = [folder / f"{(wanted or '').replace('-', '_')}.py" for folder in _bundled_folders()]
+    return next((AgentLocation(file, wanted).load() for file in places if wanted and file.is_file()), None)
+
+
+def _strip_publisher(agent_id: str) -> str:
+    """Return the name in ``publisher/name@version``, else *agent_id*: without a version it may be a path."""
+    name = name_of_published(agent_id) if "@" in agent_id else None
+    if name is None:
+        return agent_id
+    log_once(describe_substitution(agent_id, name))
+    return name
+
+
+def _bundled_folders() -> list[Path]:
+    """Return where the agents of the package are: in a wheel inside of it, in a checkout beside it."""
+    package = Path(__file__).resolve().parent.parent
+    checkout = package.parent
+    beside = [checkout / "agents"] if (checkout / "pyproject.toml").is_file() else []
+    return [package / "_agents", *beside]
+
+
+def load_agents_of_file(file: Path) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents of one file; at least one.
+
+    Raises:
+        DefinitionError: naming the file and what it should hold.
+    """
+    return load_sandboxed(file) if trust.is_sandboxed(file) else find_agents(load_module(file), str(file))
+
+
+def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents that a file would hold if its text were *source*; the file and the agents in it stay as they are.
+
+    Raises:
+        DefinitionError: naming the file, when loading that fails or it holds no agent.
+    """
+    return find_agents(_load_or_raise(file, lambda: load_module_from_source(file, source)), str(file))
+
+
+def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
+    """
+    Return the schedules of a module, which is called *name* in messages; most have none.
+
+    Raises:
+        DefinitionError: when ``schedule`` or ``schedules`` is something else, both are there, or two have one id.
+    """
+    one, several = getattr(module, "schedule", None), getattr(module, "schedules", None)
+    if one is None and several is None:
+        return ()
+    # Most modules have none, and need not wait for what schedules are made of.
+    from stepengine.engine.schedules import Schedule, check_unique_ids
+
+    if not isinstance(one, Schedule) and not (
+        isinstance(several, list | tuple) and any(isinstance(member, Schedule) for member in several)
+    ):
+        # A file may use these words for something of its own.
+        return ()
+    if one is not None and several is not None:
+        msg = f"{name}: holds both 'schedule' and 'schedules'; one of them would be fine"
+        raise DefinitionError(msg)
+    try:
+        return check_unique_ids([one] if isinstance(one, Schedule) else several or ())
+    except DefinitionError as error:
+        msg = f"{name}: {error.message}"
+        raise DefinitionError(msg) from None
+
+
+def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
+    """
+    Return the tools that an agent file has beside its agents, ``tools = [...]`` at module level.
+
+    Raises:
+        DefinitionError: when loading the file fails.
+    """
+    return () if trust.is_sandboxed(file) else find_tools(load_module(file))
+
+
+def find_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
+    """Return the tools in ``tools`` of a module. Names in it are for its agents; a list without any tool is something else."""
+    given = getattr(module, "tools", ())
+    has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)
+    return tuple([one for one in given if not isinstance(one, str)]) if has_tools else ()
+
+
+def merge_tools(by_file: Mapping[Path, Iterable[ToolLike | ToolSource]]) -> list[ToolLike | ToolSource]:
+    """
+    Return the tools of several files, each once.
+
+    Raises:
+        DefinitionError: when two files have different tools of one name.
+    """
+    found: dict[str, tuple[ToolLike | ToolSource, Path]] = {}
+    for file, tools in by_file.items():
+        for tool in tools:
+            # What is no tool at all is refused by the engine.
+            name = tool.spec.name if isinstance(tool, ToolLike) else str(getattr(tool, "name", tool))
+            first, where = found.setdefault(name, (tool, file))
+            if first is not tool:
+                msg = f"{where} and {file} both have a tool {name!r} in their 'tools'. List it in the tools of the agents that use it."
+                raise DefinitionError(msg)
+    return [tool for tool, _ in found.values()]
+
+
+def load_module(file: Path) -> ModuleType:
+    """
+    Return the module of an agent file, loaded once.
+
+    Raises:
+        DefinitionError: when loading it fails.
+    """
+    if trust.is_sandboxed(file):
+        msg = f"{file}: is not imported, since it is set to run in the sandbox alone"
+        raise DefinitionError(msg)
+    return _load_or_raise(file, lambda: load_module_at(file))
+
+
+def _load_or_raise(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
+    try:
+        return load()
+    except DefinitionError as error:
+        add_location(error)
+        raise
+    except (Exception, SystemExit) as error:  # a script that ends itself is not an agent file, and no reason to end
+        where = find_raise_line(error)
+        msg = (
+            f"{file}: loading it failed with {type(error).__name__}: {error}{f' ({where})' if where else ''}; "
+            f"expected {EXPECTED}"
+        )
+        raise DefinitionError(msg) from error
+
+
+def _agent_files(folder: Path) -> Iterator[Path]:
+    return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
+
+
+def _find_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
+    """Return where a folder has an agent; why other files of it cannot be loaded is added to *broken*."""
+    named = folder / f"{wanted.replace('-', '_')}.py"
+    if named.is_file():
+        return AgentLocation(named, wanted if len(load_agents_of_file(named)) > 1 else "")
+    for file in _agent_files(folder):
+        try:
+            found = load_agents_of_file(file)
+        except DefinitionError as error:
+            broken.append(_load_error_text(file, error))
+            continue
+        if wanted in [normalised_id(agent.id) for agent in found]:
+            return AgentLocation(file, wanted if len(found) > 1 else "")
+    return None
+
+
+def _load_error_text(file: Path, error: DefinitionError) -> str:
+    """Return why a file cannot be loaded, beginning with the file, which the error of a definition does not name."""
+    return error.message if error.message.startswith(f"{file}:") else f"{file}: {error.message}"
+
+
+def warn_of_skipped_file(said: str) -> None:
+    """Warn that a file of a folder cannot be loaded, with a ``BrokenFile`` warning that says why."""
+    warnings.warn(f"{said}; this file is left out", BrokenFile, stacklevel=3)

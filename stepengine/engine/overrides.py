@@ -1,0 +1,50 @@
+"""The temporary replacements of ``Engine.override``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+import attrs
+
+from stepengine.engine.options import ModelsLike, Overrides
+from stepengine.models.base import Provider
+from stepengine.models.registry import Models
+
+if TYPE_CHECKING:
+    from stepengine.runtime.services import ToolSetting
+
+
+class Override(NamedTuple):
+    """
+    What ``Engine.override`` replaces in one context.
+
+    Attributes:
+        models: The registry in force; ``None`` for the engine's.
+        keep_names: Whether model strings stay as written, because one provider serves them all.
+        dependencies: Dependency factories that replace others.
+    """
+
+    models: Models | None = None
+    keep_names: bool = False
+    dependencies: Overrides = MappingProxyType({})
+
+    def apply_to(self, tools: ToolSetting) -> ToolSetting:
+        """Return *tools* with the dependencies replaced."""
+        if not self.dependencies:
+            return tools
+        return attrs.evolve(tools, overrides={**tools.overrides, **self.dependencies})
+
+    def with_replacements(self, models: ModelsLike, dependencies: Overrides | None) -> Override:
+        """Return this override with more of it replaced."""
+        return Override(
+            self.models if models is None else Models.from_value(models),
+            self.keep_names if models is None else isinstance(models, Provider),
+            {**self.dependencies, **(dependencies or {})},
+        )
+
+
+overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
+"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet."""

@@ -1,0 +1,721 @@
+"""
+The ``RunPlan`` and the first ``AgentState`` of a run, for roots and children.
+
+Everything that can be wrong before a run exists is found here.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from functools import lru_cache, partial
+from random import Random
+from threading import get_ident
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import find_nearest
+from stepengine.data.definition import AgentDefinition, HookContext, normalised_id
+from stepengine.data.effects import CallBody, Spawn
+from stepengine.data.events import LogLine
+from stepengine.data.json import JsonDict, JsonValue, check_text, freeze
+from stepengine.data.limits import TREE_WIDE, Limits
+from stepengine.data.provenance import Provenance
+from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
+from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
+from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
+from stepengine.data.transcript import Transcript
+from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_notes
+from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
+from stepengine.machine.author import add_location, make_handler_error
+from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
+from stepengine.machine.plan import RunPlan, ToolBody
+from stepengine.runtime.hub import Hub
+from stepengine.runtime.logs import LOGGER, LineLogger
+
+if TYPE_CHECKING:
+    from stepengine.models import Models
+
+NO_INFO = RunInfo()
+NO_CONTEXT = JsonDict()
+NO_HISTORY = Transcript()
+
+
+def _check_answers(_: Any, __: Any, answers: Any) -> None:
+    if answers is not None and not isinstance(answers, Mapping):
+        msg = f"answers go by the question's id or text, such as {{'q3': 'yes'}}, and not in a {type(answers).__name__}"
+        raise InputError(msg, issues=("answers should be a mapping",))
+
+
+def _check_on_divergence(_: object, __: object, given: object) -> None:
+    if given not in ("raise", "stop", "keep"):
+        msg = f"on_divergence is one of raise, stop, keep, not {given!r}"
+        raise InputError(msg, issues=(msg,))
+
+
+def _prompt_or_empty(value: str | None) -> str:
+    return "" if value is None else value
+
+
+@frozen(kw_only=True)
+class RunRequest:
+    """
+    A caller's request to run an agent: prompt, params, limits, answers and the state to continue from.
+
+    Attributes:
+        agent: The agent.
+        prompt: The prompt; ``""`` for none.
+        params: The params as given.
+        previous: The state that the run continues.
+        info: What the caller says of the run.
+        limits: Limits of this run.
+        answers: Answers given up front, by question id or text.
+        earlier: Questions that *previous* waits for, with their answers; the run asks them again under other ids.
+        run_id: The run's id, where one was told already; else it is drawn.
+        hub: The event stream that it goes on, that of a kept-open handle; else it has one of its own.
+        on_divergence: What becomes of a run that waits in the session when its agent was edited since.
+        agent_models: Models in place of those that agents name and of the engine's own choice, by agent id.
+    """
+
+    agent: Agent
+    prompt: str = attrs.field(default="", converter=_prompt_or_empty)
+    params: Any = None
+    previous: AgentState | None = None
+    info: RunInfo = NO_INFO
+    limits: Limits | None = None
+    answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_check_answers)
+    earlier: tuple[tuple[Question, AnswerLike], ...] = ()
+    run_id: str | None = None
+    hub: Hub | None = None
+    on_divergence: str = attrs.field(default="raise", validator=_check_on_divergence)
+    agent_models: Mapping[str, str] | None = None
+
+
+def separate_earlier_answers(request: RunRequest) -> RunRequest:
+    """
+    Return *request* with its answers to questions of the ``previous`` state apart; raise if they are of no use.
+
+    A run continues the step that the state was suspended in when one of these is answered, or nothing else is said. Then
+    the state keeps its questions; otherwise they are dropped, and the conversation continues without an answer.
+
+    Raises:
+        AnswerRejected: when a state alone cannot be gone on from with an answer, or an answer is none to
+            its question.
+    """
+    previous = request.previous
+    if not isinstance(previous, AgentState) or not previous.pending:
+        return request
+    answers = dict(request.answers or {})
+    for question in previous.pending:
+        _check_one_answer(answers, question)
+    # By id only. An answer that was given by the text of its question stays among `answers`, where it is found when the
+    # run asks again; one by id would not be, since the question has another id then.
+    earlier = tuple([(q, answers.pop(q.id)) for q in previous.pending if q.id in answers])
+    is_answered = bool(earlier) or any(q.text in answers for q in previous.pending)
+    problem = explain_unresumable_state(request.agent.definition, previous)
+    if problem is None and (is_answered or not (request.prompt or request.params is not None)):
+        return attrs.evolve(request, answers=answers, earlier=earlier)
+    # An answer that cannot be used is an error and not dropped: the caller believes that something was allowed or
+    # refused with it.
+    if is_answered and problem is not None:
+        waiting = ", ".join([f"{q.id!r} ({q.text})" for q in previous.pending])
+        msg = (
+            f"{waiting} cannot be answered with previous= alone: {problem}. Such a run needs its journal: run it with "
+            "journal= and answer with engine.resume(journal, answers=...), or keep it in a session store with save_state"
+        )
+        raise AnswerRejected(msg)
+    # A new prompt without an answer: the person went on talking. The state must not say any longer that it waits, or
+    # the run would end suspended for a question that nobody sees.
+    return attrs.evolve(request, previous=attrs.evolve(previous, pending=()))
+
+
+def _check_one_answer(answers: Mapping[str, AnswerLike], question: Question) -> None:
+    given = answers.get(question.id, answers.get(question.text))
+    if isinstance(given, str | bool | Answer):
+        check_answer(given, question)
+
+
+def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str | None:
+    """Return why a suspended run cannot go on from its state alone; ``None`` when it can."""
+    if agent.handle_steps is not None:
+        return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
+    if any(q.path for q in state.pending):
+        return "a child asks, or a tool that yields, whose course the state does not hold"
+    if find_suspended_reply(state.message_history) is None:
+        return "the state holds no call that waits for an answer"
+    return None
+
+
+class RecordedModels(NamedTuple):
+    """
+    What the record of a run tells of models, so that it can be repeated without any.
+
+    Attributes:
+        models: The model strings of its requests; they stay as they are.
+        default: The model of the root, where neither its agent nor the engine names one.
+        chosen: The models that the engine had in place of those that agents name, by agent id; that of ``""`` for all others.
+        own: Those that were chosen for this run alone, which go before these.
+        is_whole: Whether nothing will be performed, so that no provider and no key is needed.
+    """
+
+    models: frozenset[str] = frozenset()
+    default: str | None = None
+    chosen: Mapping[str, str] = MappingProxyType({})
+    own: Mapping[str, str] = MappingProxyType({})
+    is_whole: bool = False
+
+
+NOTHING_USED = ToolUses((), {})
+NO_PACKAGES: Mapping[str, str] = {}
+NOTHING_RECORDED = RecordedModels()
+
+
+class Planner:
+    """
+    Makes plans for one root run and its children.
+
+    Args:
+        catalog: The engine's agents.
+        models: The registry in force.
+        default_model: The model of roots that name none.
+        window: Gives a model's context length, when somebody may want to know it.
+        keep_names: Whether model strings stay as written, because one provider serves them all.
+        seed: What the randomness of the run depends on; by default its id, which is random.
+        created: When the root run is created, which is now.
+        watched: Says whether anybody is shown events.
+        opened: Told where the history of the root run can be looked up, when it has begun.
+        recorded: What a record tells of models.
+        chosen: Models in place of those that agents name, by agent id; that of ``""`` for all others.
+
+    Attributes:
+        seed: The seed in force, once the root was planned.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        models: Models,
+        default_model: str | None,
+        window: Callable[[str], int | None],
+        *,
+        keep_names: bool,
+        created: datetime,
+        seed: str | None = None,
+        watched: Callable[[], bool] = bool,
+        opened: Callable[[Callable[[], Transcript]], None] | None = None,
+        recorded: RecordedModels = NOTHING_RECORDED,
+        chosen: Mapping[str, str] | None = None,
+    ) -> None:
+        self._chosen = chosen or {}
+        self._catalog = catalog
+        self._models = models
+        self._default_model = default_model
+        self._window = window
+        self._keep_names = keep_names
+        self.seed = seed or ""
+        self._created = created
+        self._watched = watched
+        self._opened = opened
+        self._here = _SameThreadCheck()
+        self._recorded = recorded
+        self._inherited: dict[Agent, _InheritedTools] = {}
+
+    def root(self, request: RunRequest) -> tuple[RunPlan, AgentState]:
+        """
+        Return plan and state of a root run; its system prompt is not resolved yet.
+
+        Raises:
+            InputError: when prompt or params do not fit.
+            UnknownModel: when the model names no provider.
+            MissingKey: when the provider has no key.
+        """
+        model = self._chosen_model(request.agent) or self._checked_model(self._default_model)
+        agent, run_id = request.agent, request.run_id or new_run_id()
+        if agent.at_provider is not None:
+            agent = _variant_for_model(agent, agent.at_provider, model)
+        # From the id where none is given, so that a run which is repeated from its journal, where the id stands, draws
+        # the same numbers.
+        self.seed = self.seed or run_id
+        plan = self._make_plan(
+            agent,
+            run_id=run_id,
+            path="",
+            prompt=request.prompt,
+            params=request.params,
+            model=model,
+            limits=agent.limits if request.limits is None else request.limits.fill_from(agent.limits),
+            created=self._created,
+            info=request.info,
+        )
+        return plan, make_root_state(plan, agent, request.previous)
+
+    def child(self, parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
+        """
+        Return plan and state of a child, or of the body of a tool.
+
+        Raises:
+            StepEngineError: when it must not start: unknown, not allowed, wrong params, no model.
+        """
+        if isinstance(effect, CallBody):
+            return self._plan_body(parent, effect, path)
+        assert isinstance(effect, Spawn)  # noqa: S101 - the second of two
+        agent = self._find_allowed_child(parent, effect)
+        # The parent's model before the engine's default: a caller that chose a model for the root means what the root
+        # starts as well.
+        model = self._chosen_model(agent) or parent.model or self._checked_model(self._default_model)
+        if agent.at_provider is not None:
+            agent = _variant_for_model(agent, agent.at_provider, model)
+        definition, inherited = agent.definition, effect.parent()
+        inherits = not effect.is_hand_off and (definition.inherit_parent_system_prompt or effect.is_inline)
+        plan = self._make_plan(
+            agent,
+            # The id of a child is that of its root with the path behind it: known before the child begins, the same
+            # when it is repeated, and whoever reads it in a log sees where it belongs.
+            run_id=f"{parent.run_id.removesuffix(_run_id_suffix(parent.path))}{_run_id_suffix(path)}",
+            path=path,
+            prompt=effect.prompt,
+            params=effect.params,
+            model=model,
+            limits=_cap_to_parent(agent.limits, parent.given, parent.limits.max_depth),
+            created=parent.created,
+            starts_at=effect.at,
+            info=parent.info,
+            shown=self._inherited_tools(agent, inherited.tool_definitions) if inherits else None,
+            is_inline=effect.is_inline,
+            provenance=effect.provenance,
+        )
+        state = _make_child_state(plan, agent, inherited)
+        # A child that inherits its parent's system prompt has it already; its own is not even resolved, since that may
+        # call code of the author.
+        return plan, state if inherits else resolve_system_prompt(plan, state)
+
+    def _make_plan(
+        self,
+        agent: Agent,
+        *,
+        run_id: str,
+        path: str,
+        prompt: str,
+        params: object,
+        model: str | None,
+        limits: Limits,
+        created: datetime,
+        info: RunInfo,
+        starts_at: int = 0,
+        shown: _InheritedTools | None = None,
+        is_inline: bool = False,
+        provenance: Provenance | None = None,
+    ) -> RunPlan:
+        definition, schemas = agent.definition, agent.schemas
+        if not self._recorded.is_whole:
+            for sandbox in agent.sandboxes:
+                sandbox()  # says what is not installed, before any model is asked
+        if not isinstance(prompt, str):
+            msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
+            raise InputError(msg, issues=("prompt should be a string",))
+        try:
+            # Found here with the name of the agent; the journal, the provider and every store would each fail with it
+            # in a way of its own, after money was spent.
+            check_text(prompt)
+        except DataError:
+            msg = f"the prompt of agent {definition.id!r} holds a lone surrogate, which no encoding can store"
+            raise InputError(msg, issues=("prompt should be text that UTF-8 can hold",)) from None
+        given = schemas.params(schemas.mend(params) if params else params)
+        return RunPlan(
+            definition=definition,
+            run_id=run_id,
+            path=path,
+            created=created,
+            starts_at=starts_at,
+            random=partial(Random, f"{self.seed}:{path}") if definition.handle_steps is not None else None,
+            model=model,
+            # A copy where hooks may add tools to this run, so that they are not in the agent for all later ones.
+            tools=agent.tools.copy() if agent.hooks.pre_run else agent.tools,
+            offered=agent.offered,
+            sent=None if shown is None else shown.specs,
+            agents=agent.children,
+            mend_params=partial(self._correct_params, agent),
+            planned_from=agent,
+            is_inline=is_inline,
+            note=agent.note if shown is None else shown.note,
+            agent_info=self._catalog.info,
+            hooks=agent.hooks,
+            limits=limits,
+            prompt=prompt,
+            params=given.value,
+            params_json=given.json,
+            validate_output=schemas.validate_output,
+            decode_output=schemas.decode_output,
+            output_json_schema=schemas.output_schema,
+            info=info,
+            # Only a `pre_step` hook can ask for it, and the price data may have to be loaded to know it.
+            context_window=self._window(model) if model and agent.hooks.pre_step else None,
+            here=self._here,
+            watched=self._watched,
+            opened=None if path else self._opened,
+            published=agent.published,
+            packages=NO_PACKAGES if path else agent.packages,
+            provenance=provenance,
+        )
+
+    def _plan_body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
+        """Return plan and state of a tool's body: those of its caller, without continuing the conversation."""
+        binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
+        runs = cast("Yielding", binding.runs)
+        uses = agent.uses.get(binding.spec.name, NOTHING_USED)
+        more = [*uses.tools, *_hook_tool_names(parent, agent)]
+        arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
+        around, seconds = parent.body, binding.spec.timeout
+        body = ToolBody(
+            tool_name=effect.tool_name,
+            # The body of a tool that is called by the body of another one counts as part of the outer call: that is the
+            # one which stands in the conversation, and which events and questions have to name.
+            tool_call_id=effect.tool_call_id if around is None else around.tool_call_id,
+            by_model=effect.source == "model" if around is None else around.by_model,
+            steps=lambda ctx: runs.steps(ctx, arguments),
+            timeout=None if seconds is None or math.isinf(seconds) else seconds,
+            values=effect.values,
+        )
+        plan = RunPlan(
+            definition=parent.definition,
+            run_id=f"{parent.run_id.removesuffix(_run_id_suffix(parent.path))}{_run_id_suffix(path)}",
+            path=path,
+            created=parent.created,
+            starts_at=effect.at,
+            random=partial(Random, f"{self.seed}:{path}"),
+            model=parent.model,
+            tools=parent.tools,
+            offered=tuple(dict.fromkeys([*parent.offered, *more])) if more else parent.offered,
+            agents={**(parent.agents or {}), **uses.agents} if uses.agents else parent.agents,
+            mend_params=parent.mend_params,
+            planned_from=agent,
+            agent_info=parent.agent_info,
+            hooks=agent.body_hooks,
+            limits=_without_time_limit(parent.given),
+            validate_output=parent.validate_output,
+            decode_output=parent.decode_output,
+            output_json_schema=parent.output_json_schema,
+            info=parent.info,
+            here=self._here,
+            watched=self._watched,
+            body=body,
+            provenance=effect.provenance,
+        )
+        return plan, _make_body_state(plan, effect.state())
+
+    def _inherited_tools(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _InheritedTools:
+        """Return what a child is shown of its parent's tools; siblings are shown the same."""
+        last = self._inherited.get(agent)
+        if last is None or last.definitions is not definitions:
+            specs = tuple(definitions.values())
+            last = self._inherited[agent] = _InheritedTools(definitions, specs, instructions_note(agent, specs))
+        return last
+
+    def _chosen_model(self, agent: Agent) -> str | None:
+        """Return the model of an agent: the one that was chosen for it, for all, or its own."""
+        asked, chosen = agent.definition.model, self._chosen
+        if chosen:
+            asked = chosen.get(normalised_id(agent.definition.id)) or chosen.get("") or asked
+        return self._checked_model(asked) if asked else None
+
+    def _checked_model(self, model: str | None) -> str | None:
+        if model is None:
+            return None
+        recorded = self._recorded
+        # Nothing will be performed, so no key is needed and a provider may be unknown here: a journal of somebody else
+        # can be looked at without being set up as they were.
+        if recorded.is_whole:
+            if self._keep_names or model in recorded.models:
+                return model
+            try:
+                return str(self._models.parse(model))
+            except UnknownModel:
+                return model
+        # A string that is in the record stays as it was written there, also when this version would spell it in another
+        # way: the request has to be equal to the recorded one, byte for byte.
+        canonical = self._models.check(model)
+        return model if self._keep_names or model in recorded.models else canonical
+
+    def _correct_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
+        """Return params with names and values corrected; those of an agent that will be refused anyway stay as they are."""
+        try:
+            if not isinstance(asked, str):
+                agent = self._catalog.find(asked)
+            else:
+                key = find_matching_id(asked, spawner.children)
+                if key is None:
+                    return params
+                agent = spawner.child(key)
+            mended: JsonValue = agent.schemas.mend(params)
+        # It is refused a moment later, by what knows how to say it to the model; here it would be told as a fault of
+        # the params.
+        except StepEngineError:
+            return params
+        return mended
+
+    def _find_allowed_child(self, parent: RunPlan, effect: Spawn) -> Agent:
+        given = effect.definition
+        # The author of the tool decides what it spawns, and put the definition into it; the list of the agent is about
+        # what its model and handler may name.
+        if isinstance(given, AgentDefinition) and _is_spawned_by_tool(parent, effect):
+            return self._catalog.find(given)  # a tool of the parent carries it
+        agents = parent.agents or {}
+        key = find_matching_id(effect.agent_id, agents)
+        carried = _find_carried_agent(parent, effect) if key is None and _is_spawned_by_tool(parent, effect) else None
+        if carried is not None:
+            return self._catalog.find(carried)
+        if key is None:
+            if parent.body is not None:
+                # The name is cut because it comes from a model: the cost of comparing grows with its square.
+                near = find_nearest(effect.agent_id[:64], agents, n=1)
+                meant = f"; did you mean {near[0]!r}? Else" if near else ";"
+                hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
+                raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
+            hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
+            raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
+        if isinstance(given, AgentDefinition):
+            return self._catalog.find(given)
+        spawner: Agent = parent.planned_from
+        return spawner.child(key)
+
+
+def _variant_for_model(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
+    """Return an agent as it is with a model, whose provider may run the programs that call the agent's tools."""
+    # Imported here: the adapters of providers are loaded by who uses one.
+    from stepengine.models._programs import runs_programs
+
+    return at_provider if model is not None and runs_programs(model) else agent
+
+
+def _is_spawned_by_tool(parent: RunPlan, effect: Spawn) -> bool:
+    """Return whether a call of a spawning tool asks for a child, not a handler or body, which pass the id of their own call."""
+    return bool(effect.tool_call_id) and (parent.body is None or effect.tool_call_id != parent.body.tool_call_id)
+
+
+def _find_carried_agent(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
+    """Return the agent of this id that a tool of the parent carries, for an effect sent without definition."""
+    for binding in parent.tools.values():
+        for agent in binding.runs.agents if isinstance(binding.runs, Spawning | Driving) else ():
+            if normalised_id(agent.id) == normalised_id(effect.agent_id):
+                return cast("AgentDefinition", agent)
+    return None
+
+
+def _hook_tool_names(parent: RunPlan, agent: Agent) -> list[str]:
+    """Return the names of the tools that ``pre_run`` hooks gave a run, such as those of a server: they are its agent's own."""
+    if parent.tools is agent.tools:
+        return []
+    return [name for name in parent.tools if name not in agent.tools]
+
+
+class _InheritedTools(NamedTuple):
+    """The tool definitions of a parent, and what a child that is shown them is told beside."""
+
+    definitions: Mapping[str, ToolSpec]
+    specs: tuple[ToolSpec, ...]
+    note: str
+
+
+def new_run_id() -> str:
+    """Return a short random id of letters, digits, hyphens and underscores."""
+    return secrets.token_hex(6)
+
+
+def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
+    """
+    Return *state* with the agent's system prompt resolved.
+
+    Raises:
+        HandlerError: when a prompt object raised, or gave something else than text.
+    """
+    prompt = plan.definition.system_prompt
+    if isinstance(prompt, str):
+        return state if state.system_prompt == prompt else attrs.evolve(state, system_prompt=prompt)
+    name = type(prompt).__name__
+    ctx = HookContext(
+        state=state,
+        agent=plan.definition,
+        session_id=plan.info.session_id,
+        user_id=plan.info.user_id,
+        metadata=plan.info.metadata,
+        params=plan.params_json,
+        path=plan.path,
+        now=plan.created,
+        logger=_PromptLogger(plan),
+    )
+    try:
+        text = prompt.render(ctx)
+    except StepEngineError as error:
+        add_location(error)
+        raise
+    except Exception as error:
+        what = f"the system prompt {name} of agent {plan.definition.id!r}"
+        raise make_handler_error(what, error) from error
+    if not isinstance(text, str):
+        msg = f"the system prompt {name} of agent {plan.definition.id!r} gave a {type(text).__name__}; render() returns a string"
+        raise HandlerError(msg, kind="TypeError")
+    return attrs.evolve(state, system_prompt=text)
+
+
+class _PromptLogger(LineLogger):
+    """The logger of a prompt that is resolved before its run exists: straight to the standard logger."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        hub = Hub(logger=LOGGER)
+        hub.log.add_run(plan.path, plan.run_id, plan.definition.id)
+        self._hub = hub
+        self._path = plan.path
+
+    def line(self, level: str, message: str, data: dict[str, object]) -> None:
+        """Log one line."""
+        self._hub.log.write(LogLine(path=self._path, level=level, message=message), data)
+
+
+class _SameThreadCheck:
+    """Tells whether the caller is in the thread that called first, in which the run is driven."""
+
+    __slots__ = ("_ident",)
+
+    def __init__(self) -> None:
+        self._ident: int | None = None
+
+    def __call__(self) -> bool:
+        if self._ident is None:
+            self._ident = get_ident()
+        return self._ident == get_ident()
+
+
+def _run_id_suffix(path: str) -> str:
+    return f"-{path.replace('.', '-')}" if path else ""
+
+
+def pop_run_info(options: dict[str, Any]) -> RunInfo:
+    """
+    Remove session, user and metadata from the options of a run, and return them.
+
+    Raises:
+        InputError: when the metadata is not a JSON object.
+    """
+    session_id, user_id = options.pop("session_id", None), options.pop("user_id", None)
+    metadata = options.pop("metadata", None)
+    if session_id is None and user_id is None and not metadata:
+        return NO_INFO
+    return RunInfo(session_id, user_id, _freeze_metadata(metadata) if metadata else JsonDict())
+
+
+def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
+    try:
+        frozen = freeze(given, "metadata")
+    except StepEngineError as error:
+        msg = f"the metadata of a run is a JSON object: {error.message}"
+        raise InputError(msg, issues=(error.message,)) from error
+    if not isinstance(frozen, JsonDict):
+        msg = f"the metadata of a run is a JSON object, not a {type(given).__name__}"
+        raise InputError(msg, issues=("metadata should be an object",))
+    return frozen
+
+
+@lru_cache(256)
+def _cap_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
+    """
+    Return *limits* with nothing tree-wide above what was set for the parent; kept, since siblings have the same.
+
+    Args:
+        limits: The child's.
+        given: Those of the parent that somebody set.
+        depth: The parent's depth in force: it has a default that binds all.
+    """
+    return limits.cap({name: depth if name == "max_depth" else getattr(given, name) for name in TREE_WIDE})
+
+
+@lru_cache(256)
+def _without_time_limit(limits: Limits) -> Limits:
+    """Return *limits* without a time: that of its caller holds for the body of a tool."""
+    return limits if limits.max_seconds is None else attrs.evolve(limits, max_seconds=None)
+
+
+def _make_body_state(plan: RunPlan, caller: AgentState) -> AgentState:
+    """Return the state that the body of a tool starts from: it sees the conversation of its caller, and has no steps."""
+    return AgentState(
+        run_id=plan.run_id,
+        agent_id=plan.definition.id,
+        parent_id=caller.run_id,
+        ancestor_run_ids=(*caller.ancestor_run_ids, caller.run_id),
+        message_history=caller.message_history,
+        view=caller.view,
+        system_prompt=caller.system_prompt,
+        tool_definitions=caller.tool_definitions,
+        context=caller.context,
+        # What is shown of its calls stands beside those of its caller.
+        id_prefix=f"c{plan.path.replace('.', '_')}_",
+        left_out=caller.left_out,
+    )
+
+
+def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
+    """Return the state of a root run, with what it keeps of *previous*."""
+    if previous is not None and not isinstance(previous, AgentState):
+        msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
+        raise InputError(msg, issues=("previous should be an AgentState",))
+    history, view = NO_HISTORY, NO_HISTORY
+    if previous is not None:
+        own = previous.agent_id in ("", plan.definition.id)
+        history, view = _inherited_history(previous, is_same=own)
+    return AgentState(
+        run_id=plan.run_id,
+        agent_id=plan.definition.id,
+        message_history=history,
+        view=view,
+        system_prompt=_constant_system_prompt(agent),
+        tool_definitions=agent.specs,
+        steps_remaining=plan.limits.max_steps or 0,
+        context=previous.context if previous is not None else NO_CONTEXT,
+        pending=previous.pending if previous is not None else (),
+        next_call=previous.next_call if previous is not None else 1,
+        id_prefix=previous.id_prefix if previous is not None else "c",
+        left_out=previous.left_out if previous is not None else (),
+        handed_to=previous.handed_to if previous is not None else None,
+    )
+
+
+def _constant_system_prompt(agent: Agent) -> str:
+    """Return an agent's system prompt; ``""`` when it has to be resolved first."""
+    prompt = agent.definition.system_prompt
+    return prompt if isinstance(prompt, str) else ""
+
+
+def _inherited_history(parent: AgentState, *, is_same: bool) -> tuple[Transcript, Transcript]:
+    """Return record and view as a child inherits them; *is_same* where it sends its parent's prompt as well."""
+    # Byte for byte with the parent's prompt, for the provider's cache. Without it nothing is cached, and the child would
+    # take its parent's agents for its own.
+    if is_same:
+        return parent.message_history, parent.view
+    record = remove_notes(parent.message_history)
+    return record, record if parent.view is parent.message_history else remove_notes(parent.view)
+
+
+def _make_child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
+    definition = agent.definition
+    inherits = definition.include_message_history or plan.is_inline
+    same_prompt = plan.sent is not None
+    history, view = _inherited_history(parent, is_same=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
+    return AgentState(
+        run_id=plan.run_id,
+        agent_id=definition.id,
+        parent_id=parent.run_id,
+        ancestor_run_ids=(*parent.ancestor_run_ids, parent.run_id),
+        message_history=history,
+        view=view,
+        system_prompt=parent.system_prompt if same_prompt else _constant_system_prompt(agent),
+        tool_definitions=parent.tool_definitions if same_prompt else agent.specs,
+        steps_remaining=plan.limits.max_steps or 0,
+        context=parent.context if plan.is_inline else NO_CONTEXT,
+        next_call=parent.next_call if inherits else 1,
+        id_prefix=f"c{plan.path.replace('.', '_')}_" if inherits else "c",
+        left_out=parent.left_out if inherits else (),
+    )

@@ -1,0 +1,235 @@
+"""
+``Waker``: resumes the due runs of a folder or database.
+
+Any number of wakers may work on one place: a run belongs to whoever has its journal's lock. Before a run is resumed its next try is
+noted, so that one whose waker is killed is due again; whoever resumes it then finds in the record what was done. Lives here: when and in
+which order. Must not be here: where agents come from, and what is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.errors import JournalLocked, JournalMissing, StepEngineError
+from stepengine.journal.sleepers import make_row_from_journal, open_journal, open_wake_index
+from stepengine.runtime.clock import SystemClock, TimeSource
+
+if TYPE_CHECKING:
+    from stepengine.journal import Journal
+    from stepengine.journal.wake_index import Sleeping
+
+Resume: TypeAlias = "Callable[[Journal, Sleeping], Awaitable[RunResult]]"
+"""Goes on with the run of a journal, to its end or until it is suspended again."""
+
+LEASE = timedelta(seconds=60)
+"""After how long a run that a killed waker had is tried again."""
+FIRST_PAUSE_SECONDS = 5.0
+"""A provider that refused, or a file that was locked, is often usable again after some seconds."""
+MAX_PAUSE_SECONDS = 3600.0
+"""A run that fails for good costs one attempt in an hour, and one whose cause is mended resumes within the hour."""
+MAX_RUNS = 4
+"""After a night many runs are due together: four keep model providers below their limits, and none waits long."""
+BATCH_RUNS = 100
+"""More than can be started until the next look; a folder with a million sleeping runs is not read whole."""
+
+
+@frozen(kw_only=True)
+class Woken:
+    """
+    What became of a run that was due.
+
+    Attributes:
+        run: Its name in the place: that of a file, or of a run in a database.
+        agent_id: Its root's agent.
+        state: ``"woken"`` for one that went on, ``"held"`` for one that somebody else has, ``"failed"`` for one that could not
+            be resumed, ``"gone"`` for one whose journal is not there any more.
+        due: When it was due by time; ``None`` where something came for it.
+        result: How it ended, or that it waits again; where it went on.
+        error: Why it could not be resumed.
+        again_at: When that is tried again.
+    """
+
+    run: str
+    agent_id: str
+    state: Literal["woken", "held", "failed", "gone"]
+    due: datetime | None = None
+    result: RunResult | None = None
+    error: BaseException | None = None
+    again_at: datetime | None = None
+
+
+class Waker:
+    """
+    Resumes what is due.
+
+    Args:
+        place: A folder of journals, or an SQLite file of them.
+        resume: Goes on with one run.
+        tell: Is told of every run that was due; in the event loop.
+        at_once: How many runs go on at the same time.
+        clock: What says what time it is.
+
+    Raises:
+        JournalError: for a place that is neither.
+    """
+
+    def __init__(
+        self,
+        place: str | Path,
+        resume: Resume,
+        *,
+        tell: Callable[[Woken], object] = id,
+        at_once: int = MAX_RUNS,
+        clock: TimeSource | None = None,
+    ) -> None:
+        self._place = Path(place)
+        self._index = open_wake_index(place)
+        self._resume = resume
+        self._tell = tell
+        self._at_once = at_once
+        self._clock = clock or SystemClock()
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._tries: dict[str, int] = {}
+
+    async def once(self) -> None:
+        """Resume every run that is due now, each once, and wait for all of them; a cancelled call ends those under way."""
+        now = self._clock.now()
+        seen: set[str] = set()
+        try:
+            while True:
+                due = await asyncio.to_thread(self._index.due, now, BATCH_RUNS + len(seen))
+                new = [one for one in due if one.run not in seen]
+                if not new:
+                    break
+                for one in new:
+                    await self._wait_for_room()
+                    seen.add(one.run)
+                    self._begin(one)
+                # Those that begun have put themselves off before the next look, or are in `seen`.
+            await self._all()
+        finally:
+            await self._end()
+
+    async def watch(self, every: float = 1.0) -> None:
+        """
+        Resume what becomes due, until this is cancelled.
+
+        Args:
+            every: Seconds between two looks at the index while nothing is due by time before that.
+        """
+        try:
+            while True:
+                pause = every
+                try:
+                    pause = await self._look(every)
+                except StepEngineError as error:
+                    self._tell(Woken(run="", agent_id="", state="failed", error=error))
+                if self._under_way:
+                    tasks = list(self._under_way.values())
+                    await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(pause)
+        finally:
+            await self._end()
+
+    async def _look(self, every: float) -> float:
+        """Begin what is due and there is room for; return after how many seconds to look again."""
+        room = self._at_once - len(self._under_way)
+        if room <= 0:
+            return every
+        now = self._clock.now()
+        for one in await asyncio.to_thread(self._index.due, now, room + len(self._under_way)):
+            if one.run in self._under_way:
+                # It takes long, or something came for it that it takes in by itself.
+                await self._set_wake_time(one.run, LEASE)
+            elif len(self._under_way) < self._at_once:
+                self._begin(one)
+        next_at = await asyncio.to_thread(self._index.find_next_wake_time)
+        if next_at is None or len(self._under_way) >= self._at_once:
+            return every
+        return min(every, max(0.01, (next_at - self._clock.now()).total_seconds()))
+
+    def _begin(self, one: Sleeping) -> None:
+        task = asyncio.create_task(self._resume_run(one), name=f"wakes {one.run}")
+        self._under_way[one.run] = task
+        task.add_done_callback(lambda _: self._under_way.pop(one.run, None))
+
+    async def _wait_for_room(self) -> None:
+        while len(self._under_way) >= self._at_once:
+            await asyncio.wait(list(self._under_way.values()), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)
+
+    async def _all(self) -> None:
+        while self._under_way:
+            await asyncio.wait(list(self._under_way.values()))
+            await asyncio.sleep(0)
+
+    async def _end(self) -> None:
+        """End what is under way, and close the index."""
+        for task in list(self._under_way.values()):
+            task.cancel()
+        await self._all()
+        self._index.close()
+
+    # --- one run ------------------------------------------------------------------------------------------------------
+
+    async def _resume_run(self, one: Sleeping) -> None:
+        about = Woken(run=one.run, agent_id=one.agent_id, state="woken", due=one.wakes_at)
+        try:
+            await self._set_wake_time(one.run, LEASE)
+            journal = open_journal(self._place, one.run)
+            result = await self._resume(journal, one)
+            self._tell(attrs.evolve(about, result=result, again_at=await self._update_wake_index(one, journal, result)))
+        except asyncio.CancelledError:
+            # This waker ends, and not the run: the next one resumes it.
+            await asyncio.to_thread(self._record_as_due_now, one)
+            raise
+        except JournalMissing:
+            await asyncio.to_thread(self._index.forget, one.run)
+            self._tell(attrs.evolve(about, state="gone"))
+        except JournalLocked as error:
+            # Whoever has it may be killed at any time, and then it is due within the time that he was given himself.
+            again_at = await self._later(one.run, LEASE.total_seconds())
+            self._tell(attrs.evolve(about, state="held", error=error, again_at=again_at))
+        except Exception as error:  # noqa: BLE001 - an agent file, a hook, whatever: it stops no other run
+            self._tell(attrs.evolve(about, state="failed", error=error, again_at=await self._later(one.run)))
+
+    async def _update_wake_index(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
+        """Update the index after a run was resumed; return when it is retried, ``None`` if it made progress."""
+        if result.status is RunStatus.SUSPENDED:
+            stands_still = result.wakes_at is not None and result.wakes_at <= self._clock.now()
+        else:
+            # One whose end could not be written goes on from where it was.
+            stands_still = await asyncio.to_thread(make_row_from_journal, journal, one.run) is not None
+            if not stands_still:
+                await asyncio.to_thread(self._index.forget, one.run)
+        if stands_still:
+            return await self._later(one.run)
+        self._tries.pop(one.run, None)
+        return None
+
+    async def _later(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
+        """Postpone a run, longer each time; return until when, or ``None`` if that cannot be stored."""
+        tries = self._tries[run] = self._tries.get(run, 0) + 1
+        pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, 20)))
+        with contextlib.suppress(StepEngineError):
+            return await self._set_wake_time(run, pause)
+        return None
+
+    async def _set_wake_time(self, run: str, pause: timedelta) -> datetime:
+        until = self._clock.now().astimezone(UTC) + pause
+        await asyncio.to_thread(self._index.put_off, run, until)
+        return until
+
+    def _record_as_due_now(self, one: Sleeping) -> None:
+        with contextlib.suppress(StepEngineError):
+            self._index.note(one.run, self._clock.now(), one.kinds, one.agent_id)

@@ -1,0 +1,389 @@
+"""
+The parts of an agent's file that can be changed without changing its code: prompts, tool texts, settings, defaults of params.
+
+A part is a literal in the source. A version of the agent is the source with other literals in their places, loaded as the file
+would be; so what is measured is, to the byte, what a diff of the file says. Nothing here runs an agent.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+import math
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.tools import ToolLike
+from stepengine.engine.loader import AgentLocation, load_agents_from_source
+from stepengine.errors import DataError, DefinitionError
+
+MOST_CHARS = 20_000
+"""No part becomes longer, unless it was."""
+MAX_SOURCE = 4 * 1024 * 1024
+PROMPTS = ("system_prompt", "instructions_prompt", "step_prompt")
+SCALARS = (str, int, float, bool)
+QUOTES = '"""'
+FORMS = "a text in quotes, or the name of one at the top of the file"
+
+
+@frozen
+class Part:
+    """
+    A literal in an agent file that can be changed.
+
+    Attributes:
+        name: ``system_prompt``, ``tools.look``, ``settings.temperature``, ``params.limit``; with ``ID.`` before it where it is
+            of another agent in the file.
+        value: What it says now.
+        line: Where it stands.
+    """
+
+    name: str
+    value: Any
+    line: int
+    _start: int = attrs.field(repr=False)
+    _end: int = attrs.field(repr=False)
+    _is_docstring: bool = attrs.field(default=False, repr=False)
+
+    def problem(self, value: object) -> str:
+        """Return why *value* cannot replace the literal, as far as known without loading it; ``""`` if it can."""
+        if type(value) is not type(self.value) and not (isinstance(self.value, float) and type(value) is int):
+            return f"{self.name} is of the type {type(self.value).__name__}, not {type(value).__name__}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{self.name} is a number, not {value}"
+        if not isinstance(value, str):
+            return ""
+        most = max(MOST_CHARS, len(str(self.value)))
+        if len(value) > most:
+            return f"a text of {len(value)} characters for {self.name} is too long; it may have {most}"
+        if not value.strip():
+            return f"the text for {self.name} is empty"
+        if "\0" in value or value.encode("utf-8", "replace").decode() != value:
+            return f"the text for {self.name} holds characters that no file can"
+        return ""
+
+
+@frozen
+class AgentFile:
+    """
+    The file of an agent, and its changeable literals.
+
+    Attributes:
+        file: The file.
+        agent_id: Which agent of it.
+        source: What it holds.
+        parts: What can be changed, by name.
+        fixed: What cannot, though it is a prompt, and why.
+    """
+
+    file: Path
+    agent_id: str
+    source: bytes = attrs.field(repr=False)
+    parts: Mapping[str, Part]
+    fixed: Mapping[str, str]
+
+    @classmethod
+    def read(cls, place: AgentLocation) -> AgentFile:
+        """
+        Return the file of an agent.
+
+        Raises:
+            DataError: when it cannot be read.
+            DefinitionError: when it holds no such agent.
+        """
+        agent = place.load()
+        try:
+            source = place.file.read_bytes()
+            source.decode()
+        except (OSError, UnicodeDecodeError) as error:
+            msg = f"{place.file} cannot be read as UTF-8: {error}"
+            raise DataError(msg) from None
+        if len(source) > MAX_SOURCE:
+            msg = f"{place.file} is larger than {MAX_SOURCE} bytes"
+            raise DataError(msg)
+        found = _AgentSource(source, agent, place.file.resolve())
+        # A text that stands for two things is one part: both change with it.
+        places: dict[int, Part] = {}
+        for part in found.parts():
+            places.setdefault(part._start, part)  # noqa: SLF001
+        parts = {part.name: part for part in places.values()}
+        return cls(place.file, agent.id, source, parts, found.fixed)
+
+    def source_with_changes(self, changes: Mapping[str, Any]) -> bytes:
+        """
+        Return the source with *changes*: new values by the names of parts.
+
+        Raises:
+            DataError: when there is no such part, or it cannot hold such a value.
+        """
+        text = self.source
+        for name in changes:
+            if name not in self.parts:
+                msg = f"{self.file} has no part {name!r} that could be changed; it has {list_names(self.parts, name)}"
+                raise DataError(msg)
+            if problem := self.parts[name].problem(changes[name]):
+                raise DataError(problem)
+        for part in sorted([self.parts[name] for name in changes], key=lambda part: -part._start):  # noqa: SLF001
+            text = _replace_part(text, part, changes[part.name])
+        return text
+
+    def is_unchanged(self) -> bool:
+        """Return whether the file still has the content that was read; a search takes hours."""
+        try:
+            return self.file.read_bytes() == self.source
+        except OSError:
+            return False
+
+    def version(self, changes: Mapping[str, Any]) -> AgentDefinition:
+        """
+        Return the agent with *changes* made to its source.
+
+        Raises:
+            DataError: as ``source_with_changes``.
+            DefinitionError: when it cannot be loaded so.
+        """
+        found = load_agents_from_source(self.file, self.source_with_changes(changes))
+        for agent in found:
+            if normalised_id(agent.id) == normalised_id(self.agent_id):
+                return agent
+        msg = f"{self.file} holds no agent {self.agent_id!r} any more with a change of {', '.join(changes)}"
+        raise DefinitionError(msg)
+
+    def diff(self, changes: Mapping[str, Any]) -> str:
+        """Return the effect of *changes* on the file as a unified diff; errors are those of ``source_with_changes``."""
+        # Lines as `patch` knows them: ``splitlines`` ends some at form feeds, and at what texts may hold.
+        before, after = [
+            StringIO(text.decode(), "\n").readlines() for text in (self.source, self.source_with_changes(changes))
+        ]
+        name = self.file.name if self.file.is_absolute() else self.file.as_posix()
+        lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+        return "".join([line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines])
+
+
+class _AgentSource:
+    """
+    The syntax tree of an agent's file.
+
+    Args:
+        source: What it holds.
+        agent: The agent, as it was loaded.
+        file: The file.
+    """
+
+    def __init__(self, source: bytes, agent: AgentDefinition, file: Path) -> None:
+        self.fixed: dict[str, str] = {}
+        self._source = source
+        self._agent = agent
+        self._file = file
+        self._tree = ast.parse(source)
+        self._starts = [0]
+        for line in source.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+        self._family = dict(_agent_and_children(agent))
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the changeable parts: of the agent, of other agents in the file, and of tools."""
+        for call in self._agent_calls():
+            own = self._find_text(_find_argument(call, "id", 0))
+            agent_id = normalised_id(str(own.value)) if own is not None else ""
+            if agent_id in self._family:
+                before = "" if agent_id == normalised_id(self._agent.id) else f"{agent_id}."
+                yield from self._parts_of_agent(call, before)
+        yield from self._parts_of_tools()
+        yield from self._parts_of_tool_calls()
+
+    def _agent_calls(self) -> list[ast.Call]:
+        found = [
+            node
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.Call) and _name_of_callee(node.func) == AgentDefinition.__name__
+        ]
+        return sorted(found, key=lambda node: (not self._is_own(node), node.lineno))
+
+    def _is_own(self, call: ast.Call) -> bool:
+        literal = self._find_text(_find_argument(call, "id", 0))
+        return literal is not None and normalised_id(str(literal.value)) == normalised_id(self._agent.id)
+
+    def _parts_of_agent(self, call: ast.Call, before: str) -> Iterator[Part]:
+        for name in (*PROMPTS, *(["description"] if before else [])):
+            value = _find_argument(call, name)
+            if value is None:
+                continue
+            literal = self._find_text(value)
+            if literal is not None and isinstance(literal.value, str):
+                yield self._make_part(f"{before}{name}", literal)
+            else:
+                self.fixed[f"{before}{name}"] = f"it is made by code (line {value.lineno}); write it as {FORMS}"
+        settings = _find_argument(call, "settings")
+        for keyword in settings.keywords if isinstance(settings, ast.Call) else []:
+            yield from self._part_of_scalar(f"{before}settings.{keyword.arg}", keyword.value)
+        schema = _find_argument(call, "input_schema")
+        if isinstance(schema, ast.Name):
+            yield from self._parts_of_params(schema.id, f"{before}params")
+
+    def _parts_of_params(self, name: str, before: str) -> Iterator[Part]:
+        """Yield the default values of a params class in the file."""
+        classes = [node for node in self._tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+        for node in classes[-1].body if classes else []:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+                default = node.value
+                if isinstance(default, ast.Call) and _name_of_callee(default.func) == "Field":
+                    default = _find_argument(default, "default", 0) or default
+                yield from self._part_of_scalar(f"{before}.{node.target.id}", default)
+
+    def _part_of_scalar(self, name: str, node: ast.expr) -> Iterator[Part]:
+        try:
+            value = ast.literal_eval(node)
+        except ValueError:
+            return
+        if type(value) in SCALARS and not isinstance(node, ast.Name):
+            yield self._make_part(name, node)
+
+    def _parts_of_tools(self) -> Iterator[Part]:
+        """Yield the descriptions of tools defined in the file: their docstrings, or their ``description=``."""
+        known = {_find_tool_function(tool): tool for agent in self._family.values() for tool in agent.tools}
+        for node in ast.walk(self._tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (node.name, self._file) not in known:
+                continue
+            name = f"tools.{known[node.name, self._file].spec.name}"  # type: ignore[union-attr]
+            made = [d for d in node.decorator_list if isinstance(d, ast.Call)]
+            described = next((value for d in made if (value := _find_argument(d, "description")) is not None), None)
+            if described is not None:
+                if (literal := self._find_text(described)) is not None and isinstance(literal.value, str):
+                    yield self._make_part(name, literal)
+                continue
+            first = node.body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                yield attrs.evolve(
+                    self._make_part(name, first.value), value=inspect.cleandoc(first.value.value), is_docstring=True
+                )
+
+    def _parts_of_tool_calls(self) -> Iterator[Part]:
+        """Yield the descriptions of tools created by ``Tool(name=..., description=...)``."""
+        known = {
+            tool.spec.name for agent in self._family.values() for tool in agent.tools if isinstance(tool, ToolLike)
+        }
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Call) and _name_of_callee(node.func) == "Tool":
+                name, text = (
+                    self._find_text(_find_argument(node, "name", 0)),
+                    self._find_text(_find_argument(node, "description", 1)),
+                )
+                if name is not None and name.value in known and text is not None and isinstance(text.value, str):
+                    yield self._make_part(f"tools.{name.value}", text)
+
+    def _find_text(self, node: ast.expr | None) -> ast.Constant | None:
+        """Return the constant of an expression: itself, or the one value of a module-level name; ``None`` if there is none."""
+        if isinstance(node, ast.Constant):
+            return node
+        if not isinstance(node, ast.Name):
+            return None
+        given = [value for name, value in _find_assignments(self._tree) if name == node.id]
+        return given[0] if len(given) == 1 and isinstance(given[0], ast.Constant) else None
+
+    def _make_part(self, name: str, node: ast.expr) -> Part:
+        end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
+        start = self._starts[node.lineno - 1] + node.col_offset
+        return Part(name, ast.literal_eval(node), node.lineno, start, self._starts[end_line - 1] + end)
+
+
+def _agent_and_children(agent: AgentDefinition) -> Iterator[tuple[str, AgentDefinition]]:
+    """Yield an agent and the agents that it may spawn, with their ids."""
+    found: dict[str, AgentDefinition] = {}
+    waiting = [agent]
+    while waiting:
+        one = waiting.pop()
+        if normalised_id(one.id) not in found:
+            found[normalised_id(one.id)] = one
+            waiting += [child for child in one.spawnable_agents if isinstance(child, AgentDefinition)]
+    yield from found.items()
+
+
+def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        if value is not None:
+            yield from [(target.id, value) for target in targets if isinstance(target, ast.Name)]
+
+
+def _name_of_callee(function: ast.expr) -> str:
+    while isinstance(function, ast.Subscript):
+        function = function.value
+    return (
+        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    )
+
+
+def _find_argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    if position is not None and len(call.args) > position:
+        return call.args[position]
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _find_tool_function(tool: object) -> tuple[str, Path]:
+    """Return the name and the file of a tool's function."""
+    code = getattr(inspect.unwrap(getattr(getattr(tool, "body", None), "fn", tool)), "__code__", None)  # type: ignore[arg-type]
+    return ("", Path()) if code is None else (code.co_name, Path(code.co_filename).resolve())
+
+
+# --- literals ---------------------------------------------------------------------------------------------------------
+
+
+def _replace_part(source: bytes, part: Part, value: object) -> bytes:
+    before, after = source[: part._start], source[part._end :]  # noqa: SLF001
+    indent = " " * (len(before) - len(before[: before.rfind(b"\n") + 1]) if part._is_docstring else 0)  # noqa: SLF001
+    made = _format_docstring(str(value), indent) if part._is_docstring else _write_literal(value)  # noqa: SLF001
+    if b"\r\n" in source:
+        made = made.replace("\n", "\r\n")
+    return before + made.encode() + after
+
+
+def _write_literal(value: object) -> str:
+    """Return a literal for *value*; a text of several lines in triple quotes, if that has the same value."""
+    if not isinstance(value, str):
+        return repr(value)
+    if "\n" in value:
+        inside = value.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+        inside = f'{inside[:-1]}\\"' if inside.endswith('"') and not inside.endswith('\\"') else inside
+        made = f"{QUOTES}\\\n{inside}{QUOTES}"
+        if "\r" not in value and _evaluate_literal(made) == value:
+            return made
+    made = json.dumps(value, ensure_ascii=False)
+    return made if _evaluate_literal(made) == value else repr(value)
+
+
+def _format_docstring(value: str, indent: str) -> str:
+    """Return the docstring literal whose value without indentation is *value*."""
+    text = inspect.cleandoc(value)
+    if "\n" not in text:
+        made = f"{QUOTES}{text}{QUOTES}"
+        return made if _evaluate_literal(made) == text else _write_literal(text)
+    lines = [
+        f"{indent}{line}" if line else "" for line in text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').split("\n")
+    ]
+    body = "\n".join(lines)
+    made = f"{QUOTES}\n{body}\n{indent}{QUOTES}"
+    return made if inspect.cleandoc(str(_evaluate_literal(made))) == text else _write_literal(text)
+
+
+def _evaluate_literal(literal: str) -> object:
+    try:
+        return ast.literal_eval(literal)
+    except (SyntaxError, ValueError):
+        return None

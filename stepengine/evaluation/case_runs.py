@@ -1,0 +1,1013 @@
+"""
+Evaluations: agents, or versions of one, on the same cases, where every answer is a journal.
+
+An evaluation is written by its author; ``run_samples`` runs what is needed of it. Samples are interleaved over the sides and
+recorded one by one, each with a note of the files that its run left, so that a sample that is still as it would be now is
+read again instead of run again, and a changed check asks no model. What the samples say is counted in ``scoring``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.codec import plain
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import KINDS
+from stepengine.data.json import canonical
+from stepengine.data.limits import Limits
+from stepengine.data.messages import CUT_OFF, ToolResult
+from stepengine.data.outcomes import Failure
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.engine import Engine
+from stepengine.errors import (
+    DataError,
+    JournalError,
+    LimitExceeded,
+    MissingKey,
+    ModelError,
+    ReplayDivergence,
+    StepEngineError,
+    UnknownModel,
+)
+from stepengine.evaluation.criteria import (
+    Case,
+    CheckFunction,
+    Criterion,
+    Files,
+    FilesGone,
+    JudgedRun,
+    JudgeNeeded,
+    WorkingFiles,
+    apply_check,
+    as_tuple,
+    get_name,
+    hash_files,
+    hash_function,
+    read_text,
+)
+from stepengine.evaluation.samples import run_concurrently, sort_in_program_order
+from stepengine.journal import FileJournal, Journal
+from stepengine.journal.history import History
+from stepengine.journal.records import format_address
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+MAX_FILES = 20_000
+MAX_BYTES = 256 * 1024 * 1024
+MAX_QUESTIONS = 20
+MAX_NOTE = 64 * 1024 * 1024
+ERROR = "error"
+"""The status of a sample whose provider failed, or a call of which was cut off."""
+INTERRUPTED = "interrupted"
+START = "#0"
+UNREACHED = ("CancelledError", "ConnectionLost", "ToolServerError")
+"""What a ``Perform`` raises whose server is gone, or whose work was cancelled by nobody that asked for it."""
+ROOM = 2
+"""How many times what the dearest run cost is reserved for a run."""
+
+
+@frozen
+class Evaluation:
+    """
+    A set of cases, and the agents to compare on them.
+
+    Attributes:
+        name: Its name; also that of the folder of its results.
+        cases: The cases.
+        agents: The sides by their names; the first is the base that others are compared with. A definition, or the path or
+            id of an agent.
+        checks: Checks of every case.
+        n: Samples of each case and side.
+        limits: Limits of each run.
+        files: The files of cases that name none.
+        keep: Patterns of files of working copies of which the text is kept, for checks that are asked again.
+        gates: What has to hold, such as ``"new.pass - base.pass > -0.05"``.
+    """
+
+    name: str
+    cases: tuple[Case, ...] = attrs.field(converter=as_tuple)
+    agents: Mapping[str, Any] = attrs.field(converter=dict)
+    checks: tuple[CheckFunction, ...] = attrs.field(default=(), converter=as_tuple)
+    n: int = 1
+    limits: Limits | None = None
+    files: Files = None
+    keep: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    gates: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+
+    def checks_of(self, case: Case) -> dict[str, CheckFunction]:
+        """Return the checks of a case and of the evaluation by name; equal names get a number."""
+        named: dict[str, CheckFunction] = {}
+        counted: Counter[str] = Counter()
+        for check in (*self.checks, *case.checks):
+            name = get_name(check)
+            counted[name] += 1
+            named[name if counted[name] == 1 else f"{name}-{counted[name]}"] = check
+        return named
+
+    def problems(self, root: Path) -> list[str]:
+        """Return the reasons why the evaluation cannot run; *root* is the folder of its files."""
+        found = [
+            f"{what} {name!r} is not a name: letters, digits, '.', '_' and '-', at most 100"
+            for what, names in (
+                ("the evaluation's", [self.name]), ("case", [c.id for c in self.cases]), ("agent", [*self.agents]),
+            )
+            for name in names
+            if not NAME.fullmatch(str(name))
+        ]  # fmt: skip
+        ids = Counter([str(case.id).casefold() for case in self.cases])
+        found += [
+            f"{number} cases have the id {name!r}; each needs its own" for name, number in ids.items() if number > 1
+        ]
+        if not self.cases:
+            found.append("there is no case")
+        if not self.agents:
+            found.append("there is no agent; agents={'base': ..., 'new': ...}")
+        if self.n < 1:
+            found.append(f"n is {self.n!r}; it is a number of samples from 1 on")
+        return found + [
+            f"case {case.id!r}: {problem}" for case in self.cases for problem in self._problems_of(case, root)
+        ]
+
+    def _problems_of(self, case: Case, root: Path) -> Iterator[str]:
+        checks: list[object] = [*self.checks, *case.checks]
+        if not checks:
+            yield "it has no check, so that nothing can be said of it"
+        yield from [f"{check!r} is not a check; one is a function" for check in checks if not callable(check)]
+        yield from _problems_of(self.files_of(case), root)
+
+    def files_of(self, case: Case) -> Files:
+        """Return the files that a case starts with."""
+        return self.files if case.files is None else case.files
+
+
+def _problems_of(files: Files, root: Path) -> Iterator[str]:
+    if files is None:
+        return
+    if isinstance(files, Mapping):
+        for name, text in files.items():
+            path = Path(str(name))
+            if path.is_absolute() or ".." in path.parts or not path.parts or not isinstance(text, str):
+                yield f"files: {name!r} is not a text at a path inside the working copy"
+        return
+    folder = (root / files).resolve()
+    if not folder.is_relative_to(root.resolve()):
+        yield f"files: {str(files)!r} lies outside of {root}"
+    elif not folder.is_dir():
+        yield f"files: {str(files)!r} is not a folder"
+
+
+# --- what comes of it -------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Score:
+    """
+    The verdict of a check on a sample.
+
+    Attributes:
+        score: From 0 to 1; ``None`` where it said nothing.
+        passed: Whether that is enough.
+        reason: Why.
+        state: ``"ok"``; ``"broken"`` for a check that raised; ``"unknown"`` for one whose files are gone; ``"not asked"`` for
+            a run that did not complete, which scores 0.
+        is_judge: Whether an agent decided.
+        of: A digest of the check.
+    """
+
+    score: float | None
+    passed: bool | None
+    reason: str = ""
+    state: str = "ok"
+    is_judge: bool = False
+    of: str = attrs.field(default="", repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the score as in ``results.json``."""
+        return {"score": self.score, "passed": self.passed, "reason": self.reason, "state": self.state}
+
+
+@frozen
+class Sample:
+    """
+    One run of a case.
+
+    Attributes:
+        case: The id of the case.
+        side: The side.
+        n: Its number, from 1.
+        journal: Its journal, from the folder of the results on.
+        status: How the run ended; ``"error"`` where its provider failed after all retries, or a server of tools was lost.
+        scores: What the checks say.
+        cost: In US dollars; ``None`` when unknown.
+        tokens: What it used.
+        steps: Its steps.
+        seconds: How long it took.
+        reused: ``"new"``, ``"journal"`` for one that was read, ``"from #14"`` for one that was run again from there.
+        counts: Whether it is in the summary: not with such an error, nor where another side of it is missing.
+    """
+
+    case: str
+    side: str
+    n: int
+    journal: str
+    status: str
+    scores: Mapping[str, Score]
+    cost: Decimal | None
+    tokens: int
+    steps: int
+    seconds: float
+    reused: str = "new"
+    counts: bool = True
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether all function checks pass; ``None`` if that is unknown or there are none."""
+        asked = [score for score in self.scores.values() if not score.is_judge]
+        if not asked or any(score.passed is None for score in asked):
+            return None
+        return all(score.passed for score in asked)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sample as in ``results.json``."""
+        return {
+            "side": self.side, "n": self.n, "journal": self.journal, "status": self.status,
+            "scores": {name: score.to_json() for name, score in self.scores.items()},
+            "cost": None if self.cost is None else str(self.cost), "tokens": self.tokens, "steps": self.steps,
+            "seconds": round(self.seconds, 3), "reused": self.reused, "counts": self.counts,
+        }  # fmt: skip
+
+
+@frozen
+class Side:
+    """A compared agent: its name, definition, digest and models."""
+
+    name: str
+    agent: AgentDefinition
+    definition: str
+    tools: Mapping[str, str]
+    models: tuple[str, ...]
+
+
+@frozen
+class Outcome:
+    """
+    The samples of an evaluation.
+
+    Attributes:
+        evaluation: The evaluation, with the cases that were chosen.
+        sides: Its sides.
+        samples: The samples, by case, side and number.
+        n: Samples of each.
+        seed: The seed.
+        spent: What the new runs cost, as far as prices are known.
+        stopped: Why not all of it was run; ``""`` when it was.
+    """
+
+    evaluation: Evaluation
+    sides: tuple[Side, ...]
+    samples: tuple[Sample, ...]
+    n: int
+    seed: int
+    spent: Decimal
+    stopped: str = ""
+
+    @property
+    def planned(self) -> int:
+        """The number of samples of the whole evaluation."""
+        return len(self.evaluation.cases) * len(self.sides) * self.n
+
+    @property
+    def missing(self) -> int:
+        """The number of samples that were not run."""
+        return self.planned - len(self.samples)
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+
+def make_side(name: str, agent: AgentDefinition) -> Side:
+    """Return a side with the digests that identify its samples later."""
+    tools: dict[str, str] = {}
+    models: list[str] = []
+    told = [*_texts_of_agent(agent, tools, models, set())]
+    return Side(name, agent, _digest(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
+
+
+def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
+    """Yield the texts of a definition and its children, from which digests are made; functions are included with their source."""
+    if agent.id in seen:
+        return
+    seen.add(agent.id)
+    models += [agent.model] if agent.model else []
+    for tool in agent.tools:
+        spec = getattr(tool, "spec", None)
+        if spec is not None:
+            tools[spec.name] = hash_function(getattr(getattr(tool, "body", None), "fn", tool))
+        yield f"tool {tool if spec is None else spec!r}"
+    for child in agent.spawnable_agents:
+        yield f"child {getattr(child, 'id', child)}"
+        if isinstance(child, AgentDefinition):
+            yield from _texts_of_agent(child, tools, models, seen)
+    for field in attrs.fields(AgentDefinition):
+        value = getattr(agent, field.name, None)
+        if field.name not in ("tools", "spawnable_agents"):
+            is_code = callable(value) and not isinstance(value, type)
+            yield f"{field.name} {hash_function(value) if is_code else ADDRESS.sub('', repr(value))}"
+
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]{1,16}")
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+
+
+# --- working copies ---------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Copy:
+    """A private working copy of the files of a case, and a list of its initial content."""
+
+    root: Path
+    before: Mapping[str, str]
+
+    @classmethod
+    def create(cls, files: Files, root: Path) -> Copy:
+        """
+        Create a working copy without links, readable by its owner only.
+
+        Raises:
+            DataError: when there is more than a working copy holds.
+        """
+        folder = Path(tempfile.mkdtemp(prefix="stepengine-eval-")).resolve() / "work"
+        folder.mkdir()
+        try:
+            if isinstance(files, Mapping):
+                for name, text in files.items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    (folder / name).write_bytes(text.encode())
+            elif files is not None:
+                _copy_folder((root / files).resolve(), folder)
+            return cls(folder, hash_files(folder))
+        except BaseException:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            raise
+
+    def files(self, keep: Sequence[str]) -> WorkingFiles:
+        """Return the current files of the copy, with the texts of those that match *keep*."""
+        after = hash_files(self.root)
+        wanted = [path for path in after if any(fnmatchcase(path, pattern) for pattern in keep)]
+        return WorkingFiles(self.before, after, {path: read_text(self.root / path) for path in wanted}, self.root)
+
+    def remove(self) -> None:
+        """Delete the working copy."""
+        shutil.rmtree(self.root.parent, ignore_errors=True)
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    number = size = 0
+    folders = [(source, target)]
+    while folders:
+        here, there = folders.pop()
+        with os.scandir(here) as entries:
+            for entry in sorted(entries, key=lambda each: each.name):
+                if entry.is_dir(follow_symlinks=False):
+                    (there / entry.name).mkdir()
+                    folders.append((Path(entry.path), there / entry.name))
+                elif entry.is_file(follow_symlinks=False):
+                    number, size = number + 1, size + entry.stat(follow_symlinks=False).st_size
+                    if number > MAX_FILES or size > MAX_BYTES:
+                        msg = f"{source} holds more than {MAX_FILES} files or {MAX_BYTES} bytes; name a smaller folder in files="
+                        raise DataError(msg)
+                    shutil.copy2(entry.path, there / entry.name, follow_symlinks=False)
+
+
+# --- money ------------------------------------------------------------------------------------------------------------
+
+
+class EvaluationBudget:
+    """
+    The budget of all runs; each run reserves a part of it before it starts.
+
+    Args:
+        budget: US dollars; ``None`` for no bound.
+        at_once: How many runs there are at a time.
+    """
+
+    def __init__(self, budget: Decimal | None, at_once: int) -> None:
+        self.budget = budget
+        self.spent = Decimal(0)
+        self.stopped = ""
+        self._at_once = at_once
+        self._reserved = Decimal(0)
+        self._dearest = Decimal(0)
+
+    def reserve(self, limits: Limits | None) -> Decimal | None:
+        """Return the amount that a run may cost; ``None`` if the budget is spent, which ends the evaluation."""
+        assert self.budget is not None  # noqa: S101 - whoever asks has one
+        free = self.budget - self.spent - self._reserved
+        own = limits.max_cost_usd if limits is not None else None
+        wanted = Decimal(str(own)) if own is not None else ROOM * self._dearest or self.budget / self._at_once
+        if self.stopped or free <= 0 or free < min(wanted, self._dearest or wanted):
+            self.stop()
+            return None
+        amount = min(wanted, free)
+        self._reserved += amount
+        return amount
+
+    def stop(self) -> None:
+        """Prevent further runs from starting."""
+        self.stopped = self.stopped or f"the budget of {self.budget} US dollars is spent"
+
+    def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
+        """Record the cost of a run in place of its reservation."""
+        self._reserved -= reserved or 0
+        self.spent += cost or 0
+        self._dearest = max(self._dearest, cost or Decimal(0))
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class EngineMaker(Protocol):
+    """A function that creates the engine of a sample."""
+
+    def __call__(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
+        """Return the engine for an agent whose tools work in *root*, and may be called if it *performs*."""
+
+
+@frozen
+class EvaluationMode:
+    """
+    The options that say which samples are run and which are read.
+
+    Attributes:
+        earlier: The folder of earlier results: of what is the same now the journals are read; ``None`` for none.
+        recheck: Whether nothing is run at all: every sample is an earlier one, and only its checks are asked.
+        keep: Whether working copies stay.
+    """
+
+    earlier: Path | None = None
+    recheck: bool = False
+    keep: bool = False
+
+
+async def run_samples(
+    evaluation: Evaluation,
+    folder: Path,
+    bench: EngineMaker,
+    *,
+    agents: Mapping[str, AgentDefinition],
+    root: Path,
+    load: Callable[[Any], AgentDefinition],
+    models: Callable[[Case], object] = lambda _: None,
+    n: int = 1,
+    seed: int = 0,
+    concurrency: int = 4,
+    budget: Decimal | None = None,
+    mode: EvaluationMode | None = None,
+    done: Callable[[Sample], object] = lambda _: None,
+) -> Outcome:
+    """
+    Run the samples of an evaluation that are not recorded yet, and return all of them.
+
+    Args:
+        evaluation: The evaluation.
+        folder: Where its results go.
+        bench: Makes engines.
+        agents: The sides.
+        root: The folder that the files of cases are below.
+        load: Finds the agent of a judge.
+        models: The models of one sample, such as a script; ``None`` for real ones.
+        n: Samples of each case and side.
+        seed: Drives order.
+        concurrency: How many runs at a time.
+        budget: US dollars for all of it.
+        mode: What is run and what is read.
+        done: Is told each sample when it has ended.
+
+    Returns:
+        What it came to; also when it is cancelled: then it says so, and what was finished stays.
+
+    Raises:
+        DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
+        ReplayDivergence: when a journal is to be read again and does not fit the code.
+    """
+    problems = evaluation.problems(root)
+    if problems:
+        msg = "\n  ".join([f"the evaluation {evaluation.name!r} cannot be run:", *problems])
+        raise DataError(msg)
+    sides = tuple([make_side(name, agent) for name, agent in agents.items()])
+    run = _EvaluationRun(
+        evaluation,
+        folder,
+        bench,
+        root,
+        load,
+        models,
+        EvaluationBudget(budget, concurrency),
+        mode or EvaluationMode(),
+        done,
+    )
+    order = random.Random(seed)  # noqa: S311 - an order, no secret
+    slots: list[_SampleSlot] = []
+    for number in range(1, n + 1):
+        for case in order.sample(evaluation.cases, len(evaluation.cases)):
+            slots += [
+                _SampleSlot(case, side, number, Path()).with_folder(folder) for side in order.sample(sides, len(sides))
+            ]
+    stopped = ""
+    try:
+        await run_concurrently([partial(run.add, slot) for slot in slots], concurrency)
+    except asyncio.CancelledError:
+        stopped = INTERRUPTED
+    finally:
+        await run.close()
+    numbers = range(1, n + 1)
+    keys = [(case.id, side.name, number) for case in evaluation.cases for side in sides for number in numbers]
+    made = [run.made[key] for key in keys if key in run.made]
+    whole = {
+        (case.id, k)
+        for case in evaluation.cases
+        for k in numbers
+        if all((case.id, s.name, k) in run.made for s in sides)
+    }
+    samples = [attrs.evolve(s, counts=(s.case, s.n) in whole and s.status != ERROR) for s in made]
+    return Outcome(evaluation, sides, tuple(samples), n, seed, run.ledger.spent, stopped or run.ledger.stopped)
+
+
+@frozen
+class _SampleSlot:
+    """The case, side and number of a sample, and the path of its journal."""
+
+    case: Case
+    side: Side
+    number: int
+    place: Path
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.case.id, self.side.name, self.number
+
+    @property
+    def is_recorded(self) -> bool:
+        return self.place.is_file()
+
+    def with_folder(self, folder: Path) -> _SampleSlot:
+        """Return the same slot in another folder of results."""
+        return attrs.evolve(self, place=folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl")
+
+    def make_room(self) -> None:
+        """Create the folder, and remove the files of an earlier attempt."""
+        self.place.parent.mkdir(parents=True, exist_ok=True)
+        for path in self.place.parent.glob(f"{self.number}.*"):
+            path.unlink(missing_ok=True)
+
+    def take(self, other: _SampleSlot) -> None:
+        """Copy the journals and notes of another slot."""
+        if other.place != self.place:
+            self.make_room()
+            for path in other.place.parent.glob(f"{self.number}.*"):
+                shutil.copy2(path, self.place.parent / path.name, follow_symlinks=False)
+
+
+@frozen
+class _EndedSample:
+    """A run that has ended: its result, its note, the part of it that is reused, and the models for its judges."""
+
+    result: RunResult
+    note: _Note
+    reused: str
+    models: Any = None
+
+
+@attrs.define
+class _EvaluationRun:
+    """An evaluation that is running."""
+
+    evaluation: Evaluation
+    folder: Path
+    bench: EngineMaker
+    root: Path
+    load: Callable[[Any], AgentDefinition]
+    models: Callable[[Case], Any]
+    ledger: EvaluationBudget
+    mode: EvaluationMode
+    done: Callable[[Sample], object]
+    made: dict[tuple[str, str, int], Sample] = attrs.field(factory=dict)
+    readers: dict[str, Engine] = attrs.field(factory=dict)
+
+    async def add(self, slot: _SampleSlot) -> None:
+        """Run or read one sample, unless the budget is spent."""
+        made = await self._find_recorded(slot)
+        if made is not None:
+            sample = await self._judge(slot, made)
+        elif self.mode.recheck:
+            return
+        else:
+            found = await self._run_live(slot)
+            if found is None:
+                return
+            sample = found
+        self.made[slot.key] = sample
+        self.done(sample)
+
+    async def close(self) -> None:
+        """Close the engines that replayed runs."""
+        for engine in self.readers.values():
+            await engine.aclose()
+
+    def reader(self, side: Side) -> Engine:
+        """Return an engine for *side* that never calls tools."""
+        if side.name not in self.readers:
+            self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
+        return self.readers[side.name]
+
+    # --- a new run ----------------------------------------------------------------------------------------------------
+
+    async def _run_live(self, slot: _SampleSlot) -> Sample | None:
+        limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
+        if self.ledger.budget is not None:
+            reserved = self.ledger.reserve(limits)
+            if reserved is None:
+                return None
+            # What stands in for a model says itself what a reply costs, or nothing.
+            limits = attrs.evolve(limits or Limits(), max_cost_usd=reserved, allow_unpriced=models is not None or None)
+        slot.make_room()
+
+        async def run(engine: Engine) -> tuple[RunResult, str]:
+            result: RunResult | None = None
+            try:
+                result = await _run_case(engine, slot, limits)
+            finally:
+                self.ledger.settle(reserved, None if result is None else result.cost)
+            return result, "new"
+
+        async with self._copy_files(slot.case) as copy:
+            made = await self._run_with_engine(slot, copy, run, models)
+            if isinstance(made.result.error, UnknownModel | MissingKey):
+                raise made.result.error  # it would be so in every run
+            if self._is_unpaid(made.result, reserved):
+                slot.make_room()
+                return None
+            # The files are still there for checks that need them.
+            return await self._judge(slot, made)
+
+    async def _run_with_engine(
+        self, slot: _SampleSlot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
+    ) -> _EndedSample:
+        """Call *run* with a new engine, and store a note about the ended run."""
+        began = time.monotonic()
+        async with self.bench(slot.side.agent, copy.root, performs=True) as engine:
+            with nullcontext() if models is None else engine.override(models=models):
+                result, reused = await run(engine)
+        seconds = time.monotonic() - began
+        files = await asyncio.to_thread(copy.files, self.evaluation.keep)
+        note = _Note(self.key_of(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
+        note.write(slot.place)
+        return _EndedSample(result, note, reused, models)
+
+    @asynccontextmanager
+    async def _copy_files(self, case: Case) -> AsyncIterator[Copy]:
+        # In the loop's own thread: one that is cancelled would go on copying when everything was removed.
+        copy = Copy.create(self.evaluation.files_of(case), self.root)
+        try:
+            yield copy
+        finally:
+            if not self.mode.keep:
+                copy.remove()
+
+    def _is_unpaid(self, result: RunResult, reserved: Decimal | None) -> bool:
+        """Return whether a run ended because the total budget was spent, and not by its own limit."""
+        error = result.error
+        if reserved is None or not isinstance(error, LimitExceeded):
+            return False
+        if error.kind == "unpriced_model":
+            raise error
+        own = None if self.evaluation.limits is None else self.evaluation.limits.max_cost_usd
+        if error.kind != "cost" or (own is not None and reserved >= Decimal(str(own))):
+            return False
+        self.ledger.stop()
+        return True
+
+    def key_of(self, case: Case, files: Mapping[str, str]) -> str:
+        """Return the digest of a case and its files, which identifies its samples besides side and number."""
+        answers = hash_function(case.answers) if callable(case.answers) else repr(case.answers)
+        return _digest([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
+
+    # --- an earlier run -----------------------------------------------------------------------------------------------
+
+    async def _find_recorded(self, slot: _SampleSlot) -> _EndedSample | None:
+        """Return the recorded run of a sample if it is what a run would be now; else ``None``."""
+        if self.mode.earlier is None:
+            return None
+        old = slot.with_folder(self.mode.earlier)
+        note = _Note.read(old.place) if old.is_recorded else None
+        if note is None:
+            return None
+        if self.mode.recheck:
+            result = await self.reader(slot.side).replay(FileJournal(old.place), agent=slot.side.agent)
+            return _EndedSample(result, note, "journal")
+        before = self._list_files(slot.case)
+        if note.key != self.key_of(slot.case, before):
+            return None
+        try:
+            return await self._read_again(slot, old, note)
+        except JournalError:
+            return None
+
+    async def _read_again(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
+        """Return an earlier run of the case: unchanged, continued from a change, or ``None`` if neither is possible."""
+        journal = FileJournal(old.place)
+        history = journal.history()
+        if not history.is_complete or _find_interruption(history):
+            return None
+        changed, differs = self._changed_call(history, slot.side, note), ""
+        try:
+            result = await self.reader(slot.side).replay(journal, agent=slot.side.agent)
+        except ReplayDivergence as error:
+            differs = error.address
+        else:
+            if not changed and result.status is not RunStatus.CANCELLED and _run_status(result) != ERROR:
+                slot.take(old)
+                return _EndedSample(result, note, "journal", self.models(slot.case))
+        # Calls that are served leave no files, and a journal is not replaced by what is read from it.
+        if note.files.changed or self.ledger.budget is not None or old.place == slot.place:
+            return None
+        if bool(changed) == bool(differs) or START in (changed, differs):
+            return None
+        return await self._continue_from_change(slot, journal, changed)
+
+    async def _continue_from_change(self, slot: _SampleSlot, journal: Journal, changed: str) -> _EndedSample:
+        """Return a run continued from the first call of a changed tool, or from the first request that differs."""
+        slot.make_room()
+        into, agent, limits = FileJournal(slot.place), slot.side.agent, self.evaluation.limits
+
+        async def run(engine: Engine) -> tuple[RunResult, str]:
+            if changed:
+                path, _, number = changed.rpartition("#")
+                before = f"{path}#{int(number) - 1}"
+                # A call of the tool as it was would be served from the record; all that is done is done in a copy.
+                result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
+                self.ledger.settle(None, None)
+                return result, f"from {changed}"
+            made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
+            self.ledger.settle(None, made.cost)
+            return made.result, f"from {made.broke_at}"
+
+        async with self._copy_files(slot.case) as copy:
+            return await self._run_with_engine(slot, copy, run, self.models(slot.case))
+
+    def _list_files(self, case: Case) -> Mapping[str, str]:
+        copy = Copy.create(self.evaluation.files_of(case), self.root)
+        copy.remove()
+        return copy.before
+
+    def _changed_call(self, history: History, side: Side, note: _Note) -> str:
+        """Return the address of the first call of a tool whose function has changed, such as ``"#4"``; ``""`` if there is none."""
+        changed = {name for name, digest in side.tools.items() if note.tools.get(name, digest) != digest}
+        for address, intent in sort_in_program_order(history):
+            if intent.type == "tool_call" and history.form(intent)["tool_name"] in changed:
+                return format_address(*address)
+        return ""
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    async def _judge(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
+        """Return the sample of an ended run with the verdicts of its checks."""
+        result, note = made.result, made.note
+        cut = _find_interruption(FileJournal(slot.place).history())
+        status = ERROR if cut else _run_status(result)
+        checks = self.evaluation.checks_of(slot.case)
+        if status == RunStatus.COMPLETED.value:
+            bench = None if self.mode.recheck else self._judge_engine
+            judges = _Judges(slot.place, self.load, bench, made.models, self.ledger)
+            run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files, judges.ask)
+            scores = {name: await _score_check(name, check, run, note.scores, judges) for name, check in checks.items()}
+        else:
+            reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
+            reason = f"{cut}, so that the run says nothing of the agent" if cut else reason
+            scores = {name: _unasked_score(check, reason) for name, check in checks.items()}
+        known = {name: score for name, score in scores.items() if score.state == "ok"}
+        attrs.evolve(note, scores={**note.scores, **known}).write(slot.place)
+        return Sample(
+            case=slot.case.id,
+            side=slot.side.name,
+            n=slot.number,
+            journal=slot.place.relative_to(self.folder).as_posix(),
+            status=status,
+            scores=scores,
+            cost=result.cost,
+            tokens=result.usage.total_tokens,
+            steps=result.state.step_index,
+            seconds=note.seconds,
+            reused=made.reused,
+        )
+
+    def _judge_engine(self, agent: AgentDefinition) -> Engine:
+        return self.bench(agent, self.root, performs=False)
+
+
+async def _score_check(
+    name: str, check: CheckFunction, run: JudgedRun, before: Mapping[str, Score], judges: _Judges
+) -> Score:
+    """Return the verdict of a check; an earlier verdict if the check is unchanged and its data are gone."""
+    of, is_judge = hash_function(check), _is_judge(check)
+    judges.asked_by(name)
+    try:
+        verdict = await apply_check(check, run)
+    except (FilesGone, JudgeNeeded) as gone:
+        known = before.get(name)
+        return known if known is not None and known.of == of else Score(None, None, str(gone), "unknown", is_judge, of)
+    except Exception as error:  # noqa: BLE001 - whatever it raises, the run is not to blame
+        return Score(None, None, f"{type(error).__name__}: {error}", "broken", is_judge, of)
+    reason = f"{verdict.label}: {verdict.reason}" if verdict.label else verdict.reason
+    return Score(float(verdict.score), verdict.has_passed, reason, "ok", is_judge, of)
+
+
+def _unasked_score(check: CheckFunction, reason: str) -> Score:
+    return Score(0.0, False, reason, "not asked", _is_judge(check), hash_function(check))
+
+
+def _is_judge(check: CheckFunction) -> bool:
+    return isinstance(check, Criterion) and check.is_judge
+
+
+def _run_status(result: RunResult) -> str:
+    """Return the status of a run; a provider that fails after all retries is reported as an error, not a failure of the agent."""
+    is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
+    return ERROR if is_provider else result.status.value
+
+
+def _find_interruption(history: History) -> str:
+    """Return what interrupted a run without its fault, such as a lost tool server; ``""`` if nothing did."""
+    for address, intent in sort_in_program_order(history):
+        known = history.results.get(address)
+        if known is None or not KINDS[intent.type].changes_world:
+            continue
+        outcome = history.outcome(known)
+        if isinstance(outcome, Failure):
+            said = outcome.error.message if getattr(outcome.error, "kind", "") in UNREACHED else ""
+        else:
+            said = _describe_interruption(outcome.value)
+        if said:
+            return f"{format_address(*address)} was cut off: {said}"
+    return ""
+
+
+def _describe_interruption(value: object) -> str:
+    if isinstance(value, Mapping) and value.get("lost") is True and "error" in value:
+        return str(value["error"])  # what a server said when a person had answered it
+    if not isinstance(value, ToolResult) or not value.is_error:
+        return ""
+    is_cut = any(effect.kind == CUT_OFF for effect in value.side_effects)
+    # Earlier recordings hold no other trace of a connection that was closed under a call.
+    return value.text if is_cut or value.text == "CancelledError" else ""
+
+
+async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
+    """Run a case to its end; questions get the answers of the case."""
+    case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.place, sync="write")
+    ahead = case.answers if isinstance(case.answers, Mapping) else None
+    result = await engine.run(agent, case.prompt, params=case.params, limits=limits, answers=ahead, journal=journal)
+    for _ in range(MAX_QUESTIONS):
+        if result.status is not RunStatus.SUSPENDED or case.answers is None or ahead is not None:
+            break
+        given = case.answers if callable(case.answers) else lambda _: str(case.answers)
+        answers = {question.id: given(question) for question in result.pending_questions}
+        result = await engine.resume(journal, agent=agent, answers=answers)
+    return result
+
+
+# --- judges -----------------------------------------------------------------------------------------------------------
+
+
+class _Judges:
+    """
+    Asks judges about one sample; recorded answers are used while the question is the same.
+
+    Args:
+        place: The journal of the sample.
+        load: Finds the agent of a judge.
+        bench: Makes the engine of one; ``None`` where no model is asked.
+        models: The models of the sample; ``None`` for real ones.
+        ledger: What all runs may cost, those of judges included.
+    """
+
+    def __init__(
+        self,
+        place: Path,
+        load: Callable[[Any], AgentDefinition],
+        bench: Callable[[AgentDefinition], Engine] | None,
+        models: Any,
+        ledger: EvaluationBudget,
+    ) -> None:
+        self._place, self._load, self._bench, self._models, self._ledger = place, load, bench, models, ledger
+        self._name = ""
+
+    def asked_by(self, check: str) -> None:
+        """Set the name of the check that asks next."""
+        self._name = check
+
+    async def ask(self, agent: Any, prompt: str) -> Any:
+        """Return the output of the judge *agent* for *prompt*, recorded or new."""
+        place = self._place.with_name(f"{self._place.stem}.{self._name}.jsonl")
+        definition = agent if isinstance(agent, AgentDefinition) else self._load(agent)
+        known = await _recall_judgement(definition, prompt, place)
+        if known is not None:
+            return known
+        if self._bench is None:
+            msg = "the judge would have to be asked anew"
+            raise JudgeNeeded(msg)
+        limits, reserved = definition.limits, None
+        if self._ledger.budget is not None:
+            reserved = self._ledger.reserve(limits)
+            if reserved is None:
+                raise JudgeNeeded(self._ledger.stopped)
+            limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=self._models is not None or None)
+        place.unlink(missing_ok=True)
+        result: RunResult | None = None
+        try:
+            async with self._bench(definition) as engine:
+                with nullcontext() if self._models is None else engine.override(models=self._models):
+                    journal = FileJournal(place, sync="write")
+                    result = await engine.run(definition, prompt, journal=journal, limits=limits)
+        finally:
+            self._ledger.settle(reserved, None if result is None else result.cost)
+        if result.status is not RunStatus.COMPLETED:
+            msg = f"the judge {definition.id} ended as {result.status.value}: {result.error}"
+            raise DataError(msg)
+        return plain(result.output)
+
+
+async def _recall_judgement(agent: AgentDefinition, prompt: str, place: Path) -> object:
+    """Return the recorded output of a judge for the same prompt; ``None`` if the prompt or the judge has changed."""
+    journal = FileJournal(place)
+    try:
+        if not journal.records():
+            return None
+        async with Engine([agent]) as engine:
+            result = await engine.replay(journal)
+    except StepEngineError:
+        return None
+    first = next((message.text for message in result.state.message_history if message.role == "user"), None)
+    return plain(result.output) if result.status is RunStatus.COMPLETED and first == prompt else None
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _Note:
+    """The data stored next to the journal of a sample: the digests that identify it, and its final files."""
+
+    key: str
+    definition: str
+    tools: Mapping[str, str]
+    files: WorkingFiles
+    seconds: float
+    scores: Mapping[str, Score] = attrs.field(factory=dict)
+
+    @staticmethod
+    def path_for(journal: Path) -> Path:
+        return journal.with_name(f"{journal.stem}.note.json")
+
+    def write(self, journal: Path) -> None:
+        files = self.files
+        told = {
+            "key": self.key, "definition": self.definition, "tools": dict(self.tools), "seconds": self.seconds,
+            "files": {"before": dict(files.before), "after": dict(files.after), "kept": dict(files.kept)},
+            "scores": {name: attrs.asdict(score) for name, score in self.scores.items()},
+        }  # fmt: skip
+        self.path_for(journal).write_text(json.dumps(told, ensure_ascii=False), encoding="utf-8")
+
+    @classmethod
+    def read(cls, journal: Path) -> _Note | None:
+        """Return the note next to a journal; ``None`` if there is no readable one."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError):
+            with cls.path_for(journal).open(encoding="utf-8") as file:
+                told = json.loads(file.read(MAX_NOTE))
+            files = WorkingFiles(**told["files"])
+            scores = {name: Score(**score) for name, score in told["scores"].items()}
+            return cls(told["key"], told["definition"], told["tools"], files, float(told["seconds"]), scores)
+        return None

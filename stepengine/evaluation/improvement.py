@@ -1,0 +1,465 @@
+"""
+The work behind the bundled agent ``improver``: run cases with versions of an agent, blame a step, report the result.
+
+``Trials`` runs and judges as ``eval`` does, in a folder where each sample of each version has its journal; every model call is
+bought once (``reply_book``). Which versions are tried is the improver's decision; here stands what they are held against: the
+held-out cases, the paired difference and its interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.codec import plain
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.json import canonical, compact
+from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.state import RunResult
+from stepengine.data.visible import visible
+from stepengine.errors import DataError, DefinitionError, LimitExceeded, StepEngineError
+from stepengine.evaluation.alterations import AgentFile
+from stepengine.evaluation.blame import blame
+from stepengine.evaluation.case_runs import (
+    ERROR,
+    Copy,
+    EngineMaker,
+    Evaluation,
+    EvaluationMode,
+    Outcome,
+    Sample,
+    make_side,
+    run_samples,
+)
+from stepengine.evaluation.checks import Check
+from stepengine.evaluation.criteria import PASSES, Case, Criterion, FilesGone, JudgedRun, Verdict
+from stepengine.evaluation.reply_book import Buyer, ReplyBook
+from stepengine.evaluation.scoring import PASS, Pair, Scores, score_outcome
+from stepengine.evaluation.statistics import FEWEST_CASES
+from stepengine.journal import FileJournal
+from stepengine.models import Models
+from stepengine.runtime.prices import Pricing
+
+HELD_OUT = "held-out"
+"""Cases with this tag decide at the end; without any the seed draws some."""
+SHARE = 0.4
+FEWEST_SEARCHED = 3
+BEFORE, AFTER = "before", "after"
+SIDE = "agent"
+MAX_TEXT = 400
+MAX_COURSE = 4_000
+MAX_SAID = 600
+
+
+# --- before anything is spent -----------------------------------------------------------------------------------------
+
+
+@frozen
+class Split:
+    """The ids of the cases for the search, and of those held out for the final test."""
+
+    search: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+def split_cases(evaluation: Evaluation, seed: int) -> Split:
+    """
+    Return a split of the cases into search and held-out ones; cases of one group stay together.
+
+    Raises:
+        DataError: when they are too few for both.
+    """
+    units: dict[str, list[Case]] = {}
+    for case in evaluation.cases:
+        units.setdefault(case.group or case.id, []).append(case)
+    tagged = [unit for unit, cases in units.items() if any(HELD_OUT in case.tags for case in cases)]
+    if tagged:
+        held = set(tagged)
+    else:
+        number = max(FEWEST_CASES, math.ceil(SHARE * len(units)))
+        held = set(random.Random(seed).sample(sorted(units), min(number, len(units))))  # noqa: S311 - a draw, no secret
+    if len(held) < FEWEST_CASES or len(units) - len(held) < FEWEST_SEARCHED:
+        msg = (
+            f"{evaluation.name} has {len(units) - len(held)} cases to search with and {len(held)} that are held out, cases of a group "
+            f"counted once; that takes {FEWEST_SEARCHED} and {FEWEST_CASES}, so that there is an interval: write more cases"
+            + (f", or tag others {HELD_OUT!r}" if tagged else "")
+        )
+        raise DataError(msg)
+    split: dict[bool, list[str]] = {True: [], False: []}
+    for unit, cases in units.items():
+        split[unit in held] += [case.id for case in cases]
+    return Split(tuple(split[False]), tuple(split[True]))
+
+
+def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, by: str) -> list[str]:
+    """Return the reasons why an agent cannot be improved, as sentences."""
+    found: list[str] = []
+    if not parts:
+        found.append(
+            f"nothing of {file.agent_id!r} in {file.file} can be changed: no prompt, tool text, setting or default stands there as a literal"
+        )
+    if "system_prompt" in file.fixed and not parts:
+        found.append(f"system_prompt: {file.fixed['system_prompt']}")
+    names = {name for case in evaluation.cases for name in evaluation.checks_of(case)}
+    if by != PASS and by not in names:
+        found.append(f"--by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
+    if by == PASS:
+        alone = [case.id for case in evaluation.cases if not _function_checks(evaluation, case)]
+        if alone:
+            found.append(
+                f"case {alone[0]!r} has only checks that an agent decides, which are no part of {PASS}; name one with --by"
+            )
+    return found
+
+
+def _function_checks(evaluation: Evaluation, case: Case) -> list[str]:
+    checks = evaluation.checks_of(case)
+    return [name for name, check in checks.items() if not (isinstance(check, Criterion) and check.is_judge)]
+
+
+# --- trials -----------------------------------------------------------------------------------------------------------
+
+
+@attrs.define
+class Trials:
+    """
+    Runs cases with versions of an agent.
+
+    Attributes:
+        file: The agent's file.
+        evaluation: The cases and their checks.
+        folder: Where journals go: ``versions/<version>/cases/<case>/agent/<n>.jsonl``.
+        book: What all model calls are paid from.
+        bench: Makes engines, as for ``evaluate``.
+        root: The folder that the files of cases are below.
+        load: Finds the agent of a judge.
+        models: What answers in a case.
+        pricing: What that costs.
+        by: What is to get better: ``"pass"``, or the name of a check.
+        n: Samples of each case.
+        is_free: Whether models without a price may be asked, such as scripted ones.
+        done: Is told what came of each case: the version, the case, and what ``run_case`` returns.
+        error: What kept a case from being run at all, such as a missing key.
+    """
+
+    file: AgentFile
+    evaluation: Evaluation
+    folder: Path
+    book: ReplyBook
+    bench: EngineMaker
+    root: Path
+    load: Callable[[Any], AgentDefinition]
+    models: Callable[[Case], Models]
+    pricing: Pricing
+    by: str = PASS
+    n: int = 1
+    is_free: Callable[[Case], bool] = lambda _: False
+    done: Callable[[str, str, Mapping[str, Any]], object] = lambda *_: None
+    error: StepEngineError | None = None
+    _agents: dict[str, AgentDefinition] = attrs.field(factory=dict, init=False)
+
+    async def run_case(self, changes: Mapping[str, Any], case: str, before: Mapping[str, Any] | None) -> dict[str, Any]:
+        """
+        Return the score of a version in a case, with a description of its run.
+
+        Args:
+            changes: What differs from the agent as it is, by the names of parts; ``{}`` for nothing.
+            case: The id of the case.
+            before: The changes of the version that this one was made of; of what it was answered equal requests are answered.
+
+        Returns:
+            ``score`` from 0 to 1, or ``None`` with a ``problem``; ``said`` by the checks that do not hold; ``did``, the course of
+            a run that does not pass; its ``steps``; ``spent`` and ``cost`` in US dollars; ``served``, how many replies were not
+            paid again; ``journal``. ``stopped`` says that nothing more may be spent.
+        """
+        try:
+            made = await self._run_case(changes, self._find_case(case), before)
+            self.done(version_name(changes), case, made)
+            return made
+        except DefinitionError as error:
+            return _unmeasured_entry(f"the version cannot be loaded: {error.message}")
+        except LimitExceeded as error:
+            return {**_unmeasured_entry(error.message), "stopped": error.message}
+        except StepEngineError as error:
+            self.error = error
+            raise
+
+    async def _run_case(
+        self, changes: Mapping[str, Any], case: Case, before: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        made = [await self._get_sample(changes, case, number, before) for number in range(1, self.n + 1)]
+        samples = [sample for sample, _ in made]
+        scores = [self._score(sample) for sample in samples]
+        problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
+        worst = min(samples, key=lambda sample: self._score(sample) or 0.0)
+        known = [score for score in scores if score is not None]
+        costs = [sample.cost for sample in samples]
+        return {
+            "score": sum(known) / len(known) if known and not problem else None,
+            "problem": problem,
+            "said": [f"{name}: {_cut(x.reason, MAX_SAID)}" for name, x in worst.scores.items() if x.passed is not True],
+            "did": "" if min(known, default=0.0) >= 1 else await self._describe_run(changes, case, worst),
+            "steps": worst.steps,
+            "spent": str(
+                sum((self.book.amount_paid(_page_name(changes, case, k)) for k in range(1, self.n + 1)), Decimal(0))
+            ),
+            "cost": None if None in costs else str(sum([c for c in costs if c is not None], Decimal(0))),
+            "served": sum(served for _, served in made),
+            "journal": self._journal_path(changes, worst).relative_to(self.folder).as_posix(),
+            "stopped": "",
+        }
+
+    async def _get_sample(
+        self, changes: Mapping[str, Any], case: Case, number: int, before: Mapping[str, Any] | None
+    ) -> tuple[Sample, int]:
+        """Return a sample, recorded or new, and the number of reused replies; raise if the budget is spent."""
+        agent, folder = self._make_agent(changes), self.folder / "versions" / version_name(changes)
+        pages = [] if before is None else [_page_name(before, case, number)]
+        buyer = self._make_buyer(_page_name(changes, case, number), case, pages)
+        agents: dict[str, Any] = {SIDE: agent}
+        outcome = await run_samples(
+            attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
+            load=self.load, models=lambda _: buyer, n=number, concurrency=1, mode=EvaluationMode(earlier=folder),
+        )  # fmt: skip
+        if outcome.stopped:
+            raise asyncio.CancelledError
+        if buyer.refused is not None:
+            raise buyer.refused
+        return next(sample for sample in outcome.samples if sample.n == number), buyer.served
+
+    def _make_buyer(self, page: str, case: Case, before: Sequence[str] = ()) -> Buyer:
+        free = self.is_free(case)
+        return Buyer(self.book, page, self.models(case), self.pricing, before=before, may_be_unpriced=free)
+
+    def _find_case(self, case: str) -> Case:
+        for known in self.evaluation.cases:
+            if known.id == case:
+                return known
+        msg = f"{self.evaluation.name} has no case {case!r}"
+        raise DataError(msg)
+
+    def _make_agent(self, changes: Mapping[str, Any]) -> AgentDefinition:
+        version = version_name(changes)
+        if version not in self._agents:
+            self._agents[version] = self.file.version(changes)
+        return self._agents[version]
+
+    def _journal_path(self, changes: Mapping[str, Any], sample: Sample) -> Path:
+        return self.folder / "versions" / version_name(changes) / sample.journal
+
+    def _score(self, sample: Sample) -> float | None:
+        if sample.status == ERROR:
+            return None
+        if self.by == PASS:
+            return None if sample.passed is None else float(sample.passed)
+        return sample.scores[self.by].score if self.by in sample.scores else None
+
+    def _explain_unmeasured(self, sample: Sample) -> str:
+        """Return why a sample has no score: a failed provider or a broken check; ``""`` if it has one."""
+        if sample.status == ERROR:
+            return f"the provider of case {sample.case} failed, or a server of tools was lost"
+        broken = {name: score.reason for name, score in sample.scores.items() if score.state in ("broken", "unknown")}
+        for name, reason in broken.items():
+            if self.by in (PASS, name):
+                return f"the check {name} says nothing of case {sample.case}: {reason}"
+        return ""
+
+    async def _describe_run(self, changes: Mapping[str, Any], case: Case, sample: Sample) -> str:
+        """Return a description of a run for the agent that searches improvements."""
+        agent = self._make_agent(changes)
+        async with self.bench(agent, self.root, performs=False) as engine:
+            result = await engine.replay(FileJournal(self._journal_path(changes, sample)), agent=agent)
+        return _cut("\n".join(_conversation_lines(result)), MAX_COURSE)
+
+    # --- blame --------------------------------------------------------------------------------------------------------
+
+    async def blame_case(self, changes: Mapping[str, Any], case: str, k: int) -> dict[str, Any]:
+        """
+        Return the step of a version's run at which the chance to pass falls: ``step``, ``why``, ``spent``.
+
+        ``step`` is 0 where none is found, or none can be: where a check needs the files of a run, or an agent decides.
+        """
+        known, page = self._find_case(case), f"blame/{version_name(changes)}/{case}"
+        agent, buyer = self._make_agent(changes), self._make_buyer(page, known)
+        file = FileJournal(self.folder / "versions" / version_name(changes) / "cases" / case / SIDE / "1.jsonl")
+        copy = Copy.create(self.evaluation.files_of(known), self.root)
+        step, why = 0, ""
+        try:
+            async with self.bench(agent, copy.root, performs=True) as engine:
+                found = await blame(engine, file, self._make_check(known), agent=agent, k=k, models=lambda: buyer)
+            if found.blamed is not None:
+                step, why = found.blamed.step.step, found.why
+        except StepEngineError as error:
+            why = error.message
+        finally:
+            copy.remove()
+        return {
+            "step": step, "why": why, "spent": str(self.book.amount_paid(page)),
+            "stopped": "" if buyer.refused is None else buyer.refused.message,
+        }  # fmt: skip
+
+    def _make_check(self, case: Case) -> Check:
+        checks = self.evaluation.checks_of(case)
+        asked = (
+            [checks[self.by]]
+            if self.by in checks
+            else [checks[name] for name in _function_checks(self.evaluation, case)]
+        )
+
+        def passes(result: RunResult) -> bool:
+            run = JudgedRun(case, result, result.journal or FileJournal("none"), cast("Any", _NoFiles()))
+            return all(_is_passing_result(check(run)) for check in asked)
+
+        return Check(f"of case {case.id}", passes)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    async def compare(self, changes: Mapping[str, Any], cases: Sequence[str], seed: int) -> Scores:
+        """Return the scores of the recorded samples of the agent before and after *changes*, as of an evaluation with two sides."""
+        sides, samples = [], []
+        for name, version in ((BEFORE, {}), (AFTER, changes)):
+            sides.append(make_side(name, self._make_agent(version)))
+            for case in cases:
+                for number in range(1, self.n + 1):
+                    sample, _ = await self._get_sample(version, self._find_case(case), number, None)
+                    place = self._journal_path(version, sample).relative_to(self.folder).as_posix()
+                    samples.append(attrs.evolve(sample, side=name, journal=place, counts=sample.status != ERROR))
+        chosen = [self._find_case(case) for case in cases]
+        agents: dict[str, Any] = {side.name: side.agent for side in sides}
+        evaluation = attrs.evolve(self.evaluation, cases=chosen, agents=agents)
+        return score_outcome(Outcome(evaluation, tuple(sides), tuple(samples), self.n, seed, self.book.spent))
+
+
+class _NoFiles:
+    """The missing files of a continued run; a check that uses them gets an error instead of an empty list."""
+
+    def __getattr__(self, name: str) -> Any:
+        msg = "a run that goes on from its middle has no files"
+        raise FilesGone(msg)
+
+    def __contains__(self, path: object) -> bool:
+        return bool(self.root)
+
+
+def _is_passing_result(said: object) -> bool:
+    """
+    Return whether the result of a check means that the run passes; an asynchronous check raises.
+
+    Raises:
+        DataError: for the result of an asynchronous check, such as that of a judge.
+    """
+    if isinstance(said, Verdict):
+        return said.has_passed
+    if isinstance(said, int | float):
+        return said >= PASSES
+    if inspect.iscoroutine(said):
+        said.close()
+    msg = "it does not say at once whether a run passes"
+    raise DataError(msg)
+
+
+def version_name(changes: Mapping[str, Any]) -> str:
+    """Return the name of the version with *changes*, which is also the name of its folder."""
+    return hashlib.sha256(canonical(plain(changes)).encode()).hexdigest()[:12] if changes else "as-it-is"
+
+
+def _page_name(changes: Mapping[str, Any], case: Case, number: int) -> str:
+    return f"{version_name(changes)}/{case.id}/{number}"
+
+
+def _unmeasured_entry(problem: str) -> dict[str, Any]:
+    return {
+        "score": None, "problem": problem, "said": [], "did": "", "steps": 0, "spent": "0", "cost": None, "served": 0,
+        "journal": "", "stopped": "",
+    }  # fmt: skip
+
+
+def _cut(text: str, most: int) -> str:
+    shown = visible(text)
+    return shown if len(shown) <= most else f"{shown[: most // 2]}\n[...]\n{shown[-most // 2 :]}"
+
+
+def _conversation_lines(result: RunResult) -> list[str]:
+    told, step = [], 0
+    for message in result.state.message_history:
+        if isinstance(message, UserMessage):
+            told.append(f"user: {_cut(message.text, MAX_TEXT)}")
+        elif isinstance(message, AssistantMessage):
+            step += 1
+            told += [f"step {step}: {_cut(message.said.strip(), MAX_TEXT)}"]
+            told += [
+                f"step {step} calls {call.tool_name} {_cut(compact(call.input), MAX_TEXT)}"
+                for call in message.tool_calls
+            ]
+        elif isinstance(message, ToolMessage):
+            told.append(f"{message.tool_name} gave: {_cut(message.result.text, MAX_TEXT)}")
+    if result.output is not None and plain(result.output) != result.text:
+        told.append(f"output: {_cut(compact(plain(result.output)), MAX_TEXT)}")
+    return told
+
+
+# --- what came of it --------------------------------------------------------------------------------------------------
+
+
+@frozen
+class Improvement:
+    """
+    The result of the search for a better version.
+
+    Attributes:
+        found: What the improver says: ``changes`` of the best version, ``versions`` that were tried, ``why`` it ended.
+        by: What was to get better.
+        scores: The held-out cases before and after; ``None`` where there was nothing to hold against them.
+        diff: What the changes are in the file; ``""`` for none.
+        spent: US dollars.
+    """
+
+    found: Mapping[str, Any]
+    by: str
+    scores: Scores | None
+    diff: str
+    spent: Decimal
+
+    @property
+    def pair(self) -> Pair | None:
+        """The difference on the held-out cases between the new and the old version."""
+        pairs = () if self.scores is None else self.scores.pairs
+        return next((pair for pair in pairs if pair.check == self.by), None)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the interval of the difference excludes 0."""
+        return self.pair is not None and self.pair.difference.low is not None and self.pair.difference.low > 0
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the budget was spent before a version was found, or before the found one was tested on the held-out cases."""
+        return bool(self.found["stopped"])
+
+    def describe(self) -> str:
+        """Return the result in a sentence."""
+        number = max(0, len(self.found["versions"]) - 1)
+        tried = "1 version was tried" if number == 1 else f"{number} versions were tried"
+        if self.is_undecided:
+            return f"undecided: {self.found['stopped']}; {tried}, and nothing is changed"
+        made = None if self.pair is None else self.pair.difference
+        if made is None:
+            return f"no better version was found: {self.found['why']}; {tried}, and nothing is changed"
+        ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
+        on = f"{self.by} {made.mean:+.2f}{ends} on {made.cases} held-out cases"
+        if self.is_better:
+            return f"better: {on}; {tried}"
+        return (
+            f"no better version was found: the best one has {on}, which may be chance; {tried}, and nothing is changed"
+        )

@@ -1,0 +1,409 @@
+"""
+``pin``: a run that failed becomes a test that fails, and passes once the agent is repaired.
+
+The test runs the recorded run again: what the repair does not touch is answered from the record, what it changes goes on from
+there with replies and results that stand in the test. No key, no network, no tool.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.codec import plain
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.state import RunResult
+from stepengine.data.visible import visible
+from stepengine.engine import Engine, loader
+from stepengine.engine.agent_family import find_agent_family
+from stepengine.engine.loader import AgentLocation
+from stepengine.errors import DataError, ModelError
+from stepengine.evaluation.checks import Check, load_member
+from stepengine.journal import (
+    Called,
+    FileJournal,
+    ForkReport,
+    Journal,
+    JournalLike,
+    MemoryJournal,
+    as_journal,
+    scan,
+    scrub,
+)
+from stepengine.redaction import make_redactor
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+SHOWN = 300
+
+
+@frozen
+class Pinned:
+    """A journal without secrets for a repository, and the number of its changed records."""
+
+    journal: MemoryJournal
+    changed: int
+
+
+@frozen
+class WrittenTest:
+    """
+    The values in the source of a written test.
+
+    Attributes:
+        name: The run's name: ``tests/test_pin_<name>.py``.
+        agents: The paths or ids of its agents, the root's first.
+        check: What the run has to do, as it was typed.
+        reason: Why it does not.
+        has_bundled_tools: Whether an agent names tools that come with stepengine.
+        journal: Where the journal is, relative to the project's folder.
+    """
+
+    name: str
+    agents: Sequence[str]
+    check: str
+    reason: str
+    has_bundled_tools: bool
+    journal: str
+
+
+def pin_name(text: str) -> str:
+    """
+    Return the name of a pin in a form for file and function names.
+
+    Raises:
+        DataError: when it cannot.
+    """
+    made = re.sub(r"[^a-z0-9]+", "_", text[:60].lower()).strip("_")
+    made = f"run_{made}" if made[:1].isdigit() else made
+    if NAME.fullmatch(made) is None:
+        msg = f"{text[:60]!r} makes no name of a test; give one of letters and digits"
+        raise DataError(msg)
+    return made
+
+
+def clean_copy(journal: Journal, target: Path) -> Pinned:
+    """
+    Copy *journal* to *target* without what looks like a secret.
+
+    Raises:
+        DataError: when something is still found in the copy, which is then gone again, or *target* exists.
+        JournalError: when the journal cannot be read.
+    """
+    if target.exists():
+        msg = f"{target} exists already; give the pin another name"
+        raise DataError(msg)
+    made = scrub(journal)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    made.copy_to(FileJournal(target, redact="off"))
+    leaks = list(scan([target]))
+    if leaks:
+        target.unlink()
+        found = ", ".join([f"{leak.rule} ({leak.length} characters)" for leak in leaks[:5]])
+        msg = f"what was cleaned still holds what looks like a secret: {found}; nothing was written"
+        raise DataError(msg)
+    before, after = journal.lines(), made.lines()
+    changed = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
+    return Pinned(made, changed)
+
+
+def format_test(test: WrittenTest) -> str:
+    """Return the source of the test."""
+    tools = ", tools=TOOLS" if test.has_bundled_tools else ""
+    imported = BUNDLED_IMPORT if test.has_bundled_tools else ""
+    bundled = BUNDLED if test.has_bundled_tools else ""
+    agents = ", ".join([_agent_expression(agent) for agent in test.agents])
+    return TEMPLATE.format(
+        name=test.name,
+        reason=visible(" ".join(test.reason.split())[:SHOWN], strict=True).replace("\\", "\\\\").replace('"""', "'''"),
+        journal=json.dumps(test.journal),
+        check=json.dumps(test.check, ensure_ascii=False),
+        agents=agents,
+        tools=tools,
+        imported=imported,
+        bundled=bundled,
+    )
+
+
+def _agent_expression(agent: str) -> str:
+    place = AgentLocation.of_text(agent)
+    if place is None:
+        return f"load_agent({json.dumps(agent, ensure_ascii=False)})"
+    named = json.dumps(str(attrs.evolve(place, sandboxed=False)), ensure_ascii=False)
+    return f"load_agent(ROOT / {named}, sandboxed=True)" if place.sandboxed else f"load_agent(ROOT / {named})"
+
+
+TEMPLATE = '''\
+"""
+A run that failed, kept by `stepengine compare pin`: {reason}
+
+It passes when the agent is repaired. What the repair changes goes on from there with REPLIES and RESULTS.
+"""
+
+from pathlib import Path
+
+from stepengine import Engine, load_agent
+from stepengine.evaluation.pinned_tests import pinned
+from stepengine.testing import ScriptedModel{imported}
+
+ROOT = Path(__file__).resolve().parents[1]
+REPLIES = []
+"""What the model says to requests that are new since the repair: texts, tool_call(...), ModelReply(...), in order."""
+RESULTS = {{}}
+"""What tools give to calls that are new, by their names: a text, JSON, or a function of the input."""
+{bundled}
+
+def test_pin_{name}() -> None:
+    with Engine([{agents}]{tools}, models=ScriptedModel(REPLIES)) as engine:
+        pinned(engine, ROOT / {journal}, {check}, results=RESULTS, root=ROOT)
+'''
+BUNDLED_IMPORT = """
+from stepengine.tools.bundled import file_tools, followup_tools, search_tools, shell_tools"""
+BUNDLED = '''TOOLS = [
+    *file_tools(ROOT, write=True, propose=True, allow_wide_root=True),
+    *search_tools(ROOT, allow_wide_root=True),
+    *shell_tools(ROOT, allow_wide_root=True),
+    *followup_tools(),
+]
+"""For their names and schemas; none of them is called."""
+'''
+
+
+def pinned(
+    engine: Engine,
+    journal: JournalLike,
+    check: str | Callable[[RunResult], object],
+    *,
+    agent: AgentDefinition | None = None,
+    results: Mapping[str, object] | None = None,
+    root: Path | None = None,
+) -> RunResult:
+    """
+    Replay a recorded run with the current code, and assert that it passes its check; nothing is performed.
+
+    Args:
+        engine: An engine with the agent, and a scripted model for requests that are new.
+        journal: The recorded run.
+        check: An expression over ``output, text, status, tools, steps, cost, error, result``, ``MODULE:FN``, or a function of
+            the result.
+        agent: The agent; by default the engine's of the recorded id.
+        results: What tools and functions give to calls that are not recorded, by name.
+        root: The folder that ``MODULE:FN`` is looked for in; the working folder by default.
+
+    Raises:
+        AssertionError: when it does not, with the reason; or when the run needs a reply or a result that nobody wrote down.
+        JournalError: when the journal cannot be read.
+    """
+    asked = Check.from_any(check, root)
+
+    def simulate(call: Called, _: Sequence[Called]) -> object:
+        made = (results or {}).get(call.name)
+        return made(call.input) if callable(made) else made
+
+    made = engine.fork_sync(journal, tools="recorded", agent=agent, simulate=simulate if results else None)
+    _assert_known(made)
+    said = asked.apply(made.result)
+    assert said.passed, said.reason  # noqa: S101 - it is what a test asserts
+    return made.result
+
+
+def _assert_known(made: ForkReport) -> None:
+    """Raise if the run made a call whose result is neither in the record nor in the test."""
+    if made.refused is not None:
+        called = json.dumps(plain(made.refused.input), ensure_ascii=False)[:SHOWN]
+        msg = f"the run now calls {made.refused.name} {called} at {made.refused.address}, which is not recorded; say in RESULTS what it gives"
+        raise AssertionError(msg)
+    error: BaseException | None = made.result.error
+    if isinstance(error, ModelError) and error.kind == "script":
+        msg = (
+            f"from {made.broke_at} on the run asks what is not recorded, and needs a reply in REPLIES: {error.message}"
+        )
+        raise AssertionError(msg)
+
+
+@frozen
+class PinnedTest:
+    """
+    A pin that was written.
+
+    Attributes:
+        file: The test.
+        journal: The journal that it runs again.
+        reason: Why the test fails.
+        changed: How many records of the journal were cleaned of what looks like a secret.
+    """
+
+    file: Path
+    journal: Path
+    reason: str
+    changed: int
+
+
+def pin(
+    engine: Engine,
+    journal: JournalLike,
+    check: str,
+    *,
+    agent: AgentDefinition | None = None,
+    agent_file: str = "",
+    agent_folders: Iterable[Path] = (),
+    name: str = "",
+    folder: Path = Path("tests/journals"),
+) -> PinnedTest | str:
+    """
+    Write a test for a failed run next to *folder*, and its journal into *folder*; run the test, which has to fail like the run.
+
+    Both are without texts that look like secrets.
+
+    Args:
+        engine: An engine with the agent.
+        journal: The run.
+        check: The condition of *journal*: an expression over ``output, text, status, tools, steps, cost, error, result``, or ``MODULE:FN``.
+        agent: The agent of the run; by default the engine's agent with the recorded id.
+        agent_file: The file of the agent, as for ``load_agent``; by default the agent is looked up by its id.
+        agent_folders: More folders in which the ids of agents are looked up.
+        name: The name of the test; by default the name of the journal.
+        folder: The folder of the journal, inside the folder of the tests.
+
+    Returns:
+        The written test, or why there is nothing to pin: the run passes, with its secrets or without.
+
+    Raises:
+        DataError: when the check is neither, the test exists, a text still looks like a secret, or the test does not fail like the
+            run; no file is left.
+        DefinitionError: when the file of an agent is not found.
+        JournalError: when the journal cannot be read, or does not fit the code.
+    """
+    opened, folders = as_journal(journal), tuple(agent_folders)
+    root = agent or engine.agent(str(opened.history().root["agent_id"]))
+    family = find_agent_family(root, agent_file, folders)
+
+    def places(file: Path) -> list[str]:
+        named = [_format_agent_reference(one, "", folders, file) for one in _find_referenced_ids(family)]
+        return [_format_agent_reference(root.id, agent_file, folders, file), *named]
+
+    return write_pinned_test(
+        engine,
+        opened,
+        Check.of_text(check),
+        root,
+        name=name or Path(opened.name.partition("#")[0]).stem,
+        folder=folder,
+        family=family,
+        places=places,
+    )
+
+
+def write_pinned_test(
+    engine: Engine,
+    journal: Journal,
+    check: Check,
+    agent: AgentDefinition,
+    *,
+    name: str,
+    folder: Path,
+    family: Sequence[AgentDefinition],
+    places: Callable[[Path], Sequence[str]],
+) -> PinnedTest | str:
+    """
+    Write a test for a failed run next to *folder*, and its journal into *folder*; run the test, which has to fail like the run.
+
+    Args:
+        engine: An engine with the agent.
+        journal: The run.
+        check: What it was to do.
+        agent: Its agent.
+        name: The name of the pin.
+        folder: Where journals are kept, below the folder of the tests.
+        family: The agent, and those that it may start.
+        places: Gives how the test in a file names its agents, the root's first.
+
+    Returns:
+        What was written, or why there is nothing to pin: the run does what it has to, with its secrets or without.
+
+    Raises:
+        DataError: when there is such a test, something that looks like a secret is left, or the test does not fail so; nothing is
+            left behind then.
+    """
+    clean = make_redactor("all", os.environ).value
+    reason = find_failure(engine, journal, check, agent)
+    if not reason:
+        return "this run does what the check asks for, so there is nothing to pin"
+    called = pin_name(name)
+    kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
+    if file.exists():
+        msg = f"{file} exists already; give the pin another name"
+        raise DataError(msg)
+    copy = clean_copy(journal, kept)
+    made = [kept]
+    try:
+        if not find_failure(engine, FileJournal(kept), check, agent):
+            return "without its secrets the run does what the check asks for; nothing was written"
+        test = WrittenTest(
+            called, places(file), check.text, clean(reason), names_bundled_tools(family), relative_to_test(kept, file)
+        )
+        file.write_text(format_test(test), encoding="utf-8")
+        made.append(file)
+        said = _run_test(file, called)
+        if reason not in said:
+            msg = f"the written test does not fail as it has to: {clean(said) or 'it passes'}"
+            raise DataError(msg)
+        made.clear()
+    finally:
+        for path in made:
+            path.unlink()
+    return PinnedTest(file, kept, clean(reason), copy.changed)
+
+
+def _format_agent_reference(agent_id: str, given: str, folders: Iterable[Path], file: Path) -> str:
+    """Return how the test names an agent: its file relative to the test, or the id of a bundled agent."""
+    place = loader.locate_agent(given or agent_id, folders=folders)
+    package = Path(loader.__file__).resolve().parents[1]
+    if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
+        return agent_id
+    return str(attrs.evolve(place, file=Path(relative_to_test(place.file, file))))
+
+
+def _find_referenced_ids(agents: Sequence[AgentDefinition]) -> list[str]:
+    """Return the ids by which agents refer to others, except those whose definition another agent holds."""
+    children = [child for agent in agents for child in agent.spawnable_agents]
+    held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}
+    named = [name_of_published(child) or child for child in children if isinstance(child, str)]
+    return list({normalised_id(child): child for child in named if normalised_id(child) not in held}.values())
+
+
+def relative_to_test(path: Path, file: Path) -> str:
+    """Return the real path of *path*, relative to the folder above that of the test *file*."""
+    return os.path.relpath(path.resolve(), file.resolve().parents[1])
+
+
+def _run_test(file: Path, name: str) -> str:
+    """Run a test, and return its failure message; ``""`` if it passes."""
+    test = load_member(file.resolve(), f"test_pin_{name}")
+    try:
+        test()
+    except Exception as error:  # noqa: BLE001 - whatever keeps it from passing is what is asked for
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def names_bundled_tools(agents: Iterable[AgentDefinition]) -> bool:
+    """Return whether an agent uses the name of a tool without having that tool."""
+    return any(isinstance(tool, str) for agent in agents for tool in agent.tools)
+
+
+def find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
+    """
+    Return why a recorded run fails its check; ``""`` if it passes.
+
+    Raises:
+        DataError: when the check itself fails.
+        JournalError: when the journal cannot be read, or does not fit the code.
+    """
+    return check.apply(engine.replay_sync(journal, agent=agent)).reason

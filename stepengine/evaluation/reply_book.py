@@ -1,0 +1,317 @@
+"""
+Replies that are paid for once: a book of all that were bought, and a provider that looks there before it buys another one.
+
+What is in the book survives the process, so that a search for a better agent that is killed pays for nothing twice, and its
+budget holds for all its processes together. Replies are kept by what they were asked for; runs and agents are not known here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from stepengine.data.codec import from_json, to_json
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.usage import Usage
+from stepengine.errors import DataError, LimitExceeded, ModelError
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.models import Models, Provider
+from stepengine.redaction import make_redactor
+from stepengine.runtime.prices import Pricing
+from stepengine.runtime.sizes import estimated_tokens
+
+MAX_BOOK = 1024 * 1024 * 1024
+UNBOUNDED = 64_000
+"""Tokens that a reply may have for all one knows, where neither the request nor the model says how many."""
+
+
+@attrs.define
+class _Purchases:
+    """The bought replies under one name by request, in order, and the amount paid."""
+
+    replies: dict[str, list[ModelReply]] = attrs.field(factory=dict)
+    paid: Decimal = Decimal(0)
+
+
+class ReplyBook:
+    """
+    All replies bought from one budget, in an append-only file.
+
+    A call is written down before it is made, with the most that it can cost, and again when it was answered. One that was cut
+    off counts as that. As long as all that is under way fits in together, calls are made side by side; one that may not fit is
+    made alone, and only while something is left. So the budget is never exceeded by more than one call.
+
+    Args:
+        file: The file; its folder exists.
+        budget: US dollars.
+
+    Raises:
+        DataError: when the file holds something else.
+    """
+
+    def __init__(self, file: Path, budget: Decimal) -> None:
+        self.budget = budget
+        self._prints = Fingerprints(make_redactor("known", os.environ))
+        self._pages: dict[str, _Purchases] = {}
+        self._open: dict[int, Decimal] = {}
+        self._number = 0
+        self._is_alone = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._read(file)
+        self._cut = sum(self._open.values(), Decimal(0))
+        self._open.clear()
+        self._file = file.open("ab")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def spent(self) -> Decimal:
+        """The amount paid so far, including interrupted calls."""
+        return sum((page.paid for page in self._pages.values()), self._cut)
+
+    def amount_paid(self, name: str) -> Decimal:
+        """Return the amount paid under a name."""
+        return self._get_purchases(name).paid
+
+    def key(self, request: ModelRequest) -> str:
+        """Return the key of a request, by which its replies are found again."""
+        return self._prints.for_request(request)
+
+    def replies(self, name: str) -> dict[str, deque[ModelReply]]:
+        """Return the replies under a name, by the key of their request, in order."""
+        return {key: deque(several) for key, several in self._get_purchases(name).replies.items()}
+
+    def keep(self, name: str, key: str, reply: ModelReply) -> None:
+        """Record under a name a reply that was bought under another name."""
+        self._settle(0, name, key, reply, Decimal(0))
+
+    async def buy(
+        self,
+        name: str,
+        key: str,
+        call: Callable[[], Awaitable[ModelReply]],
+        *,
+        most: Decimal | None,
+        price: Callable[[Usage], Decimal | None],
+    ) -> ModelReply:
+        """
+        Make a model call, and record its reply and price under a name.
+
+        Args:
+            name: Under which name.
+            key: What is asked.
+            call: Makes it; the reply has its cost.
+            most: The most that it can cost; ``None`` where nobody knows.
+            price: What a call that failed cost, by what it used.
+
+        Raises:
+            LimitExceeded: when nothing is left.
+            ModelError: as the call does.
+        """
+        number = await self._admit(most)
+        reply, paid = None, most or Decimal(0)
+        try:
+            reply = await call()
+            paid = paid if reply.cost is None else reply.cost
+        except ModelError as error:
+            paid = (None if error.usage is None else price(error.usage)) or Decimal(0)
+            raise
+        finally:
+            self._settle(number, name, key, reply, paid)
+        return reply
+
+    async def _admit(self, most: Decimal | None) -> int:
+        """Wait until the budget allows another call, and return the call's number."""
+        while True:
+            left = self.budget - self.spent - sum(self._open.values())
+            if most is not None and most <= left and not self._is_alone:
+                break
+            if not self._open:
+                if left <= 0:
+                    msg = f"the budget of {self.budget} US dollars is spent"
+                    raise LimitExceeded(msg, kind="cost", limit=float(self.budget))
+                self._is_alone = True
+                break
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            await turn
+        self._number += 1
+        self._open[self._number] = most or Decimal(0)
+        self._write({"number": self._number, "most": str(most or 0)})
+        return self._number
+
+    def _settle(self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+        line: dict[str, object] = {"name": name, "key": key, "paid": str(paid)}
+        self._write({"number": number, **line, "reply": None if reply is None else to_json(reply)})
+        self._add_purchase(name, key, reply, paid)
+        if self._open.pop(number, None) is not None:
+            self._is_alone = False
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
+        self._waiting.clear()
+
+    def _add_purchase(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+        page = self._pages.setdefault(name, _Purchases())
+        page.paid += paid
+        if reply is not None:
+            page.replies.setdefault(key, []).append(reply)
+
+    def _get_purchases(self, name: str) -> _Purchases:
+        return self._pages.get(name) or _Purchases()
+
+    # --- its file -----------------------------------------------------------------------------------------------------
+
+    def _write(self, line: Mapping[str, object]) -> None:
+        text = json.dumps(self._prints.redactor.value(line), ensure_ascii=False, separators=(",", ":"))
+        self._file.write(f"{text}\n".encode())
+        self._file.flush()
+
+    def _read(self, file: Path) -> None:
+        """Read the file; an incomplete last line of a crash is ignored."""
+        if not file.is_file():
+            return
+        if file.stat().st_size > MAX_BOOK:
+            msg = f"{file} is larger than {MAX_BOOK} bytes"
+            raise DataError(msg)
+        data = file.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(file, len(whole))
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                self._add_entry(json.loads(line))
+            except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, DataError) as error:
+                msg = f"{file}, line {number}, is not a line of a book of replies: {error}"
+                raise DataError(msg) from None
+
+    def _add_entry(self, line: Mapping[str, Any]) -> None:
+        """Apply a line of the file to this book: the start or the end of a purchase."""
+        number = int(line["number"])
+        self._number = max(self._number, number)
+        if "most" in line:
+            self._open[number] = Decimal(line["most"])
+            return
+        self._open.pop(number, None)
+        reply = None if line["reply"] is None else from_json(line["reply"])
+        self._add_purchase(str(line["name"]), str(line["key"]), reply, Decimal(line["paid"]))
+
+
+class Buyer(Provider):
+    """
+    A provider that returns bought replies, and buys the missing ones.
+
+    Args:
+        book: Where they stand.
+        name: Under which name they are kept.
+        models: Where the others come from.
+        pricing: What they cost.
+        before: Names under which equal requests are looked for as well, so that what a change does not touch costs nothing.
+        may_be_unpriced: Whether models without a price may be asked, such as scripted ones, whose replies say what they cost.
+
+    Attributes:
+        served: How many replies were served from the book.
+        bought: How many were bought.
+        refused: Why one was not; ``None`` when all were.
+    """
+
+    name = "bought"
+
+    def __init__(
+        self,
+        book: ReplyBook,
+        name: str,
+        models: Models,
+        pricing: Pricing,
+        *,
+        before: Iterable[str] = (),
+        may_be_unpriced: bool = False,
+    ) -> None:
+        self.served = self.bought = 0
+        self.refused: LimitExceeded | None = None
+        self._book = book
+        self._name = name
+        self._models = models
+        self._pricing = pricing
+        self._is_free = may_be_unpriced
+        self._own = book.replies(name)
+        self._others = [book.replies(other) for other in before]
+
+    def supports_model(self, model: str) -> bool:
+        """Return True: every model is served."""
+        return True
+
+    def check(self, model: str) -> None:
+        """Check a model with the real providers; errors are theirs."""
+        self._models.check(model)
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """
+        Return the bought or new reply to a request.
+
+        Raises:
+            LimitExceeded: when it is not in the book, and the budget is spent or its price is unknown.
+            ModelError: as the model does.
+        """
+        key = self._book.key(request)
+        if known := self._own.get(key):
+            self.served += 1
+            return known.popleft()
+        for other in self._others:
+            if known := other.get(key):
+                self.served += 1
+                self._book.keep(self._name, key, known[0])
+                return known.popleft()
+        return await self._buy(request, key)
+
+    async def _buy(self, request: ModelRequest, key: str) -> ModelReply:
+        model = request.model
+        output = request.settings.max_tokens or self._models.info(model).max_output or UNBOUNDED
+        most = self._price(model, Usage(input_tokens=estimated_tokens(request), output_tokens=output))
+        try:
+            if most is None and not self._is_free:
+                msg = f"the price of {model!r} is unknown, so a budget cannot be enforced; pass it with --price"
+                raise LimitExceeded(msg, kind="unpriced_model", limit=float(self._book.budget))  # noqa: TRY301
+            # What plays a model says itself what a reply costs.
+            most = None if self._is_free else most
+            reply = await self._book.buy(
+                self._name,
+                key,
+                lambda: self._ask_model(request),
+                most=most,
+                price=lambda usage: self._price(model, usage),
+            )
+        except LimitExceeded as error:
+            self.refused = error
+            raise
+        self.bought += 1
+        return reply
+
+    async def _ask_model(self, request: ModelRequest) -> ModelReply:
+        reply = await self._models.provider_for(request.model).complete(request)
+        if reply.cost is not None or reply.usage is None:
+            return reply
+        whole = getattr(self._pricing, "of_reply", None)
+        now = datetime.now(UTC)
+        cost = (
+            whole(request.model, reply, now)
+            if whole is not None
+            else self._price(reply.model or request.model, reply.usage)
+        )
+        return attrs.evolve(reply, cost=cost)
+
+    def _price(self, model: str, usage: Usage) -> Decimal | None:
+        return self._pricing(model, usage, datetime.now(UTC))

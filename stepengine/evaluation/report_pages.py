@@ -1,0 +1,282 @@
+"""
+The report of an evaluation, as lines for a screen and as one file of HTML that loads nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from attrs import frozen
+
+from stepengine.evaluation.case_runs import Sample
+from stepengine.evaluation.improvement import Improvement
+from stepengine.evaluation.scoring import PASS, Pair, Row, Scores
+from stepengine.evaluation.statistics import FEWEST_CASES, Estimate, Ratio
+
+SHOWN = 10
+STYLE = """\
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; }
+th, td { border-bottom: 1px solid #8888; padding: .3rem .8rem; text-align: left; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+code { font: 14px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
+pre { white-space: pre-wrap; }
+td { white-space: pre-line; }
+"""
+
+
+def summary_lines(scores: Scores) -> Iterator[str]:
+    """Yield the summary of an evaluation as lines of text."""
+    outcome = scores.outcome
+    cases, sides = len(outcome.evaluation.cases), len(outcome.sides)
+    yield (
+        f"{outcome.evaluation.name}: {_format_count(cases, 'case')}, {_format_count(sides, 'side')}, "
+        f"{_format_count(outcome.n, 'sample')} of each, seed {outcome.seed}"
+    )
+    if outcome.stopped:
+        yield f"partial: {outcome.stopped}"
+    for side, errors in scores.unmeasured.items():
+        yield f"{side}: not measured, {_format_count(errors, 'sample')} ended with an error of the provider, or of a server of tools"
+    width = max(
+        [len(row.side) for row in scores.rows] + [len(p.side) + len(p.base) + 3 for p in scores.pairs], default=0
+    )
+    checks = max([len(row.check) for row in scores.rows], default=0)
+    yield f"{'side':{width}}  {'check':{checks}}  {'mean':>6}  {'95 %':13}  cases  samples  left out"
+    for row in scores.rows:
+        yield (
+            f"{row.side:{width}}  {row.check:{checks}}  {_format_value(row.mean.mean):>6}  {_format_interval(row.mean):13}  "
+            f"{row.mean.cases:5}  {row.samples:7}  {row.errors:8}"
+        )
+    for pair in scores.pairs:
+        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_describe_difference(pair, _count_tests(scores))}"
+    for each in scores.ratios:
+        if each.ratio.ratio is not None:
+            interval = _format_interval(each.ratio)
+            ends = f" ({interval})" if interval else ""
+            left = f", {each.ratio.left_out} left out" if each.ratio.left_out else ""
+            yield f"{each.of}: {each.side} needs {each.ratio.ratio:.2f} times as much as {each.base}{ends}; {_format_count(each.ratio.pairs, 'case')}{left}"
+    yield from _notes(scores)
+
+
+def _notes(scores: Scores) -> Iterator[str]:
+    most = max([row.mean.cases for row in scores.rows], default=0)
+    if most < FEWEST_CASES:
+        yield f"too few cases for intervals: {most}, and they take {FEWEST_CASES}"
+    mixed = [(s.side, s.reused) for s in scores.outcome.samples if s.reused.startswith("from ")]
+    for side in dict.fromkeys([side for side, _ in mixed]):
+        yield f"{side}: {_format_count(sum(s == side for s, _ in mixed), 'sample')} went on from a recorded beginning, which other samples share"
+    for name, said in scores.broken.items():
+        yield f"the check {name} is broken: {said}"
+    shown = next((p for p in scores.pairs if p.check == PASS and p.difference.detectable), None)
+    if shown is not None and shown.difference.detectable:
+        yield f"the smallest difference in {PASS} that so many cases would show is about {shown.difference.detectable:.2f}"
+    yield f"spent ${scores.outcome.spent}"
+
+
+def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = lambda _: "") -> Iterator[str]:
+    """Yield the first failed samples with their journals; *agent* returns the options by which a debugger finds the agent."""
+    failed = [s for s in scores.outcome.samples if s.status == "error" or s.passed is not True]
+    failed = [s for s in failed if s.status == "error" or any(x.passed is not True for x in s.scores.values())]
+    for sample in failed[:SHOWN]:
+        why = next((f"{name}: {x.reason}" for name, x in sample.scores.items() if x.passed is not True), sample.status)
+        yield f"{sample.case} {sample.side} {sample.n}: {why}"
+        yield f"    stepengine debug {folder / sample.journal}{agent(sample)}"
+    if len(failed) > SHOWN:
+        yield f"and {len(failed) - SHOWN} more"
+
+
+def _count_tests(scores: Scores) -> int:
+    return sum(pair.difference.p is not None for pair in scores.pairs)
+
+
+def _describe_difference(pair: Pair, asked: int) -> str:
+    """Return a difference with its interval and p value, and with the p value adjusted for *asked* tests."""
+    made = pair.difference
+    ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
+    p = "" if made.p is None else f", p {made.p:.3f}"
+    p += f", for {asked} comparisons at once {pair.p_adjusted:.3f}" if pair.p_adjusted is not None and asked > 1 else ""
+    mean = "no case in common" if math.isnan(made.mean) else f"{made.mean:+.2f}"
+    return f"{mean}{ends}{p}; {pair.better} better, {pair.worse} worse, {pair.equal} equal"
+
+
+def _format_value(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def _format_interval(made: Estimate | Ratio) -> str:
+    return "" if made.low is None or made.high is None else f"{made.low:.2f} to {made.high:.2f}"
+
+
+def _format_count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# --- as a page --------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _ReportLink:
+    """A text that leads to a file of the same folder."""
+
+    text: str
+    file: str
+
+
+def render_report(
+    scores: Scores, gates: Sequence[str], clean: Callable[[str], str], pages: Mapping[str, str] | None = None
+) -> str:
+    """
+    Return the report as HTML without scripts and external resources. All texts are escaped; links lead to pages of runs only.
+
+    Args:
+        scores: What the evaluation says.
+        gates: What was said of each gate.
+        clean: Takes out of a text what must not be shown.
+        pages: Files of pages by the journals whose runs they show, both from the folder of the results on.
+    """
+
+    def put(text: object) -> str:
+        return html.escape(clean(str(text)))
+
+    outcome = scores.outcome
+    parts = [
+        *_render_summary(scores, gates, put),
+        *([f"<p><strong>{put(f'partial: {outcome.stopped}')}</strong></p>"] if outcome.stopped else []),
+        *[
+            _render_table(caption, names, rows, put)
+            for caption, names, rows in (*_make_tables(scores), *_make_sample_tables(scores, pages or {}))
+        ],
+    ]
+    return _render_page(outcome.evaluation.name, parts, put)
+
+
+def _render_summary(scores: Scores, gates: Sequence[str], put: Callable[[object], str]) -> Iterator[str]:
+    told = [line for line in summary_lines(scores) if not line.startswith("side ")]
+    yield f"<p>{put(told[0])}</p>"
+    yield from [f"<p>{put(line)}</p>" for line in [*_notes(scores), *gates]]
+
+
+def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str]) -> str:
+    style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+    head = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'\">",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{put(title)}</title><style>{STYLE}</style></head><body><main>",
+        f"<h1>{put(title)}</h1>",
+    ]
+    return "\n".join([*head, *parts, "</main></body></html>"]) + "\n"
+
+
+def render_improvement(made: Improvement, parts: Mapping[str, object], clean: Callable[[str], str]) -> str:
+    """
+    Return the result of a search for a better version as HTML, like ``render_report``.
+
+    Args:
+        made: What it came to.
+        parts: What could be changed, as it was.
+        clean: Takes out of a text what must not be shown.
+    """
+
+    def put(text: object) -> str:
+        return html.escape(clean(str(text)))
+
+    found, scores = made.found, made.scores
+    changed = [(name, parts[name], value) for name, value in found["changes"].items()]
+    versions = [
+        (
+            "-" if v["number"] is None else v["number"], ", ".join(map(str, v["parents"])), ", ".join(v["changes"]), v["why"], v["came_of_it"],
+            "" if v["mean"] is None else _format_value(v["mean"]), v["cases"], f"${v['spent']}",
+        )
+        for v in found["versions"]
+    ]  # fmt: skip
+    names = ("version", "made of", "changes", "why", "what came of it", f"mean {made.by}", "cases", "spent by then")
+    told = [
+        f"<p><strong>{put(made.describe())}</strong></p>", f"<p>{put(found['why'])}; spent ${put(made.spent)}</p>",
+        *([] if not changed else [_render_table("What is changed", ("part", "before", "after"), changed, put)]),
+        *([] if not made.diff else [f"<pre><code>{put(made.diff)}</code></pre>"]),
+        *([] if scores is None else [*_render_summary(scores, (), put), *[_render_table(*table, put) for table in (*_make_tables(scores), *_make_sample_tables(scores, {}))]]),
+        _render_table("Versions that were tried", names, versions, put),
+    ]  # fmt: skip
+    return _render_page("improvement", told, put)
+
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+
+
+def _make_tables(scores: Scores) -> Iterator[Table]:
+    yield (
+        "Means",
+        ("side", "check", "mean", "95 %", "cases", "samples", "left out"),
+        [_row_cells(row) for row in scores.rows],
+    )
+    if scores.pairs:
+        rows = [(f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_tests(scores))) for p in scores.pairs]
+        yield "Differences, case by case", ("sides", "check", "difference"), rows
+    ratios = [
+        (f"{r.side} / {r.base}", r.of, f"{r.ratio.ratio:.2f}", _format_interval(r.ratio), r.ratio.pairs)
+        for r in scores.ratios
+        if r.ratio.ratio is not None
+    ]
+    if ratios:
+        yield "Ratios", ("sides", "of", "ratio", "95 %", "cases"), ratios
+
+
+def _row_cells(row: Row) -> Sequence[object]:
+    return (
+        row.side,
+        row.check,
+        _format_value(row.mean.mean),
+        _format_interval(row.mean),
+        row.mean.cases,
+        row.samples,
+        row.errors,
+    )
+
+
+def _make_sample_tables(scores: Scores, pages: Mapping[str, str]) -> Iterator[Table]:
+    rows: list[Sequence[object]] = []
+    for s in scores.outcome.samples:
+        said = "; ".join([f"{name}: {x.reason or x.state}" for name, x in s.scores.items() if x.passed is not True])
+        passed = "unknown" if s.passed is None else "yes" if s.passed else "no"
+        cost = "unknown" if s.cost is None else f"${s.cost}"
+        rows.append(
+            (
+                s.case,
+                s.side,
+                s.n,
+                s.status,
+                passed,
+                said,
+                cost,
+                s.steps,
+                s.reused,
+                _ReportLink(s.journal, pages.get(s.journal, "")),
+            )
+        )
+    yield "Samples", ("case", "side", "n", "status", "passed", "why not", "cost", "steps", "from", "journal"), rows
+
+
+def _render_table(
+    caption: str, names: Sequence[str], rows: Sequence[Sequence[object]], put: Callable[[object], str]
+) -> str:
+    head = "".join([f'<th scope="col">{put(name)}</th>' for name in names])
+    body = "\n".join([f"<tr>{''.join([_render_cell(value, put) for value in row])}</tr>" for row in rows])
+    return f"<table><caption>{put(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
+
+
+def _render_cell(value: object, put: Callable[[object], str]) -> str:
+    if isinstance(value, _ReportLink):
+        # The dot keeps a name with a colon from being read as a scheme.
+        shown = f'<a href="./{html.escape(quote(value.file))}">{put(value.text)}</a>' if value.file else put(value.text)
+        return f"<td>{shown}</td>"
+    return f'<td class="number">{put(value)}</td>' if isinstance(value, int) else f"<td>{put(value)}</td>"

@@ -1,0 +1,43 @@
+"""What calls wrote to files, until their results are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from stepengine.journal.encoding import remove_secret_content
+from stepengine.journal.records import Address
+from stepengine.redaction import Redactor
+from stepengine.runtime.performer import Item, is_repeatable
+from stepengine.workspace.writes import FileWrite
+
+
+class CallWrites:
+    """
+    The file writes of calls whose results are not recorded yet.
+
+    Args:
+        redactor: Takes secrets out of them.
+
+    Attributes:
+        pending: The writes by the address of their call.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self.pending: dict[Address, list[FileWrite]] = {}
+        self._redactor = redactor
+
+    def add(self, path: str, seq: int, write: FileWrite) -> None:
+        """Store a write until the result of its call is recorded."""
+        self.pending.setdefault((path, seq), []).append(write)
+
+    def pop_forms(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
+        """Remove and return the stored form of a call's writes; *again*: the call was started before."""
+        forms = list[Mapping[str, Any]]()
+        for write in self.pending.pop(item.address, ()):
+            # Done twice, a call that is like one done once finds its own work, or nothing of it.
+            doubtful = again and (write.was == write.after or not is_repeatable(item))
+            forms.append(attrs.evolve(remove_secret_content(write, self._redactor), doubtful=doubtful).form())
+        return forms

@@ -1,0 +1,591 @@
+"""
+``follow_events``: the events of a run in another process, derived from its journal.
+
+What is shown of an effect comes from where the driver has it (``runtime.effect_events``); what a machine shows beside, its steps and
+its end, is told by the order of the records. The same records give the same events, so an event's place in the stream is the same for
+everybody who reads the journal, whenever and in however many pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import attrs
+
+from stepengine.data.codec import restored
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import (
+    KINDS,
+    AskPerson,
+    AwaitTime,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Leaf,
+    Spawn,
+)
+from stepengine.data.events import (
+    Event,
+    EventsDropped,
+    ModelStarted,
+    PerformFinished,
+    PerformStarted,
+    PermissionDecided,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    StepStarted,
+    TextCompleted,
+    ThinkingCompleted,
+)
+from stepengine.data.messages import AssistantMessage
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.questions import Answer
+from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
+from stepengine.data.usage import Spending, Usage, add_cost
+from stepengine.data.yields import Perform
+from stepengine.errors import JournalCorrupt
+from stepengine.journal.encoding import questions_of
+from stepengine.journal.follower import Follower
+from stepengine.journal.history import History, parse_created
+from stepengine.journal.pending_items import WAITING
+from stepengine.journal.records import ROOT, UNREADABLE, Address, Head, Input, Intent, Record, Result
+from stepengine.journal.store import Journal
+from stepengine.machine.plan import RunPlan
+from stepengine.machine.signals import status_from_stop
+from stepengine.machine.step import UNFINISHED
+from stepengine.runtime.effect_events import ended, make_end_events, started
+from stepengine.runtime.hub import parse_event_id
+from stepengine.runtime.performer import Item, child_path
+
+FIRST_PAUSE_SECONDS = 0.02
+"""Seconds until the next look where there was news: a reader is hardly ever further behind than an eye notices."""
+LAST_PAUSE_SECONDS = 0.5
+"""Seconds between looks where nothing comes: a look asks for the file's time and size, and 5,000 who wait cost a tenth of a core."""
+PAUSE_FACTOR = 1.5
+"""From the first pause to the longest one in eight looks, within about a second."""
+SPOKEN = frozenset({"step", "final_answer"})
+UNKNOWN_STEPS = -1
+"""The number of remaining steps is not recorded, and the event needs one."""
+STILL = frozenset({"ask", *WAITING})
+SOMEBODY = AgentDefinition("followed")
+"""Stands in plans for the agents of a run: nobody here has their definitions."""
+
+
+@attrs.define
+class _KnownRun:
+    """
+    The state of one run of the tree in the stream.
+
+    Attributes:
+        agent_id: Its agent; ``""`` of the body of a tool.
+        started: What shows that it began, until that was shown.
+        plan: Stands for what it was started with.
+        last: When the last thing in it happened: journals hold the times of results alone.
+        step: The number of its step; -1 before the first.
+        is_open: Whether the step is under way.
+        was_left: Whether it was when the run was stopped, so that it begins again when somebody goes on.
+        ended_turn: Whether the model asked for nothing more in it.
+        spent: What it and its children spent so far.
+    """
+
+    agent_id: str
+    plan: RunPlan
+    started: RunStarted | None = None
+    last: int = 0
+    step: int = -1
+    is_open: bool = False
+    was_left: bool = False
+    ended_turn: bool = False
+    spent: Spending = Spending(usage=Usage(), cost=Decimal(0))
+
+
+@attrs.define
+class _OpenEffect:
+    """An effect without a result, its start time, and whether its start was shown."""
+
+    item: Item
+    form: Mapping[str, Any]
+    began: int
+    is_shown: bool = True
+
+
+class EventProjection:
+    """
+    The events of a journal's records, which are taken in order, in pieces of any size.
+
+    Attributes:
+        epoch: That of the events: 8 hex digits made of the run's id, ``""`` until that is known.
+        index: The place of the next event.
+        is_over: Whether the last thing recorded is how the run ended, or was stopped for good.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = ""
+        self.index = 0
+        self.is_over = self._is_stopped = False
+        self._run_id = ""
+        self._head: Head | None = None
+        self._runs: dict[str, _KnownRun] = {}
+        self._open: dict[Address, _OpenEffect] = {}
+        self._background: dict[str, Item] = {}
+
+    def take(self, history: History, records: Sequence[Record]) -> Iterator[Event]:
+        """
+        Yield the events of all *records*, which are the last ones of *history*.
+
+        Raises:
+            JournalCorrupt: when one holds what no run writes.
+        """
+        for record in records:
+            try:
+                events = list(self._make_record_events(history, record))
+            except UNREADABLE as error:
+                msg = f"{history.name} holds a record that no run writes: {type(error).__name__}: {error}"
+                raise JournalCorrupt(msg) from error
+            for event in events:
+                # It was made for this moment and nobody has seen it yet, so it is stamped and not copied.
+                stamp = object.__setattr__
+                stamp(event, "run_id", self._run_id)
+                stamp(event, "epoch", self.epoch)
+                stamp(event, "index", self.index)
+                self.index += 1
+                yield event
+
+    def _make_record_events(self, history: History, record: Record) -> Iterator[Event]:
+        """Yield the events of any record."""
+        if isinstance(record, Intent):
+            yield from self._make_intent_events(history, record)
+        elif isinstance(record, Result):
+            yield from self._make_result_events(history, record)
+        elif isinstance(record, Input):
+            yield from self._make_input_events(record)
+        elif isinstance(record, Head):
+            self._head = record
+
+    # --- runs and their steps -----------------------------------------------------------------------------------------
+
+    def _make_root_start(self, form: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the start event of the root run, and set the run id and the epoch."""
+        self._run_id = str(form["run_id"])
+        self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=4).hexdigest()
+        yield from self._register_run("", form)
+        yield from self._show_start("")
+
+    def _register_run(self, path: str, form: Mapping[str, Any]) -> Iterator[Event]:
+        """Register a run that may start; the body of a tool is not shown as a run."""
+        above = self._runs[path.rpartition(".")[0]] if path else None
+        own_id = f"{self._run_id}-{path.replace('.', '-')}" if path else self._run_id
+        created = above.plan.created if above is not None else parse_created(self._head)  # type: ignore[arg-type]
+        plan = RunPlan(definition=SOMEBODY, run_id=own_id, path=path, created=created)
+        run = self._runs[path] = _KnownRun("", plan, last=0 if above is None else above.last)
+        if form["type"] == "agent_call":
+            run.agent_id = str(form["agent_id"])
+            run.started = RunStarted(
+                path=path, own_id=own_id, agent_id=run.agent_id, prompt=form["prompt"], params=form["params"]
+            )
+        yield from ()
+
+    def _show_start(self, path: str) -> Iterator[Event]:
+        """Yield the start event of a run once one of its effects is recorded."""
+        run = self._runs[path]
+        started, run.started = run.started, None
+        if started is not None:
+            yield started
+
+    def _make_resumed_events(self, path: str, seq: int) -> Iterator[Event]:
+        """Yield the start events of a resumed run and of the steps around the path."""
+        if self._is_stopped:
+            self.is_over = self._is_stopped = False
+            root = self._runs[""]
+            yield RunStarted(own_id=self._run_id, agent_id=root.agent_id, resumed=True)
+        parts = path.split(".") if path else []
+        for above in ["", *[".".join(parts[:n]) for n in range(1, len(parts) + 1)]]:
+            run = self._runs[above]
+            if run.was_left:
+                run.was_left, run.is_open = False, True
+                at = seq if above == path else int(parts[above.count(".") + 1 if above else 0])
+                yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=UNKNOWN_STEPS, resumed=True)
+
+    def _make_step_end(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
+        """Yield the end event of the open step of a run, if there is one."""
+        run = self._runs.get(path)
+        if run is None or not run.is_open:
+            return
+        run.is_open = False
+        yield StepFinished(
+            path=path,
+            seq=seq,
+            step=run.step,
+            ended_turn=run.ended_turn and status is RunStatus.COMPLETED,
+            usage=run.spent.usage,
+            cost=run.spent.cost,
+            status=status,
+        )
+
+    def _add_spending(self, path: str, usage: Usage, cost: Decimal | None) -> None:
+        while True:
+            run = self._runs[path]
+            run.spent = Spending(usage=run.spent.usage + usage, cost=add_cost(run.spent.cost, cost))
+            if not path:
+                return
+            path = path.rpartition(".")[0]
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _make_intent_events(self, history: History, intent: Intent) -> Iterator[Event]:
+        """Yield the events of an effect's start."""
+        form, path, seq = history.form(intent), intent.path, intent.seq
+        if (path, seq) == ROOT:
+            yield from self._make_root_start(form)
+            return
+        yield from self._make_resumed_events(path, seq)
+        yield from self._show_start(path)
+        run = self._runs[path]
+        begins = form["type"] == "model_call" and form["purpose"] == "step" and not _continues_cut_text(form["request"])
+        if begins or not _belongs_to_step(form):
+            yield from self._make_step_end(path, seq)
+        if begins:
+            run.step += 1
+            run.is_open, run.ended_turn = True, False
+            yield StepStarted(path=path, seq=seq, step=run.step, steps_remaining=UNKNOWN_STEPS)
+        item = Item(path, effect_from_form(intent, form), run.plan)
+        opened = self._open[path, seq] = _OpenEffect(item, form, run.last)
+        if form["type"] == "sleep" or form.get("timeout") is not None:
+            opened.is_shown = False  # until when it waits stands in a record of its own, which comes next
+        else:
+            yield from self._make_effect_start(opened)
+        if intent.begins_run:
+            yield from self._register_run(child_path(path, seq), form)
+            if intent.is_background:
+                self._background[child_path(path, seq)] = item
+
+    def _make_effect_start(self, opened: _OpenEffect) -> Iterator[Event]:
+        opened.is_shown = True
+        effect, form = opened.item.effect, opened.form
+        shown = effect.questions if isinstance(effect, AskPerson) and effect.purpose == "permission" else ()
+        for event in started(opened.item, shown):
+            match event:
+                case ModelStarted():
+                    yield attrs.evolve(event, request=None)
+                case PerformStarted():
+                    yield attrs.evolve(event, name=str(form["name"]))
+                case _ if isinstance(effect, Spawn):
+                    yield attrs.evolve(event, parent_agent_id=self._runs[opened.item.path].agent_id)  # type: ignore[call-arg]
+                case _:
+                    yield event
+
+    def _make_result_events(self, history: History, result: Result) -> Iterator[Event]:
+        """Yield the events of an effect's result."""
+        path, seq, outcome = result.path, result.seq, history.outcome(result)
+        if (path, seq) == ROOT:
+            yield from self._make_root_end(outcome)
+            return
+        if seq == ROOT[1]:
+            yield from self._make_resumed_events(path.rpartition(".")[0], int(path.rpartition(".")[2]))
+            yield from self._make_child_end(path, self._background.pop(path), outcome)
+            return
+        yield from self._make_resumed_events(path, seq)
+        opened, run = self._open.pop((path, seq)), self._runs[path]
+        run.last = max(run.last, result.at)
+        if not opened.is_shown:
+            yield from self._make_effect_start(opened)
+        if isinstance(opened.item.effect, Spawn) and not opened.item.effect.is_background:
+            yield from self._make_child_end(child_path(path, seq), opened.item, outcome)
+            return
+        for event in make_end_events(opened.item, outcome, max(0, result.at - opened.began)):
+            yield attrs.evolve(event, name=str(opened.form["name"])) if isinstance(event, PerformFinished) else event
+        if isinstance(opened.item.effect, AskPerson) and opened.item.effect.purpose == "permission":
+            yield from _make_decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
+        if isinstance(opened.item.effect, CallModel):
+            yield from self._show_reply(run, result, opened.form["purpose"], getattr(outcome, "value", None))
+
+    def _show_reply(self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
+        """Yield the events of a model's reply, and add the usage of it and its failed attempts."""
+        for attempt in result.attempts:
+            if attempt.get("usage") is not None:
+                self._add_spending(result.path, restored(attempt["usage"]), None)
+        if reply is None:
+            return
+        self._add_spending(result.path, reply.usage or Usage(), reply.cost)
+        run.ended_turn = not reply.tool_calls
+        if purpose in SPOKEN:
+            yield from _make_text_events(result.path, result.seq, reply)
+        if purpose == "step" and run.ended_turn and reply.stop_reason not in UNFINISHED:
+            yield from self._make_step_end(result.path, result.seq + 1)
+
+    def _make_child_end(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
+        child = outcome.value if isinstance(outcome, Value) else None
+        if isinstance(child, ChildResult):
+            if child.run_id:
+                yield from self._show_start(path)
+            yield from self._make_step_end(path, 0, child.status)
+            if child.status is RunStatus.FAILED and child.error is not None:
+                yield _make_failed_event(path, child.error)
+        yield from ended(item, outcome)
+
+    def _make_root_end(self, outcome: Value | Failure) -> Iterator[Event]:
+        child = outcome.value if isinstance(outcome, Value) else None
+        if not isinstance(child, ChildResult):
+            error = outcome.error if isinstance(outcome, Failure) else None
+            child = ChildResult(agent_id=self._runs[""].agent_id, status=RunStatus.FAILED, error=error)
+        yield from self._make_step_end("", 0, child.status)
+        if child.status is RunStatus.FAILED and child.error is not None:
+            yield _make_failed_event("", child.error)
+        self.is_over = True
+        yield self._finished_event(
+            status=child.status, output=child.output, text=child.text, error=child.error, spending=child.spending
+        )
+
+    def _finished_event(self, **told: Any) -> RunFinished:
+        state = AgentState(run_id=self._run_id, agent_id=self._runs[""].agent_id)
+        return RunFinished(result=RunResult(state=state, **told))
+
+    # --- what came from outside ---------------------------------------------------------------------------------------
+
+    def _make_input_events(self, record: Input) -> Iterator[Event]:
+        """Yield the events of an input record: a wait with its wake time, or a stop."""
+        said, address = record.input, (record.path, record.seq)
+        run = self._runs[record.path]
+        run.last = max(run.last, record.at)
+        match said.get("type"):
+            case "wake_time" if address in self._open and not self._open[address].is_shown:
+                opened = self._open[address]
+                effect: Any = opened.item.effect
+                opened.item = opened.item._replace(effect=attrs.evolve(effect, wakes=int(said["until"])))
+                yield from self._make_effect_start(opened)
+            case "stop":
+                yield from self._make_stop_events(said)
+            case _:
+                pass
+
+    def _make_stop_events(self, said: Mapping[str, Any]) -> Iterator[Event]:
+        if said["kind"] == "suspended":
+            return  # what it waits for is shown, and a run that waits has not ended
+        if said["kind"] == "shutdown":
+            # Its process was to end, and leaves it to the next one: as where that was killed, nobody is told of an end.
+            for run in self._runs.values():
+                run.was_left, run.is_open = run.is_open or run.was_left, False
+            self._is_stopped = True
+            return
+        error = restored(said["error"]) if "error" in said else None
+        status = status_from_stop(Stop(said["kind"], error=error))
+        for path in sorted(self._runs, key=lambda path: (-path.count("."), path)):
+            run = self._runs[path]
+            run.was_left = run.is_open
+            yield from self._make_step_end(path, 0, status)
+        if status is RunStatus.FAILED and error is not None:
+            yield _make_failed_event("", error)
+        self._is_stopped = self.is_over = True
+        yield self._finished_event(status=status, error=error, spending=self._runs[""].spent)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether all that runs is waiting: for people, messages, times or waiting children."""
+        runs = {path for path, _ in self._open}
+        return (
+            bool(self._open)
+            and all(one.form["type"] in STILL or child_path(*address) in runs for address, one in self._open.items())
+            and all(path in runs for path in self._background)
+        )
+
+
+def _continues_cut_text(request: Mapping[str, Any]) -> bool:
+    """Return whether a request continues a text that was cut off, so that it is not a new step."""
+    return any(message["type"] == "assistant_message" for message in request.get("tail") or ())
+
+
+def _belongs_to_step(form: Mapping[str, Any]) -> bool:
+    """Return whether an effect belongs to the running step rather than to its handler between two steps."""
+    if form["type"] == "tool_call":
+        return bool(form["source"] in ("model", "hook"))
+    return form["type"] == "model_call" or bool(form.get("tool_call_id"))
+
+
+def _make_decision_events(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterator[Event]:
+    for question, answer in zip(effect.questions, answers, strict=False):
+        yield PermissionDecided(
+            path=path,
+            seq=effect.seq + 1,
+            tool_name=question.tool_name or "",
+            tool_call_id=effect.tool_call_id,
+            decision="allow" if answer.agrees else "deny",
+            by=answer.by,
+            reason=answer.reason,
+            edited_input=answer.edited_input,
+        )
+
+
+def _make_failed_event(path: str, error: BaseException) -> RunFailed:
+    return RunFailed(path=path, error=str(error), kind=type(error).__name__)
+
+
+def _make_text_events(path: str, seq: int, reply: ModelReply) -> Iterator[Event]:
+    message = AssistantMessage(reply.content)
+    if message.thinking:
+        yield ThinkingCompleted(path=path, seq=seq, text="".join(message.thinking))
+    if message.text:
+        yield TextCompleted(path=path, seq=seq, text=message.text)
+
+
+def _placeholder_function() -> None:
+    """Do nothing: a placeholder for a function of which only the name is recorded."""
+
+
+def _call_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+    kind = CallBody if "yields" in form else CallTool
+    return kind(intent.seq, form["tool_name"], form["input"], form["tool_call_id"], form["source"])
+
+
+def _spawn_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+    return Spawn(
+        intent.seq,
+        form["agent_id"],
+        form["prompt"],
+        form["params"],
+        form.get("tool_call_id", ""),
+        is_background=intent.is_background,
+        of=1 if intent.gather is None else 0,
+    )
+
+
+def effect_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+    """Return a recorded effect, with the attributes that are shown of it or tell its sources."""
+    if intent.type in EFFECTS:
+        return EFFECTS[intent.type](intent, form)
+    row = KINDS[intent.type]
+    given = {name: form[name] for member in row.members if (name := member.rstrip("?")) in form}
+    effect: Any = row.cls
+    made: Leaf = effect(intent.seq, **{n: tuple(v) if isinstance(v, list) else v for n, v in given.items()})
+    return made
+
+
+EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
+    "model_call": lambda intent, form: CallModel(
+        intent.seq, ModelRequest(str(form["request"]["model"])), form["purpose"]
+    ),
+    "tool_call": _call_from_form,
+    "agent_call": _spawn_from_form,
+    "perform": lambda intent, _: CallFunction(intent.seq, Perform(_placeholder_function)),
+    "ask": lambda intent, form: AskPerson(
+        intent.seq, questions_of(form), form["purpose"], form.get("tool_call_id", "")
+    ),
+    "sleep": lambda intent, _: AwaitTime(intent.seq),
+}
+"""Makes the effects whose attributes are not the members of the record."""
+
+
+async def follow_events(
+    journal: Journal,
+    after: str | None = None,
+    *,
+    stay: bool = True,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+) -> AsyncGenerator[Event, None]:
+    """
+    Yield the events of a run of another process, from its journal, as they arrive.
+
+    There are no deltas: texts come whole, as ``TextCompleted`` and ``ThinkingCompleted``. What no journal holds is not told: phases,
+    progress, log lines, notifications, retries, warnings, what rules decided without a person, and the requests of model calls. Not
+    known are ``ModelFinished.call_ids`` (``()``), categories of tools (``""``), ``steps_remaining`` (-1) and how many children were asked
+    for at once (``of`` is 0 where it was more than one). ``RunFinished.result`` has status, output, text, error and spending.
+
+    A run that waits has not ended, whether a process holds it or not. One that was stopped has: ``RunFinished`` says so, and where
+    somebody goes on with it, ``RunStarted`` with ``resumed`` follows. One that a process left because that was shut down has not, and
+    nothing says so until somebody goes on. A process that was killed leaves no trace.
+
+    Args:
+        journal: Any journal; one that is not there yet is waited for.
+        after: The ``id`` of the last event that the reader has; what comes after it is given. The same journal gives the same ids
+            to everybody.
+        stay: Whether to stay where the run only waits, for people, messages or times. It ends at the end of the run in any case, and
+            where it was stopped for good; after a shutdown, and where its process was killed, whoever goes on is waited for.
+        sleep: What waits between looks, for a number of seconds from 0.02 on that grows to 0.5 while nothing comes.
+
+    Yields:
+        The events in order. ``EventsDropped``, which has no ``id``, says that *after* is not an event of this journal (reason ``"epoch"``)
+        and all of them follow, or that so many of those that were given do not hold any more (``"journal"``): its holder could not
+        store them, or it was replaced. What stands there now follows.
+
+    Raises:
+        StepEngineError: for *after* that is not an id of an event.
+        JournalCorrupt: when a record is damaged.
+        JournalMissing: when the journal was there and is not any more.
+        JournalError: when it cannot be read.
+    """
+    watch, pause = JournalWatch(journal, after), FIRST_PAUSE_SECONDS
+    while True:
+        # What is read waits for the disk, and making events of a long journal takes its time.
+        has_news = watch.is_behind or watch.follower.has_changed()
+        events = await asyncio.to_thread(watch.look) if has_news else ()
+        for event in events:
+            yield event
+        if watch.is_over(stay=stay):
+            return
+        pause = next_pause(pause, has_news=bool(events))
+        if not watch.is_behind:
+            await sleep(pause)
+
+
+def next_pause(pause: float, *, has_news: bool) -> float:
+    """Return the seconds until the next poll, given the last pause."""
+    return FIRST_PAUSE_SECONDS if has_news else min(LAST_PAUSE_SECONDS, pause * PAUSE_FACTOR)
+
+
+class JournalWatch:
+    """
+    The position of one reader in a journal, and its projection.
+
+    Args:
+        journal: The journal.
+        after: The id of the last event that the reader has.
+    """
+
+    def __init__(self, journal: Journal, after: str | None = None) -> None:
+        place = None if after is None else parse_event_id(after)
+        self.follower = Follower(journal)
+        self.is_behind = True
+        self._projection = EventProjection()
+        self._epoch = "" if place is None else place.epoch
+        self._had = 0 if place is None else place.index + 1
+
+    def is_over(self, *, stay: bool) -> bool:
+        """Return whether no further events will come, or, unless *stay*, none until the run is resumed."""
+        shown = self._projection
+        return not self.is_behind and (shown.is_over or (shown.is_waiting and not stay))
+
+    def look(self) -> list[Event]:
+        """Poll the journal and return the new events."""
+        was_behind, news = self.is_behind, self.follower.news()
+        self.is_behind = news.is_behind
+        told: list[Event] = []
+        records = news.records
+        if news.again:
+            had, self._projection = max(self._had, self._projection.index), EventProjection()
+            self._had = sum(1 for _ in self._projection.take(self.follower.history, records[: news.kept]))
+            records = records[news.kept :]
+            told += _make_dropped_events(had - self._had)
+        events = list(self._projection.take(self.follower.history, records))
+        epoch = self._projection.epoch
+        if self._epoch and epoch:
+            if epoch != self._epoch:
+                self._had = 0
+                told.append(EventsDropped(count=0, reason="epoch"))
+            self._epoch = ""
+        told += [event for event in events if event.index >= self._had]
+        if was_behind and not self.is_behind:
+            # Of what the reader has, some stands in the journal no more: a machine that lost power keeps what was synced.
+            told += _make_dropped_events(self._had - self._projection.index)
+        self._had = 0 if not self.is_behind else self._had
+        return told
+
+
+def _make_dropped_events(count: int) -> list[Event]:
+    return [EventsDropped(count=count, reason="journal")] if count > 0 else []

@@ -1,0 +1,440 @@
+"""
+``undo``: restore the files that a run wrote, to their content before the run or before a part of it.
+
+A journal is only read. It says of each write what the file held before and after; whether that still holds is looked up
+on the disk, under the rules by which the tools write: below the root, through held folders, through no link.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import Literal, TypeAlias
+
+import attrs
+from attrs import field, frozen
+
+from stepengine.data.effects import KINDS
+from stepengine.data.outcomes import Failure
+from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
+from stepengine.journal.divergence import describe_effect
+from stepengine.journal.encoding import changes_world_again
+from stepengine.journal.history import History
+from stepengine.journal.provenance import is_written_by_user
+from stepengine.journal.recorded_part import JournalCut, parse_result_address
+from stepengine.journal.records import Address, Intent, Result, format_address
+from stepengine.journal.sources import JournalLike, as_journal
+from stepengine.journal.store import Journal
+from stepengine.workspace import calls
+from stepengine.workspace.atomic import lock_for, replace_file, stat_target
+from stepengine.workspace.calls import FILE, Fd
+from stepengine.workspace.path_policy import PathPolicy
+from stepengine.workspace.root import Missing, OpenedEntry, Root
+from stepengine.workspace.text import read_capped
+from stepengine.workspace.workspace import Workspace
+from stepengine.workspace.writes import LARGE, FileWrite, OldFile, content_hash
+
+Roots: TypeAlias = "str | os.PathLike[str] | Workspace | Sequence[str | os.PathLike[str] | Workspace]"
+"""The folder or ``Workspace`` that ``file_tools`` was given, or all of them where there were several."""
+
+Fate: TypeAlias = Literal["restored", "removed", "created", "unchanged"]
+LISTED_FILES = 20
+"""About one screen of files; further ones are only counted."""
+CHANGES: tuple[Fate, ...] = ("restored", "removed", "created")
+CHANGED = "it was changed since"
+BETWEEN = "it was changed by somebody else between two writes of the run"
+DOUBTFUL = "a write of it was cut off and done again, so nobody knows what it held before"
+LOST = {
+    LARGE: "not undoable: it had more than 4 MiB, which no journal keeps",
+    "": "not undoable: the journal does not keep what it held, because that may be a secret",
+}
+ELSEWHERE = "it was written below another folder than those that were given"
+
+
+@frozen(kw_only=True)
+class Undone:
+    """
+    The result of an undo; paths are relative to their root.
+
+    Attributes:
+        restored: Files that hold again what they held before.
+        removed: Files that the run had made, and folders that it had made for them and that are empty.
+        created: Files that the run had deleted, and that are there again.
+        unchanged: Files that were as before already.
+        left: Files that were left alone, each with why; only where that was asked for.
+        unknown: Calls that were begun and of which nobody knows whether they happened, such as ``"#3 tool_call str_replace"``.
+        others: What else may have changed the world and keeps nothing to undo it by, such as
+            ``"tool_call run_terminal_command (2 times)"``.
+        dry_run: Whether nothing was done, and this is what would have been.
+        contents: After a dry run, the content that each restored or created file would have.
+    """
+
+    restored: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    created: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    unknown: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    dry_run: bool = False
+    contents: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        rows = [(word, path) for word in CHANGES for path in getattr(self, word)]
+        lines = [f"{word:8}  {path}" for word, path in rows]
+        lines += [f"{'left':8}  {path}: {why}" for path, why in self.left]
+        if self.unchanged:
+            lines.append(f"{len(self.unchanged)} as before already")
+        lines += [f"not known: {call} was begun, and whether it happened stands nowhere" for call in self.unknown]
+        lines += [f"not undone: {call}, which keeps nothing to undo it by" for call in self.others]
+        return "\n".join(lines or ["the run wrote no files"])
+
+
+def undo(
+    journal: JournalLike,
+    root: Roots,
+    *,
+    at: int | str = -1,
+    partial: bool = False,
+    dry_run: bool = False,
+    moved: bool = False,
+    trust: bool = False,
+    allow_secrets: Sequence[str] = (),
+    allow_protected: Sequence[str] = (),
+    cross_mounts: bool = False,
+    allow_wide_root: bool = False,
+) -> Undone:
+    """
+    Restore the files that a run and its children wrote with ``file_tools`` to their earlier content.
+
+    All of it or nothing: when one file was changed since, or cannot be brought back, nothing is done, unless *partial*
+    says so. What other tools did, such as commands, is not undone; the result names them. When it is interrupted, it can
+    be done again.
+
+    Args:
+        journal: The journal of the run, or the path of its file; it is only read.
+        root: The folder that ``file_tools`` was given; several where there were several.
+        at: The last effect whose writes stay: a number of the root's effects, or ``"path#number"``; by default none.
+        partial: Leave the files that cannot be brought back, and bring back the rest.
+        dry_run: Only report what would be done.
+        moved: The root stands at another place than when the run wrote; only for one root.
+        trust: Also undo a journal that no run of this user wrote, as far as the state folder knows. It decides which
+            files are written and their content.
+        allow_secrets: As with ``file_tools``; so the other three.
+        allow_protected: See above.
+        cross_mounts: See above.
+        allow_wide_root: See above.
+
+    Raises:
+        UndoRefused: when a file cannot be brought back, or the journal is not known as this user's; it names the files,
+            and nothing was changed.
+        JournalLocked: when the run still goes on.
+        JournalError: when the journal is damaged, or there is no effect *at*.
+        DefinitionError: when a root is not a folder or too wide.
+        OSError: when the disk fails in the middle; undo again to go on.
+    """
+    source = as_journal(journal)
+    policy = PathPolicy(
+        allow_secrets=tuple(allow_secrets),
+        allow_protected=tuple(allow_protected),
+        cross_mounts=cross_mounts,
+        allow_wide_root=allow_wide_root,
+    )
+    options = UndoOptions(partial=partial, dry_run=dry_run, moved=moved, policy=policy)
+    history = source.history()
+    if history.head is None:
+        raise source.missing()
+    is_refused = not (dry_run or trust or is_written_by_user(source))
+    with ExitStack() as held:
+        if not (dry_run or is_refused):
+            # Nobody writes the journal meanwhile, so the run does not go on.
+            history = held.enter_context(closing(source.writer())).history
+        path, seq = parse_result_address(history, at)
+        cut = JournalCut(history)
+        cut.cut_at((path, seq + 1))
+        if is_refused:
+            refuse_untrusted_journal(
+                source,
+                history,
+                root,
+                cut.keeps_result,
+                options,
+                remedy="undo(journal, root, trust=True) (--trust-journal)",
+            )
+        return undo_writes(history, root, cut.keeps_result, options)
+
+
+@frozen(kw_only=True)
+class UndoOptions:
+    """How writes are undone; see ``undo``."""
+
+    partial: bool = False
+    dry_run: bool = False
+    moved: bool = False
+    policy: PathPolicy = PathPolicy()
+
+
+def refuse_untrusted_journal(
+    journal: Journal,
+    history: History,
+    root: Roots,
+    keeps: Callable[[Address], bool],
+    options: UndoOptions,
+    *,
+    remedy: str,
+) -> None:
+    """
+    Raise if the writes of a journal that is not known as this user's would change a file.
+
+    Raises:
+        UndoRefused: it names each file with its change.
+    """
+    plan = undo_writes(history, root, keeps, attrs.evolve(options, dry_run=True, partial=True))
+    rows = [(path, f"would be {fate}") for fate in CHANGES for path in getattr(plan, fate)]
+    if rows:
+        # All of them: who trusts the journal agrees to each change.
+        listed = "; ".join([f"{path} {change}" for path, change in rows])
+        msg = (
+            f"nothing was undone: no run of yours is known to have written {journal.name}, and it decides what is written: "
+            f"{listed}. If you trust it: {remedy}"
+        )
+        raise UndoRefused(msg, files=rows)
+
+
+def undo_writes(
+    history: History,
+    root: Roots,
+    keeps: Callable[[Address], bool],
+    options: UndoOptions,
+) -> Undone:
+    """Undo the writes of a history whose results are not among those that *keeps* accepts; see ``undo``."""
+    with ExitStack() as held:
+        files = _list_written_files(history, keeps, _open_roots(root, options, held), moved=options.moved)
+        for file in files:
+            file.look()
+        stuck = tuple([(file.path, file.problem) for file in files if file.problem])
+        if stuck and not options.partial:
+            raise _make_refused_error(stuck)
+        whole = [file for file in files if not file.problem]
+        for file in [] if options.dry_run else whole:
+            file.restore_content()
+        removed = [] if options.dry_run else list(_remove_empty_folders(whole))
+    return Undone(
+        restored=_list_paths_by_fate(whole, "restored"),
+        removed=(*_list_paths_by_fate(whole, "removed"), *[f"{folder}/" for folder in removed]),
+        created=_list_paths_by_fate(whole, "created"),
+        unchanged=_list_paths_by_fate(whole, "unchanged"),
+        left=stuck,
+        unknown=tuple(_list_calls_in_doubt(history, keeps)),
+        others=tuple(_list_calls_without_undo(history, keeps)),
+        dry_run=options.dry_run,
+        contents=tuple([(file.path, file.old_content) for file in whole if file.fate in ("restored", "created")])
+        if options.dry_run
+        else (),
+    )
+
+
+def _list_paths_by_fate(files: Iterable[_WrittenFile], fate: Fate) -> tuple[str, ...]:
+    return tuple([file.path for file in files if file.fate == fate])
+
+
+def _remove_empty_folders(files: Iterable[_WrittenFile]) -> Iterator[str]:
+    """Remove the empty folders created for the files, the deepest first, and yield them."""
+    places = {(file.root, folder) for file in files for folder in file.folders}
+    for root, folder in sorted(places, key=lambda place: (-place[1].count("/"), place[1])):
+        if root is not None:
+            yield from root.remove_empty([folder])
+
+
+def _make_refused_error(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
+    listed = "; ".join([f"{path}: {why}" for path, why in stuck[:LISTED_FILES]])
+    more = f"; and {len(stuck) - LISTED_FILES} more" if len(stuck) > LISTED_FILES else ""
+    msg = f"nothing was undone, because of {len(stuck)} of the files: {listed}{more}. partial=True (--partial) undoes the rest"
+    return UndoRefused(msg, files=stuck)
+
+
+def _open_roots(root: Roots, options: UndoOptions, held: ExitStack) -> dict[str, Root]:
+    folders = [root] if isinstance(root, str | os.PathLike | Workspace) else list(root)
+    if not folders or (options.moved and len(folders) > 1):
+        msg = "undo takes the folder that file_tools was given, or several; with moved=True exactly one"
+        raise DefinitionError(msg)
+    made = [Root(folder, options.policy) for folder in folders]
+    for each in made:
+        held.callback(each.close)
+    return {each.id: each for each in made}
+
+
+# --- what the journal says ----------------------------------------------------------------------------------------------
+
+
+def _list_written_files(
+    history: History, keeps: Callable[[Address], bool], roots: dict[str, Root], *, moved: bool
+) -> list[_WrittenFile]:
+    """Return the files that were written, each with all its writes, in the order of their first ones."""
+    only = next(iter(roots.values()))
+    files: dict[tuple[str, str], _WrittenFile] = {}
+    for result in _list_dropped_results(history, keeps):
+        for write in history.writes(result) if result.writes else ():
+            key = (write.root, write.path)
+            if key not in files:
+                files[key] = _WrittenFile(only if moved else roots.get(write.root), write)
+            else:
+                files[key].add(write)
+    return list(files.values())
+
+
+def _list_dropped_results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Result]:
+    for record in history.records:
+        if isinstance(record, Result) and not keeps(record.address):
+            yield record
+
+
+def _list_changing_effects(
+    history: History, keeps: Callable[[Address], bool]
+) -> Iterator[tuple[Intent, Result | None]]:
+    """Yield the dropped effects that change the world, with their results; effects that start a run are left out."""
+    for address, intent in history.intents.items():
+        if KINDS[intent.type].changes_world and not intent.begins_run and not keeps(address):
+            yield intent, history.results.get(address)
+
+
+def _list_calls_in_doubt(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
+    """Yield the dropped calls with an unknown outcome."""
+    for intent, result in _list_changing_effects(history, keeps):
+        outcome = None if result is None else history.outcome(result)
+        if outcome is None or (isinstance(outcome, Failure) and isinstance(outcome.error, UnknownOutcome)):
+            yield f"{format_address(intent.path, intent.seq)} {describe_effect(history.form(intent))}"
+
+
+def _list_calls_without_undo(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
+    """Yield the successful calls that may have changed the world and recorded nothing to undo it."""
+    counted = Counter[str]()
+    for intent, result in _list_changing_effects(history, keeps):
+        if result is None or result.writes or not changes_world_again(history.form(intent)):
+            continue
+        outcome = history.outcome(result)
+        if not isinstance(outcome, Failure) and not getattr(getattr(outcome, "value", None), "is_error", False):
+            counted[describe_effect(history.form(intent))] += 1
+    for call, times in counted.items():
+        yield f"{call} ({times} time{'s' if times > 1 else ''})"
+
+
+# --- one file -----------------------------------------------------------------------------------------------------------
+
+
+class _WrittenFile:
+    """
+    A file that a run wrote: its content before the first write and after the last, and its fate.
+
+    Attributes:
+        path: Where it is, relative to its root.
+        root: What it is below; ``None`` when that was not given.
+        folders: The folders that were made for it.
+        problem: Why it cannot be brought back; ``""`` when it can.
+        fate: What becomes of it.
+    """
+
+    def __init__(self, root: Root | None, first: FileWrite) -> None:
+        self.path = first.path
+        self.problem = "" if root is not None else ELSEWHERE
+        self.fate: Fate = "unchanged"
+        self.root = root
+        self.folders = list(first.folders)
+        self._before: OldFile | None = first.before
+        # All that the run left there: after a part of it was undone the file may hold any of these.
+        self._states = [first.was, first.after]
+        if first.doubtful:
+            self.problem = self.problem or DOUBTFUL
+
+    def add(self, write: FileWrite) -> None:
+        """Add a further write, which must start from the content that the one before left, unless it is doubtful."""
+        if write.was != self._states[-1] and not write.doubtful:
+            self.problem = self.problem or BETWEEN
+        self._states.append(write.after)
+        self.folders += write.folders
+
+    @property
+    def old_content(self) -> bytes:
+        """The content before the first write."""
+        return (self._before.content if self._before is not None else None) or b""
+
+    @property
+    def _old_hash(self) -> str | None:
+        return None if self._before is None else self._before.hash
+
+    def look(self) -> None:
+        """Inspect the file and set its fate, or the problem that prevents undoing."""
+        if self.problem or self.root is None:
+            return
+        try:
+            with self.root.parent(self.path, create=False) as (folder, name), lock_for(folder, name):
+                self._set_fate(*self._read_file_state(folder, name))
+        except Missing:
+            self._set_fate(None, None)
+        except ToolError as error:
+            self.problem = error.message
+        except OSError as error:
+            self.problem = f"it cannot be used: {error.strerror or type(error).__name__}"
+
+    def _set_fate(self, info: os.stat_result | None, now: str | None) -> None:
+        old = self._before
+        if now == "":  # too large to be looked at, and no run leaves such a file
+            self.problem = CHANGED
+        elif now == self._old_hash and (old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode):
+            self.fate = "unchanged"
+        elif now not in self._states:
+            self.problem = CHANGED if now is not None else "it was deleted since"
+        elif old is None:
+            self.fate = "removed"
+        elif old.content is None:
+            self.problem = LOST.get(old.lost, LOST[""])
+        else:
+            self.fate = "created" if now is None else "restored"
+
+    def _read_file_state(self, folder: Fd, name: str) -> tuple[os.stat_result | None, str | None]:
+        """Return the file's status and the hash of its content; ``""`` is the hash of one that is too large."""
+        assert self.root is not None  # noqa: S101 - without one it has a problem
+        info = stat_target(folder, name, self.path)
+        if info is None:
+            return None, None
+        fd = calls.open_at(name, FILE, folder)
+        try:
+            self.root.check_file(OpenedEntry(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
+            data = read_capped(fd)
+        finally:
+            calls.close(fd)
+        return info, "" if data is None else content_hash(data)
+
+    def restore_content(self) -> None:
+        """
+        Restore or remove the file, according to its fate.
+
+        Raises:
+            UndoRefused: when the file was changed after it was looked at.
+        """
+        if self.fate == "unchanged":
+            return
+        assert self.root is not None  # noqa: S101 - without one it has a problem
+        fate = self.fate
+        try:
+            with self.root.parent(self.path, create=fate == "created") as (folder, name), lock_for(folder, name):
+                info, now = self._read_file_state(folder, name)
+                self._set_fate(info, now)
+                if not self.problem and self.fate == fate:
+                    self._restore_file(folder, name, info)
+                    return
+            why = self.problem or CHANGED
+        except ToolError as error:
+            why = error.message
+        msg = f"{self.path} was changed while the run was undone, so undoing ended there: {why}; undo again to go on"
+        raise UndoRefused(msg, files=[(self.path, why)])
+
+    def _restore_file(self, folder: Fd, name: str, info: os.stat_result | None) -> None:
+        old = self._before
+        if old is None:
+            calls.unlink(name, folder)
+        else:
+            replace_file(folder, name, old.content or b"", info, mode=old.mode)

@@ -1,0 +1,390 @@
+"""
+``LineJournal``: the base class of stores, which only read, append and replace bytes and take a lock.
+
+Encoding, redaction, checksums, signatures, torn lines, following and the messages of errors are here, so that no store can get them
+wrong. ``append_bytes`` names the offset that it appends at. A store that compares it with its size also notices a second writer whose
+lock was lost. ``LineWriter`` is the writer of all of them.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, JournalError, JournalWriteFailed
+from stepengine.journal.encoding import MAX_LINE_BYTES, Encoder
+from stepengine.journal.history import History
+from stepengine.journal.line_reader import Reading, parse_head, read_lines
+from stepengine.journal.mailbox import Mailbox, StoreMailbox
+from stepengine.journal.places import FULL, RESERVE_BYTES, DiskReserve
+from stepengine.journal.records import Head, Intent, Record
+from stepengine.journal.store import Journal, Writer
+from stepengine.workspace.after_fork import register_renewable
+from stepengine.workspace.open_files import describe_os_error
+
+if TYPE_CHECKING:
+    from stepengine.journal.signing import SignatureChain
+
+HEAD_BYTES = 16 * 1024
+"""The first line of most journals fits."""
+
+
+class LineJournal(Journal):
+    """
+    A journal whose lines are bytes of some store. A subclass has ``name``, ``read_bytes``, ``append_bytes``, ``replace_bytes`` and ``lock``.
+
+    Methods raise ``OSError`` when the store cannot be used. They are called in any thread, one at a time for each object.
+    A store that has better ways than the default ones overrides ``read_piece``, ``stamp`` and ``truncate_bytes``, too.
+
+    Args:
+        options: ``redact``, ``secrets``, ``allow_secrets``, ``machine``, ``link``, ``stable``, ``inline`` and ``sign``; see ``Journal``.
+
+    Attributes:
+        blocks: Whether ``append_bytes`` may wait long, as for a disk.
+        folder: A folder of the disk that holds the journal: room for the last results is reserved there. ``None`` (default) for no disk.
+    """
+
+    blocks = True
+    folder: Path | None = None
+
+    @abc.abstractmethod
+    def read_bytes(self, start: int) -> bytes:
+        """Return the stored bytes from offset *start*; ``b""`` at and behind the end, and if nothing is stored."""
+
+    @abc.abstractmethod
+    def append_bytes(self, data: bytes, at: int) -> None:
+        """
+        Append *data* durably to a store of exactly *at* bytes.
+
+        Raises:
+            OSError: when the store has another size, or cannot be written.
+        """
+
+    @abc.abstractmethod
+    def replace_bytes(self, data: bytes) -> None:
+        """Replace all stored bytes at once; on failure nothing changes. ``b""`` may delete what is stored."""
+
+    @abc.abstractmethod
+    def lock(self) -> Callable[[], None]:
+        """
+        Lock the store for one writer and return the function that unlocks it. The end of the process unlocks it, too.
+
+        Raises:
+            JournalLocked: when a writer of this or another process has it.
+        """
+
+    def truncate_bytes(self, size: int) -> None:
+        """Keep the first *size* bytes only; the caller has the lock."""
+        self.replace_bytes(self.read_bytes(0)[:size])
+
+    def letters(self) -> LineJournal | None:
+        """Return another store, in which other processes leave messages for the run; ``None`` (default) for no mailbox."""
+        return None
+
+    def reading(self) -> Reading:
+        """Return the stored records, and where the last whole one ends."""
+        return read_lines(self.content(), self.name)
+
+    @override
+    def records(self) -> list[Record]:
+        return self.reading().records
+
+    @override
+    def content(self) -> bytes:
+        return self._read(0)
+
+    @override
+    def read_piece(self, start: int, most: int) -> bytes:
+        return self._read(start)
+
+    @override
+    def head(self) -> Head | None:
+        most = HEAD_BYTES
+        while True:
+            data = self.read_piece(0, most)
+            first, newline, _ = data.partition(b"\n")
+            if newline or len(data) < most or most > MAX_LINE_BYTES:
+                return parse_head(first + newline, self.name)
+            most *= 16
+
+    @override
+    def is_there(self) -> bool:
+        return bool(self.content())
+
+    @override
+    def writer(self) -> Writer:
+        return LineWriter(self)
+
+    @override
+    def mailbox(self) -> Mailbox:
+        letters = self.letters()
+        return super().mailbox() if letters is None else StoreMailbox(self, letters)
+
+    @override
+    def replace(self, records: Sequence[Record]) -> None:
+        History(records, self.name)
+        data = b"".join(self.lines_of(records))
+        try:
+            self.replace_bytes(data)
+        except OSError as error:
+            msg = f"{self.name} cannot be replaced: {describe_os_error(error)}. Nothing was changed"
+            raise JournalWriteFailed(msg) from error
+
+    @override
+    def discard(self) -> None:
+        self.replace([])
+        letters = self.letters()
+        if letters is not None:
+            letters.replace([])
+
+    def _read(self, start: int) -> bytes:
+        try:
+            return self.read_bytes(start)
+        except OSError as error:
+            msg = f"{self.name} cannot be read: {describe_os_error(error)}"
+            raise JournalError(msg) from error
+
+
+class LineWriter(Writer):
+    """
+    The writer of a ``LineJournal``: it has the lock, and keeps lines until they are committed.
+
+    Args:
+        journal: The journal.
+    """
+
+    waits = True
+
+    def __init__(self, journal: LineJournal) -> None:
+        self._journal = journal
+        self.blocks = journal.blocks
+        self._unlock = self._lock()
+        try:
+            self._open(journal)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _open(self, journal: LineJournal) -> None:
+        reading = self._repair_tail(journal)
+        self.history = History(reading.records, journal.name, journal.missing)
+        head = self.history.head
+        self._encoder = Encoder(
+            journal.redactor,
+            link=journal.link if head is None else head.link,
+            previous=reading.crc,
+            blobs=tuple(self.history.blobs),
+            stable=journal.stable,
+            inline=journal.inline,
+        )
+        self._lines: list[bytes] = []
+        self._chain = _make_chain(journal, self.history)
+        # One commit after the other: lines are chained, and a store has one end.
+        self._storing = threading.Lock()
+        self._broken: JournalError | None = None
+        self._is_lost = False
+        self._closed = False
+        self._is_stored = bool(reading.records)
+        self._pid, self._is_forked = os.getpid(), False
+        self._reserve = None if journal.folder is None else DiskReserve.for_disk_of(journal.folder)
+        register_renewable(self)
+
+    def _lock(self) -> Callable[[], None]:
+        try:
+            return self._journal.lock()
+        except OSError as error:
+            msg = f"{self._journal.name} cannot be locked: {describe_os_error(error)}. Nothing was run"
+            raise JournalError(msg) from error
+
+    def _read(self) -> tuple[Reading, int]:
+        """Return what is stored, and how many bytes it has."""
+        reading = self._journal.reading()
+        return reading, reading.end + reading.torn
+
+    def _repair_tail(self, journal: LineJournal) -> Reading:
+        """Cut off a torn tail, add a missing newline, and return what is stored."""
+        reading, self._size = self._read()
+        try:
+            # Cut off before anything is appended: what came behind half a line would be damage in the middle, which
+            # nobody can tell from an attack (reliability:JR01).
+            if reading.torn:
+                journal.truncate_bytes(reading.end)
+                self._size, self.repaired = reading.end, reading.torn
+            if reading.open_end:
+                journal.append_bytes(b"\n", self._size)
+                self._size += 1
+        except OSError as error:
+            msg = f"{journal.name} cannot be repaired: {describe_os_error(error)}; nothing was run"
+            raise JournalWriteFailed(msg) from error
+        return reading
+
+    # Called once in the child, in place of a check at every record and commit.
+    def renew(self) -> None:
+        """Refuse everything in a forked child, since the parent owns run, file and lock."""
+        self._is_forked, self._storing = True, threading.Lock()
+        why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
+        self._broken = self._make_write_error(why)
+
+    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+        """Store later requests as differences to this one, which the journal holds already."""
+        self._encoder.remember(path, seq, transcript)
+
+    def append(self, record: Record) -> None:
+        """
+        Append a record; it is durable with the next ``commit``.
+
+        Raises:
+            JournalWriteFailed: when it cannot be stored, or an earlier write failed.
+            SecretFound: when shapes are looked for and one is left.
+        """
+        if self._broken is not None:
+            raise self._broken
+        # Only a head and an intent can still be refused. A result has happened, and a mebibyte is kept for it on the disk
+        # (reliability:JR08, JR09).
+        reserve = self._reserve
+        if reserve is not None and reserve.is_short and isinstance(record, Head | Intent):
+            self._check_disk_reserve(reserve)
+        chain = self._chain
+        if chain is not None and chain.has_found:
+            self._append_signature(chain)
+        try:
+            lines = self._encoder.lines(record)
+        except (JournalError, DataError) as error:
+            # Later lines would be chained to a missing one.
+            self._broken = self._make_write_error(str(error))
+            raise
+        self._lines += lines
+        if chain is not None:
+            chain.take(record, lines)
+            if chain.is_due:
+                self._append_signature(chain)
+
+    def _append_signature(self, chain: SignatureChain, *, closes: bool = False) -> None:
+        """Append a signature of everything before it."""
+        line = self._encoder.line(chain.sign(closes=closes))
+        chain.signed(line)
+        self._lines.append(line)
+
+    def _append_last_signature(self) -> None:
+        """Sign the remaining records before the journal is closed, unless lines were lost."""
+        chain = self._chain
+        if chain is not None and chain.is_unclosed and self._broken is None and not self._is_lost:
+            self._append_signature(chain, closes=True)
+
+    def _check_disk_reserve(self, reserve: DiskReserve) -> None:
+        """Raise unless the disk has room again for an effect's outcome."""
+        folder = self._journal.folder
+        if folder is not None and not reserve.renew(folder):
+            why = f"the disk is full; an effect begins only where {RESERVE_BYTES // 1024} KiB are left for what comes of it"
+            # What is under way may still be recorded: the writer is not broken.
+            raise self._make_write_error(why)
+
+    def commit(self) -> None:
+        """
+        Make everything appended durable.
+
+        Raises:
+            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+        """
+        with self._storing:
+            self._check_usable()
+            self._flush()
+
+    def close(self) -> None:
+        """Commit and release the journal; may be called twice. A forked process releases nothing."""
+        if self._is_forked:
+            return
+        with self._storing:
+            if self._closed:
+                return
+            # Closed before the last lines are stored: a second call does nothing, also where storing them failed.
+            self._closed = True
+            try:
+                self._append_last_signature()
+                self._flush()
+            finally:
+                self._release_store()
+
+    def _flush(self) -> None:
+        """Store the waiting lines, unless lines were lost."""
+        lines = self.pop_waiting_lines()
+        if lines:
+            try:
+                self._store(lines)
+            except JournalError as error:
+                self.mark_broken(error)
+                raise
+
+    def pop_waiting_lines(self) -> list[bytes]:
+        """
+        Remove and return the waiting lines. The caller has to store or ``mark_broken`` them.
+
+        Those before a record that could not be made are whole; after lost ones there are none.
+        """
+        # One takes at a time, and another thread may add behind the end meanwhile.
+        lines = self._lines[:]
+        del self._lines[: len(lines)]
+        return [] if self._is_lost else lines
+
+    def mark_broken(self, error: JournalError) -> None:
+        """Mark the writer as broken for good, since lines were lost."""
+        self._broken, self._is_lost = error, True
+
+    def _check_usable(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def _make_write_error(self, why: str) -> JournalWriteFailed:
+        if self._is_stored:
+            then = "What was committed before is whole; resume from it"
+        else:
+            then = "Nothing was run or recorded; start the run again, in the same journal if you like"
+        msg = f"{self._journal.name} cannot be written: {why}. {then}"
+        return JournalWriteFailed(msg)
+
+    def _store(self, lines: list[bytes]) -> None:
+        """Make *lines* durable, all or none of them, with ``_storing`` held; raise ``JournalWriteFailed`` for good otherwise."""
+        data = b"".join(lines)
+        try:
+            self._append_bytes(data)
+        except OSError as error:
+            self._append_into_reserve(data, error)
+        self._size += len(data)
+        self._is_stored = True
+
+    def _append_bytes(self, data: bytes) -> None:
+        self._journal.append_bytes(data, self._size)
+
+    def _append_into_reserve(self, data: bytes, error: OSError) -> None:
+        """Release the reserved room of a full disk and append once more (reliability:JR09)."""
+        if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
+            raise self._make_write_error(describe_os_error(error)) from error
+        try:
+            self._append_bytes(data)
+        except OSError as again:
+            raise self._make_write_error(describe_os_error(again)) from again
+        self._reserve.reserve_remaining()
+
+    def _release_store(self) -> None:
+        if self._reserve is not None:
+            self._reserve.close()
+        try:
+            self._unlock()
+        except OSError as error:
+            msg = f"{self._journal.name} cannot be unlocked: {describe_os_error(error)}. What was committed is whole"
+            raise JournalError(msg) from error
+
+
+def _make_chain(journal: Journal, history: History) -> SignatureChain | None:
+    if journal.signing is None:
+        return None
+    from stepengine.journal.altered import restore_chain
+
+    return restore_chain(journal.signing, journal.content(), history)

@@ -1,0 +1,206 @@
+"""
+Messages to the run of a journal, whichever process has it.
+
+They are put into the mailbox beside the journal. Must not be here: runs that are in this process, which have a handle.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.alike import list_names
+from stepengine.data.codec import bare
+from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, to_answer
+from stepengine.data.yields import check_topic
+from stepengine.errors import AnswerRejected, StepEngineError, ToolError
+from stepengine.journal.mailbox import Letter
+from stepengine.journal.pending_items import open_questions
+from stepengine.journal.sleepers import wake_for_letter
+from stepengine.journal.sources import as_journal
+from stepengine.runtime.mail import make_result_message
+
+if TYPE_CHECKING:
+    from stepengine.journal.history import History
+    from stepengine.journal.sources import JournalLike
+    from stepengine.journal.store import Journal
+
+SHOWN_CHARS = 200
+"""A name that is not known is quoted up to about two lines: enough to see the slip."""
+
+
+def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None = None, path: str = "") -> bool:
+    """
+    Send the run of a journal a message: what its ``Receive`` on that topic gets next.
+
+    Args:
+        journal: The journal; its run may be in any process, or in none.
+        topic: The topic.
+        value: JSON of at most 1 MiB.
+        id: Its id; a second message with the same id is ignored. By default it has one of its own.
+        path: The path of the run that receives it, where that is a child.
+
+    Returns:
+        Whether it is new; it is on the disk then.
+
+    Raises:
+        BadYield: for what is not a topic.
+        InputError: when it is not JSON or over 1 MiB, or something else has its id.
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended, or the child at *path*, or there is no such child.
+    """
+    letter = Letter(
+        kind="message", value=value, id=secrets.token_hex(16) if id is None else id, path=path, topic=check_topic(topic)
+    )
+    found = as_journal(journal)
+    history = _read_open_run(found, path)
+    if path and not history.has_run(path):
+        msg = f"there is no run at the path {path!r} in {found.name}; nothing was sent"
+        raise StepEngineError(msg)
+    return _post_letters(found, [letter])
+
+
+def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> None:
+    """
+    Answer open questions of the run of a journal, all or none of them; a process that has the run gets them within seconds.
+
+    They are on the disk when this returns, and a run that waits for them is due for ``stepengine resume --due``.
+
+    Args:
+        journal: The journal; its run may be in any process, or in none.
+        answers: The answers by question id.
+
+    Raises:
+        AnswerRejected: when a question is not open, or is not answered by that.
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    found = as_journal(journal)
+    questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
+    given = match_answers(answers, questions)
+    _post_letters(found, [Letter(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()])
+
+
+def match_answers(
+    answers: Mapping[str, AnswerLike], questions: Mapping[str, Question], *, by: str | None = None
+) -> dict[str, Answer]:
+    """
+    Return answers by question id, as those of *by*.
+
+    Raises:
+        AnswerRejected: unless every one of them fits an open question.
+    """
+    given: dict[str, Answer] = {}
+    for name, value in answers.items():
+        question = questions.get(name)
+        if question is None:
+            there = f"open are: {list_names(questions, name, quoted=True)}" if questions else "none is open"
+            msg = f"no question {name[:SHOWN_CHARS]!r} is open ({there}); nothing was taken"
+            raise AnswerRejected(msg)
+        answer = to_answer(value, question)
+        if problem := answer_problem(answer, question):
+            msg = f"{problem}; nothing was taken"
+            raise AnswerRejected(msg)
+        given[name] = answer if by is None else attrs.evolve(answer, by=by)
+    return given
+
+
+def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> bool:
+    """
+    Send the run of a journal a user message, which its next model call sees.
+
+    Args:
+        journal: The journal; its run may be in any process, or in none.
+        text: The message.
+        id: Its id; a second message with the same id is ignored. By default it has one of its own.
+
+    Returns:
+        Whether it is new; it is on the disk then.
+
+    Raises:
+        InputError: when it is over 1 MiB, or something else has its id.
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    found = as_journal(journal)
+    _read_open_run(found)
+    return _post_letters(found, [Letter(kind="input", value=text, id=id or secrets.token_hex(16))])
+
+
+def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path: str | None = None) -> bool:
+    """
+    Send the run of a journal the result of a deferred tool call; it is on the disk when this returns.
+
+    Args:
+        journal: The journal.
+        call_id: The id of the call.
+        result: A text or JSON.
+        path: The path of the run that made the call; needed only where calls of several runs of the tree have that id.
+
+    Returns:
+        Whether it is new: ``False`` when the same was sent before.
+
+    Raises:
+        ToolError: when there is no such call that has no result yet, or several are.
+        InputError: when it is over 1 MiB, or the call was given another result.
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    found = as_journal(journal)
+    message = make_result_message(_find_waiting_call(_read_open_run(found), call_id, path), result)
+    letter = Letter(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
+    return _post_letters(found, [letter])
+
+
+def _find_waiting_call(history: History, call_id: str, path: str | None) -> tuple[str, int]:
+    """Return the address of the one call with this id that waits for its result; raise unless there is one."""
+    calls = [(a, i) for a, i in history.open.items() if a in history.waiting and not history.has_ended(a[0])]
+    waiting = {a: str(history.form(i)["tool_call_id"]) for a, i in calls}
+    found = [a for a, name in waiting.items() if name == call_id and path in (None, a[0])]
+    if len(found) != 1:
+        listed = list_names([f"{name[:SHOWN_CHARS]!r} at path {a[0]!r}" for a, name in waiting.items()])
+        what = "waits for its result" if not found else "is one call: several wait, and a path says which"
+        msg = f"no call {call_id[:SHOWN_CHARS]!r} {what}; waiting are: {listed}"
+        raise ToolError(msg)
+    return found[0]
+
+
+def send_cancel(journal: JournalLike, reason: str = "") -> None:
+    """
+    Cancel the run of a journal: the process that has it stops it within seconds, one that resumes it at once.
+
+    Args:
+        journal: The journal.
+        reason: The reason, which the record keeps.
+
+    Raises:
+        JournalError: as ``Engine.post``.
+        StepEngineError: when the run has ended.
+    """
+    found = as_journal(journal)
+    _read_open_run(found)
+    _post_letters(found, [Letter(kind="cancel", value=reason)])
+
+
+def _read_open_run(journal: Journal, path: str = "") -> History:
+    """Return the history of a run; raise if the run, or the child at *path*, has ended or never started."""
+    if not journal.is_there():
+        raise journal.missing()
+    history = journal.history()
+    if history.is_complete or history.has_ended(path):
+        which = f"the child at {path!r}" if path and not history.is_complete else "the run"
+        msg = f"{which} in {journal.name} has ended and takes no messages; nothing was sent"
+        raise StepEngineError(msg)
+    return history
+
+
+def _post_letters(journal: Journal, letters: Sequence[Letter]) -> bool:
+    box = journal.mailbox()
+    is_new = [box.post(letter) for letter in letters]
+    # Also where it was there already: who posted it first may have been killed in between.
+    for kind in {letter.kind for letter in letters}:
+        wake_for_letter(journal, kind)
+    return all(is_new)

@@ -1,0 +1,96 @@
+"""The open waits of a recorded run, and the messages that it has not received."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from stepengine.data.effects import KINDS
+from stepengine.data.questions import Question
+from stepengine.data.waits import Received, Waits, WaitsFor
+from stepengine.journal.encoding import questions_of
+from stepengine.journal.history import History, parse_created
+from stepengine.journal.records import Address, Intent
+
+WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.items() if row.waits_for}
+"""The subject of each kind of effect that only waits."""
+
+
+def open_questions(history: History) -> dict[str, tuple[Address, Question]]:
+    """Return the questions without an answer by id, each with the address of its effect."""
+    found: dict[str, tuple[Address, Question]] = {}
+    asked = [(a, i) for a, i in history.open.items() if i.type == "ask" and not history.has_ended(a[0])]
+    # Inputs are searched only if a question is open: a long run may have thousands.
+    answered = {i.input["question_id"] for i in history.inputs if i.input.get("type") == "answer"} if asked else ()
+    for address, intent in asked:
+        for question in questions_of(history.form(intent)):
+            if question.id not in answered:
+                found[question.id] = (address, question)
+    return found
+
+
+def find_waits(history: History) -> list[Waits]:
+    """Return the waits of a run whose process has ended: questions without an answer first."""
+    asks = [
+        Waits(kind="question", path=path, seq=seq, question=question)
+        for (path, seq), question in open_questions(history).values()
+    ]
+    if history.is_complete:
+        return asks
+    known = [i for i in history.inputs if i.input.get("type") == "wake_time"] if history.open else []
+    wake_times = {i.address: int(i.input["until"]) for i in known}
+    waiting = [(a, i) for a, i in history.open.items() if i.type in WAITING and not history.has_ended(a[0])]
+    return [*asks, *[_make_wait(history, address, intent, wake_times.get(address)) for address, intent in waiting]]
+
+
+def _make_wait(history: History, address: Address, intent: Intent, until: int | None) -> Waits:
+    """Return the wait of an effect; *until* is its wake time in milliseconds since the root run was created."""
+    form, head = history.form(intent), history.head
+    wakes_at = None
+    if until is not None and head is not None:
+        with contextlib.suppress(OverflowError):
+            wakes_at = parse_created(head) + timedelta(milliseconds=until)
+    at: dict[str, Any] = {"path": address[0], "seq": address[1], "kind": WAITING[intent.type], "wakes_at": wakes_at}
+    if intent.type == "receive":
+        return Waits(**at, topic=str(form.get("topic", "")))
+    if intent.type == "wait":
+        return Waits(**at, children=tuple(map(str, form.get("children", ()))))
+    return Waits(**at)
+
+
+def find_unread_messages(history: History) -> list[dict[str, Any]]:
+    """Return the messages sent to runs that none of them received or refused, in the order in which they arrived."""
+    gone = {i.input["id"] for i in history.inputs if i.input.get("type") == "rejected_message"}
+    for address, intent in history.intents.items():
+        result = history.results.get(address) if intent.type == "receive" else None
+        received = None if result is None else getattr(history.outcome(result), "value", None)
+        if isinstance(received, Received):
+            gone.add(received.id)
+    found = [i for i in history.inputs if i.input.get("type") == "message" and i.input["topic"]]
+    names = ("id", "topic", "value")
+    return [{"path": i.path, **{n: i.input[n] for n in names}} for i in found if i.input["id"] not in gone]
+
+
+def find_unreceived_input(history: History) -> dict[str, list[str]]:
+    """Return the user input that parents and mailbox messages sent to each run, by path, and that it did not receive."""
+    sent: dict[str, list[str]] = {}
+    for record in history.inputs:
+        content = record.input
+        is_input = content.get("type") == "mailbox_message" and content["kind"] == "input"
+        if is_input or (content.get("type") == "message" and not content["topic"]):
+            sent.setdefault(record.path, []).append(str(content["value"]))
+    for (path, _), result in history.results.items() if sent else ():
+        waiting = sent.get(path)
+        # An outcome may also have input that a handle sent, which is in no input record.
+        for message in history.outcome(result).inputs if waiting else ():
+            with contextlib.suppress(ValueError):
+                waiting.remove(message.text)  # type: ignore[union-attr]
+    return sent
+
+
+def list_message_ids(history: History) -> set[str]:
+    """Return the ids of all recorded messages, mailbox messages included."""
+    kinds = ("message", "rejected_message", "mailbox_message")
+    return {str(i.input["id"]) for i in history.inputs if i.input.get("type") in kinds}

@@ -1,0 +1,240 @@
+"""
+``RecordPlayer``: the middleware of a run with a past. It decides for each effect whether the record answers it or it is performed.
+
+The ``Replayer`` compares effects with the record; the ``Recorder`` performs and records those that are live.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+import attrs
+
+from stepengine.data.effects import CHILD_ENDS, WAITS, AskPerson, CallBody, CallModel, Spawn
+from stepengine.data.json import ABSENT
+from stepengine.data.outcomes import Single, Stop, Value
+from stepengine.data.questions import Answer
+from stepengine.errors import UnknownOutcome
+from stepengine.journal.encoding import bare
+from stepengine.journal.history import History
+from stepengine.journal.recorded_part import RecordedPart
+from stepengine.journal.recorder import STARTS, Recorder, RunToRecord, add_ended_run, find_ended_run
+from stepengine.journal.records import Input, Result
+from stepengine.journal.replayer import Replayer
+from stepengine.runtime.failfast import make_race_loss_outcome
+from stepengine.runtime.innermost import is_deferred
+from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
+from stepengine.runtime.questions import render_questions
+
+
+class RecordPlayer:
+    """
+    Answers effects from the record, or has them recorded.
+
+    Args:
+        recorder: Performs and records the effects that are live.
+        inner: What performs live.
+        run: The run, with its journal.
+        past: What was recorded.
+        replayer: Compares effects with that.
+    """
+
+    def __init__(
+        self, recorder: Recorder, inner: Performer, run: RunToRecord, past: RecordedPart, replayer: Replayer
+    ) -> None:
+        self.begin = recorder.begin
+        self._recorder = recorder
+        self._inner = inner
+        self._run = run
+        self._past = past
+        self._replayer = replayer
+        self._writer = run.writer
+        self._timing = run.timing
+
+    # The order of these questions is the whole of resuming: a recorded outcome is given; a run that is recorded to its
+    # end stops where the record does; what lost its race stays lost; what was begun and has no result is in doubt; and
+    # only then is anything performed. Children are asked about first, since they are never answered from a record: they
+    # run again over their own.
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Answer an effect from the record, or perform and record it."""
+        replayer = self._replayer
+        if self._writer.fatal is not None:
+            return self._return_divergence_stop()
+        starts = type(item.effect) in STARTS
+        if starts:
+            is_background = isinstance(item.effect, Spawn) and item.effect.is_background
+            return self._start_background_child(item, io) if is_background else self._repeat_run(item, io)
+        address = item.address
+        known = replayer.result(address)
+        if known is not None:
+            again = type(item.effect) not in CHILD_ENDS and self._past.leeway.performs_again(item.effect)
+            return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)
+        if replayer.halts(item):
+            return self._make_record_end_stop(item, io)
+        if item.gather is not None and replayer.ends.has_lost_race(item):
+            return self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
+        return (
+            self._resume_effect_in_doubt(item, io)
+            if replayer.was_begun(address)
+            else self._recorder.perform_live(item, io)
+        )
+
+    async def _return_divergence_stop(self) -> Single:
+        return self._make_divergence_stop()
+
+    def _make_divergence_stop(self) -> Stop:
+        return Stop("diverged", self._timing.last, self._writer.fatal)
+
+    async def _answer_from_record(self, known: Result, item: Item, io: IO) -> Single:
+        if self._timing.pace is not None:
+            await self._timing.pace.reach(known.at)
+        is_of_children = type(item.effect) in CHILD_ENDS
+        waits = self._replayer.until_cut(known, item) if is_of_children else None
+        if waits is not None:
+            cut, children = waits
+            ended = await io.ends(item, children, cut)
+            if cut.done():  # one of them left its record: what is recorded of the wait holds no longer
+                return await self._recorder.perform_live(item, io)
+            if ended is None:
+                return Stop(
+                    "suspended" if self._writer.fatal is None else "diverged", self._timing.last, self._writer.fatal
+                )
+        outcome = self._replayer.answer(known, item)
+        return await self._add_child_ends(outcome, item, io) if is_of_children else outcome
+
+    async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
+        """Perform a recorded effect again and compare the results."""
+        outcome = await self._inner.perform(item, io)
+        if not isinstance(outcome, Stop):
+            outcome = self._recorder.to_recorded_form(item, outcome, known.at)
+        return self._replayer.compare(known, outcome, item)
+
+    async def _add_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
+        """Wait until background children reach their recorded ends, and return the outcome with those."""
+        if not isinstance(outcome, Value):
+            return outcome
+        ended = await io.ends(item, outcome.value.done)
+        if ended is None:
+            return Stop("cancelled", self._timing.last, self._writer.fatal)
+        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
+
+    # A replay ends where its record ends, and as that one did. Only a run that was suspended there still waits for
+    # something: that is told to the tree, so that its result names the questions and times again. A run that was
+    # cancelled or cut off waits for nothing.
+    async def _make_record_end_stop(self, item: Item, io: IO) -> Single:
+        """Return the stop of a run that reached the end of its record and must not continue."""
+        questions = render_questions(item) if isinstance(item.effect, AskPerson) else ()
+        stop = self._replayer.ends.stop_at(item.path, questions, waits=type(item.effect) in WAITS)
+        if stop.kind == "suspended":
+            io.note_suspension(item)
+        return attrs.evolve(stop, begun=self._replayer.find_stopped_call(item))
+
+    async def _start_background_child(self, item: Item, io: IO) -> Single:
+        """Start a child in the background; the start is an outcome at once, and the end is recorded separately."""
+        replayer, address = self._replayer, item.address
+        known, refused = replayer.result(address), replayer.find_refused_outcome(address, item)
+        if refused is not None:
+            return refused
+        if known is None and replayer.halts(item):
+            return await self._make_record_end_stop(item, io)
+        outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
+        if self._writer.fatal is not None:
+            return self._make_divergence_stop()
+        return await self._recorder.commit(item, outcome, []) if known is None else replayer.answer(known, item)
+
+    # A child that is recorded to have ended is run all the same. Its result alone would answer the parent, but then
+    # nobody would compare what it asks for, a divergence below would go unseen, and an output of the author's own type
+    # could not be made from JSON.
+    async def _repeat_run(self, item: Item, io: IO) -> Single:
+        """Run a child or tool body over its own records and compare its result with the recorded one."""
+        replayer, address = self._replayer, item.address
+        instead = await self._find_outcome_without_start(item, io)
+        if instead is not None:
+            return instead
+        known, begun = replayer.result(address), replayer.has_begun(address)
+        if item.gather is not None and replayer.ends.has_lost_race(item):
+            replayer.ends.give_up(child_path(*address))
+            item = item._replace(gather=None)
+        # One that is recorded to have ended comes to that end, whoever is first this time in a race that it was part of.
+        asked = item if known is None else item._replace(gather=None)
+        outcome = await self._inner.perform(asked._replace(has_begun=True) if begun else asked, io)
+        if self._writer.fatal is not None:
+            return add_ended_run(self._make_divergence_stop(), find_ended_run(outcome))
+        if known is not None:
+            if self._recorder.cleans and isinstance(outcome, Value) and isinstance(item.effect, CallBody):
+                outcome = self._recorder.to_recorded_form(item, outcome, known.at)
+            confirmed = replayer.confirm(known, outcome, item)
+            if confirmed is not None:
+                return confirmed
+        return (
+            await self._recorder.commit_run_outcome(item, outcome)
+            if replayer.ends.is_live(item.path)
+            else self._make_stop_of_child(item, outcome)
+        )
+
+    async def _find_outcome_without_start(self, item: Item, io: IO) -> Single | None:
+        """Return, and record for a lost race, the outcome of a child or body that must not start; else ``None``."""
+        replayer, address = self._replayer, item.address
+        refused = replayer.find_refused_outcome(address, item)
+        if refused is not None:
+            return refused
+        if item.gather is not None and replayer.ends.has_lost_race(item):
+            return (
+                None
+                if replayer.has_begun(address)
+                else await self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
+            )
+        return await self._make_record_end_stop(item, io) if replayer.halts_before_run(address, item) else None
+
+    def _make_stop_of_child(self, item: Item, outcome: Single) -> Single:
+        """Return the stop of a run whose child stopped where its record stops."""
+        child = find_ended_run(outcome)
+        waits = isinstance(outcome, Stop) and outcome.kind == "suspended"
+        stop = self._replayer.ends.stop_at(item.path, child.questions if child is not None else (), waits=waits)
+        return add_ended_run(stop, child)
+
+    # The process died between intent and result, and nothing here can know whether the mail was sent. What is harmless
+    # twice is done again; what waits is waited for again; of the rest somebody decides (`in_doubt`), and that decision
+    # is recorded like a result, so that it is never asked for a second time (replay:J31).
+    async def _resume_effect_in_doubt(self, item: Item, io: IO) -> Single:
+        """Resume or decide an effect that was started and has no result."""
+        run, history, address = self._run, self._past.history, item.address
+        if run.mode.copies:
+            self._copy_input_records(item, history)
+        # Whoever sent its result knows that it happened.
+        is_waiting = is_deferred(item) and (address in history.waiting or address in run.mail.results_sent)
+        if is_waiting and run.answers.find_decision(address) is None:
+            return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
+        if type(item.effect) in WAITS:
+            return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
+        if is_repeatable(item):
+            lost = self._make_lost_attempt(item) if isinstance(item.effect, CallModel) else ()
+            return await self._recorder.perform_live(item, io, lost, again=True)
+        decided = run.answers.decide(item, history)
+        if decided is None:
+            return await self._recorder.perform_live(item, io, again=True)
+        self._record_stated_result(item, decided)
+        return await self._recorder.commit(item, decided, [])
+
+    def _copy_input_records(self, item: Item, history: History) -> None:
+        """Copy the records of a started effect into a rewritten journal."""
+        address = item.address
+        if address in history.waiting:
+            self._recorder.append_result_pending(item)
+        begun = history.begun.get(address)
+        if begun is not None:
+            self._recorder.append_stopped_usage(item, begun, self._timing.last)
+
+    def _make_lost_attempt(self, item: Item) -> list[object]:
+        """Return the attempt of a process that ended before recording the reply, with its known usage."""
+        lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
+        begun = self._replayer.find_stopped_call(item)
+        return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
+
+    def _record_stated_result(self, item: Item, outcome: Single) -> None:
+        """Record who stated the outcome of an effect in doubt."""
+        seq = item.effect.seq
+        given = self._run.answers.find_decision((item.path, seq))
+        if not isinstance(outcome, Stop) and isinstance(given, Answer) and given.result is not ABSENT:
+            said = {"by": given.by, "reason": given.reason}
+            self._recorder.append(Input(item.path, seq, self._timing.last, {"type": "manual_result", **said}))

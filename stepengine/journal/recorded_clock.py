@@ -1,0 +1,91 @@
+"""The clock of a recorded run over all processes that worked on it, and the pace of a replay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from stepengine.errors import JournalError
+
+STABLE_STEP_MS = 1_000
+"""A second for each effect: such times are readable, and far enough apart that none is rounded to another."""
+# A person once took two days to answer; nobody watches a replay for that long.
+MAX_PAUSE_SECONDS = 10.0
+
+
+# Three clocks meet here: the one of this process, that of the processes before it, and the made-up one of recordings
+# for git, in which times follow from addresses, so that the same run gives the same bytes (replay:J23). The machine
+# sees one time that only goes on.
+class RunClock:
+    """
+    Puts outcomes on the run's own clock.
+
+    Args:
+        stable: Whether times depend on addresses alone, so that two recordings agree.
+
+    Attributes:
+        last: The latest time so far.
+        pace: How fast recorded results come; ``None`` for at once.
+    """
+
+    @property
+    def takeover_ms(self) -> int | None:
+        """The run's time in milliseconds when this process resumed it; ``None`` for made-up times."""
+        return None if self._stable else self._offset
+
+    def __init__(self, *, stable: bool) -> None:
+        self._stable = stable
+        self._offset = 0
+        self.last = 0
+        self.pace: ReplayPace | None = None
+
+    def continue_from(self, last: int, created: datetime, now: datetime) -> None:
+        """Continue the time of a record that ends at *last*; it never runs backwards."""
+        self.last = last
+        self._offset = max(last, (now - created) // timedelta(milliseconds=1))
+
+    def record_time(self, path: str, seq: int, at: int) -> int:
+        """Record and return the run's time of an outcome, *at* milliseconds after this process resumed it."""
+        if self._stable:
+            numbers = [*map(int, path.split("."))] if path else []
+            time = STABLE_STEP_MS * sum([n + 1 for n in (*numbers, seq)])
+        else:
+            time = self._offset + at
+        if time > self.last:  # noqa: PLR1730 - a call less, for every outcome
+            self.last = time
+        return time
+
+    def advance_to(self, at: int) -> None:
+        """Advance the run's time to at least *at*."""
+        self.last = max(self.last, at)
+
+
+class ReplayPace:
+    """
+    Lets recorded results come as fast as they did, or faster.
+
+    Args:
+        speed: How many times as fast.
+
+    Attributes:
+        sleep: Waits some seconds.
+
+    Raises:
+        JournalError: when *speed* is not above 0.
+    """
+
+    def __init__(self, speed: float) -> None:
+        if not speed > 0:
+            msg = f"speed is {speed!r}; it is a number above 0, such as 1.0 for as fast as recorded"
+            raise JournalError(msg)
+        self._speed = speed
+        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self._shown = 0
+
+    async def reach(self, at: int) -> None:
+        """Sleep until the time of a result, scaled and bounded, counted from the result before."""
+        pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE_SECONDS)
+        if pause > 0:
+            await self.sleep(pause)
+        self._shown = max(self._shown, at)

@@ -1,0 +1,186 @@
+"""
+``RecordedMachines``: the machines of a recorded run tree, and the recorded values that they start with.
+
+A machine can see three things of a record: the seed of its random numbers, the system prompt and context window that were looked up,
+and placeholders for tools that the agent no longer has. It does not know that there is a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from functools import partial
+from random import Random
+from typing import Any, Protocol
+
+import attrs
+
+from stepengine.data.effects import Spawn
+from stepengine.data.json import JsonDict, JsonValue
+from stepengine.data.outcomes import Outcome
+from stepengine.data.state import AgentState
+from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
+from stepengine.journal.encoding import find_length_problem
+from stepengine.journal.history import History
+from stepengine.journal.modes import Mode
+from stepengine.journal.records import Input
+from stepengine.journal.run_writer import RunWriter
+from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.sources import needs_provenance
+from stepengine.runtime.services import ChildPlanner, MachineMaker
+
+
+# A prompt that is written down in the code comes from the code, so that a change of it is found at the first request;
+# one that is computed comes from the record, since it may come out differently each time.
+def restore_lookups(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    """Return plan and state of a run with its recorded lookups: system prompt and context window."""
+    if plan.body is not None:
+        return plan, state
+    prompt = history.prompts.get(plan.path)
+    if prompt is not None and not isinstance(plan.definition.system_prompt, str):
+        state = attrs.evolve(state, system_prompt=prompt)
+    if plan.path in history.windows or (plan.path, 0) in history.intents:
+        plan = attrs.evolve(plan, context_window=history.windows.get(plan.path))
+    return plan, state
+
+
+def make_lookup_records(plan: RunPlan, state: AgentState) -> Iterator[Input]:
+    """Yield the input records of a run's lookups: its computed system prompt and its context window."""
+    if plan.body is not None:
+        return
+    if not isinstance(plan.definition.system_prompt, str):
+        yield Input(plan.path, -1, 0, {"type": "system_prompt", "text": state.system_prompt})
+    if plan.context_window is not None:
+        yield Input(plan.path, -1, 0, {"type": "context_window", "tokens": plan.context_window})
+
+
+def add_missing_tools(history: History, plan: RunPlan) -> RunPlan:
+    """
+    Return *plan* with a placeholder for each recorded tool that the agent no longer has.
+
+    What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
+    """
+    # A replay calls no tool, so one that was deleted since must not keep an old recording from being replayed
+    # (reliability:JR24). The stand-in only lets the machine find a binding; what comes is the recorded result.
+    tools = plan.tools
+    recorded = history.tools_of(plan.path)
+    gone = [name for name in recorded if name not in tools or isinstance(tools[name].runs, Control)]
+    if not gone:
+        return plan
+    stand_ins = {
+        name: ToolBinding(ToolSpec(name, "", JsonDict()), lambda given: Validated(given, given)) for name in gone
+    }
+    return attrs.evolve(plan, tools=_ToolsWithPlaceholders(tools, stand_ins))
+
+
+class _ToolsWithPlaceholders(dict[str, ToolBinding]):
+    """A run's tools with stand-ins; a tool that ``pre_run`` hooks add goes to the run's own table, too, where performers look."""
+
+    def __init__(self, own: Mapping[str, ToolBinding], stand_ins: Mapping[str, ToolBinding]) -> None:
+        super().__init__({**own, **stand_ins})
+        self._own = own
+
+    def __setitem__(self, name: str, binding: ToolBinding) -> None:
+        super().__setitem__(name, binding)
+        self._own[name] = binding  # type: ignore[index]
+
+
+class HasHistory(Protocol):
+    """The member of the recorded part that machines use; see ``RecordedPart``."""
+
+    history: History
+
+
+class HasComputed(Protocol):
+    """The member of a replayer that machines use; see ``Replayer``."""
+
+    def computed(self, path: str, number: int) -> Any:
+        """Return the recorded result of a ``Compute`` of the body at *path*."""
+
+
+class RunWithMachines(Protocol):
+    """The members of a recorded run that its machines use; see ``JournaledRun``."""
+
+    mode: Mode
+    writer: RunWriter
+
+    @property
+    def recorded_part(self) -> HasHistory | None:
+        """The recorded part; ``None`` for a new run."""
+
+    @property
+    def replayer(self) -> HasComputed | None:
+        """Answers from the recorded part."""
+
+
+class RecordedMachines:
+    """
+    The machines of a recorded run tree.
+
+    Args:
+        run: The run.
+
+    Attributes:
+        seed: The random numbers of all machines depend on it.
+        running: The machines by path.
+        decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
+    """
+
+    def __init__(self, run: RunWithMachines) -> None:
+        self.seed = ""
+        self.running: dict[str, Any] = {}
+        self.decoders: dict[str, Callable[[Any], Any]] = {}
+        self._run = run
+
+    def wrap_machine(self, inner: MachineMaker) -> MachineMaker:
+        """Return a function that makes machines which start with what is recorded of them."""
+
+        def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+            past = self._run.recorded_part
+            known = plan if past is None else add_missing_tools(past.history, plan)
+            if plan.definition.handle_steps is not None:
+                known = attrs.evolve(known, output_problem=self._find_output_problem)
+            if needs_provenance(plan.hooks):
+                known = attrs.evolve(known, clean=self._run.writer.source.redactor.value)
+            if plan.decode_output is not None:
+                self.decoders[plan.path] = plan.decode_output
+            running = self.running[plan.path] = inner(known, state)
+            return running
+
+        return machine
+
+    def _find_output_problem(self, output: JsonValue) -> str:
+        """Return the reason why an output cannot be recorded in this journal, or ``""``."""
+        return find_length_problem(output, self._run.writer.source.inline)
+
+    def wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
+        """Return a planner whose children start with what is recorded of them."""
+
+        def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+            plan, state = inner(parent, effect, path)
+            replayer = self._run.replayer
+            if plan.body is not None and replayer is not None:
+                plan = attrs.evolve(plan, body=attrs.evolve(plan.body, recalled=partial(replayer.computed, path)))
+            return self.apply_lookups(self.add_seeded_random(plan), state)
+
+        return plan_child
+
+    def add_seeded_random(self, plan: RunPlan) -> RunPlan:
+        """Return *plan* with random numbers that depend on the seed and its path."""
+        # By path, so that each child has chance of its own: drawn from one source, what a child gets would depend on
+        # which sibling was faster.
+        return attrs.evolve(plan, random=partial(Random, f"{self.seed}:{plan.path}"))
+
+    def apply_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+        """Return plan and state with the recorded lookups, and record the lookups that are new."""
+        run = self._run
+        known: Collection[str] = ()
+        if run.recorded_part is not None:
+            history = run.recorded_part.history
+            plan, state = restore_lookups(history, plan, state)
+            known = run.mode.known_lookups(history, plan.path)
+        # Recorded as inputs, since no effect asked for them: a prompt that is computed, and a window from a price list,
+        # may be others tomorrow.
+        for record in make_lookup_records(plan, state):
+            if record.input["type"] not in known:
+                run.writer.append(record)
+        return plan, state

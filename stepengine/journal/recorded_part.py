@@ -1,0 +1,417 @@
+"""
+``RecordedPart``: what a run must repeat: its records by address, and which of them were used.
+
+A journal may be cut at an address ``p#n``: everything of ``p`` from n on is gone with the runs it spawned; on the way up, each ancestor
+loses the result of the Spawn that leads to ``p`` and everything after it. What began together with that Spawn keeps what it has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.effects import KINDS, ROWS, CallBody, Leaf
+from stepengine.data.messages import ToolResult
+from stepengine.data.outcomes import Failure, Value, was_given_up
+from stepengine.data.state import ChildResult
+from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.journal.divergence import (
+    compare_child_results,
+    compare_outcomes,
+    describe_effect,
+    find_definition_line,
+    make_divergence_error,
+)
+from stepengine.journal.encoding import bare, changes_world_again, to_comparable_form
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.history import History, describe_plan_changes, get_start_address
+from stepengine.journal.records import ROOT, Address, Intent, Result, format_address
+from stepengine.machine.plan import RunPlan
+from stepengine.runtime.performer import child_path
+
+LISTED_EFFECTS = 10
+"""Enough to see which effects they are; further ones are only counted."""
+TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|[0-9]{1,9})")
+
+
+def parse_result_address(history: History, at: int | str) -> Address:
+    """
+    Return the address of an effect that has a result, as ``parse_address`` does.
+
+    Raises:
+        JournalError: for what is not an address; when there is no such effect, or it has no result.
+    """
+    address = parse_address(at)
+    _check_has_result(history, address)
+    return address
+
+
+def parse_address(at: int | str) -> Address:
+    """
+    Return the address for a number of the root's effects, ``"#5"`` or ``"3.2#1"``.
+
+    Raises:
+        JournalError: for anything else.
+    """
+    # `True` is an `int` to Python, and would mean effect 1.
+    found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
+    if found is None:
+        msg = f"an address is a number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"
+        raise JournalError(msg)
+    return found["path"] or "", int(found["seq"])
+
+
+def _check_has_result(history: History, address: Address) -> None:
+    where = format_address(*address)
+    if address == ROOT:
+        return
+    # The commonest slip is a number that is too high, so the message says how far they go.
+    if address not in history.intents:
+        numbers = [seq for path, seq in history.intents if path == address[0] and seq >= 0]
+        known = f"the run there has the effects 0 to {max(numbers)}" if numbers else "there is no run at that path"
+        msg = f"{history.name} has no effect {where}: {known}"
+        raise JournalError(msg)
+    if address not in history.results:
+        msg = f"effect {where} of {history.name} has no result yet; resume the run, or fork it at an earlier effect"
+        raise JournalError(msg)
+
+
+class JournalCut:
+    """
+    The places where a journal was cut; without any, everything stays.
+
+    What a child in the background did is nothing that its parent's effects follow from, before the parent was told how it ended.
+
+    Args:
+        history: What is cut.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._ends: dict[str, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
+    # Not a point in the file but a place in the tree: records of runs that go on beside each other stand in the order
+    # in which their results came, so everything behind a line would cut siblings off that have nothing to do with the
+    # edit, and what they did would be paid for again.
+    def cut_at(self, address: Address) -> None:
+        """Remove the effect at *address* and its consequences."""
+        path, seq = address
+        self._set_run_end(path, seq)
+        while path:
+            # What began together with the `Spawn` on the way up stays, which is why the end is behind the last of the
+            # group: siblings asked for nothing that the cut child gave. The child's own result goes with the cut, as
+            # `keeps_result` says.
+            if not self._history.is_background(path):
+                self._set_run_end(get_start_address(path)[0], self._history.last_together(get_start_address(path)) + 1)
+            elif (told := self._history.first_told_address(path)) is not None:
+                self._set_run_end(*told)
+            else:
+                break
+            path = get_start_address(path)[0]
+
+    def _set_run_end(self, path: str, seq: int) -> None:
+        self._ends[path] = min(seq, self._ends.get(path, seq))
+
+    def keeps_intent(self, address: Address) -> bool:
+        """Return whether an intent stays."""
+        # Asked for each effect of a replay, where nearly never anything was cut.
+        if not self._ends or address == ROOT:
+            return True
+        path, seq = address
+        while True:
+            if seq >= self._ends.get(path, seq + 1):
+                return False
+            if not path:
+                return True
+            path, seq = get_start_address(path)
+
+    def keeps_result(self, address: Address) -> bool:
+        """Return whether a result stays: its run was not cut, either."""
+        if not self._ends:
+            return True
+        path, seq = address
+        # The root's result follows from everything below it, so any cut takes it away.
+        if address == ROOT:
+            return False
+        if seq == -1:
+            return path not in self._ends and self.keeps_intent(get_start_address(path))
+        if not self.keeps_intent(address):
+            return False
+        started = child_path(*address)
+        return started not in self._ends or self._history.is_background(started)
+
+
+def check_no_repeats(history: History, cut: JournalCut, act: str, *, undone: bool = False) -> None:
+    """
+    Raise if an effect might be repeated that must not be, unless the caller allows it.
+
+    Args:
+        history: What was recorded.
+        cut: Where it is cut off.
+        act: What cuts it off, such as ``"forking at #3"``.
+        undone: Whether the files that were written there are brought back, so that writing them again is no repeat.
+
+    Raises:
+        JournalError: it lists the effects that changed the world and are cut off.
+    """
+    # Refused before anything happens, with all of them listed: by the time a second mail has been sent it is too late
+    # to ask (replay:D10).
+    gone = {a: i for a, i in history.intents.items() if not cut.keeps_intent(a) and changes_world_again(i.effect)}
+    lost = [i for a, i in gone.items() if not (undone and a in history.results and history.results[a].writes)]
+    if lost:
+        listed = ", ".join(
+            [f"{format_address(i.path, i.seq)} {describe_effect(history.form(i))}" for i in lost[:LISTED_EFFECTS]]
+        )
+        more = f" and {len(lost) - LISTED_EFFECTS} more" if len(lost) > LISTED_EFFECTS else ""
+        msg = (
+            f"{act} cuts off effects that changed the world and may happen again: {listed}{more}. "
+            "Pass allow_repeat=True (--allow-repeat) to go on"
+        )
+        raise JournalError(msg)
+
+
+LIVE_KINDS = (*[kind for kind, row in KINDS.items() if row.changes_world], "model_call")
+
+
+def parse_live_kinds(names: Collection[str], *, has_pace: bool) -> frozenset[str]:
+    """
+    Return the types of effects that a replay performs.
+
+    Raises:
+        JournalError: when a name is none of theirs, or model calls are to be performed with others, or at a pace.
+    """
+    # A text is a collection of its letters, and `live="perform"` is what everybody writes first.
+    given = (names,) if isinstance(names, str) else names
+    wrong = [name for name in given if name not in LIVE_KINDS]
+    if wrong:
+        msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {list_names(LIVE_KINDS, wrong[0])}"
+        raise JournalError(msg)
+    if "model_call" in given and (len(given) > 1 or has_pace):
+        msg = "live='model_call' goes alone: new replies lead to other calls, which have no recorded result or pace"
+        raise JournalError(msg)
+    return frozenset(given)
+
+
+@frozen
+class AllowedDifferences:
+    """
+    The differences from its record that a run is allowed; by default none.
+
+    Attributes:
+        live: The types of effects that are performed for real; their results must be the recorded ones.
+        may_leave: Whether it may end before its record does.
+        may_repeat: Whether effects that changed the world may be cut off, and so happen again.
+        keeps: Whether any effect of the recorded kind is answered with its outcome.
+        keeps_replies: Whether a model that is asked something else than is recorded is taken to say the same.
+        accepts: Says whether one that is not quite the recorded one is.
+        doubts_yes: Whether a recorded permission lets nothing run, as one of a journal that somebody else made: it counts for
+            the call whose result is recorded with it, once, and for nothing else.
+    """
+
+    live: frozenset[str] = frozenset()
+    may_leave: bool = False
+    may_repeat: bool = False
+    keeps: bool = False
+    keeps_replies: bool = False
+    accepts: Callable[[ReplayDivergence], bool] | None = None
+    doubts_yes: bool = False
+
+    def performs_again(self, effect: Leaf) -> bool:
+        """Return whether a recorded effect is performed anyway, to compare its result."""
+        # The body of a tool that yields is repeated; its own effects are performed.
+        return not isinstance(effect, CallBody) and ROWS[type(effect)].kind in self.live
+
+
+# One value in place of ten parameters that are handed through five functions; frozen, as one of them is the default of
+# all.
+NO_LEEWAY = AllowedDifferences()
+
+
+class RecordedPart:
+    """
+    The recorded part of a run.
+
+    Args:
+        history: What was recorded.
+        prints: Computes the fingerprints of what is asked for now.
+
+    Attributes:
+        cut: Where the record does not hold any more.
+        leeway: What may be different this time.
+        grew: Whether the run asked for something that is not recorded, and got it.
+        refused: Why nothing was cut off, if that was asked for and is not allowed.
+        answered: How many effects were answered from the record.
+    """
+
+    def __init__(self, history: History, prints: Fingerprints, leeway: AllowedDifferences = NO_LEEWAY) -> None:
+        self.history = history
+        self.prints = prints
+        self.leeway = leeway
+        self.cut = JournalCut(history)
+        self.grew = False
+        self.refused: JournalError | None = None
+        self.answered = 0
+        self._handler = ""
+        # Made when first asked: only a fork with `tools=` looks for an effect by what it is and not by where it stands.
+        self._by_print: dict[str, dict[str, list[Address]]] | None = None
+        # That a replay has come by every record is what makes it a test: an agent that silently stops doing something
+        # gives no other sign (replay:D15).
+        self._used: set[Address] = {ROOT}
+
+    def intent(self, address: Address) -> Intent | None:
+        """Return the recorded intent at an address, unless it was cut off."""
+        known = self.history.intents.get(address)
+        return known if known is None or not self.cut or self.cut.keeps_intent(address) else None
+
+    def result(self, address: Address) -> Result | None:
+        """Return the recorded result at an address, unless it was cut off."""
+        # By address, never by position: children that run at once come by their records in an order of their own.
+        known = self.history.results.get(address)
+        return known if known is None or not self.cut or self.cut.keeps_result(address) else None
+
+    def cut_off(self, address: Address) -> None:
+        """
+        Discard the record from *address* on.
+
+        Raises:
+            JournalError: when effects are cut off that must not happen again; it is kept in ``refused``.
+        """
+        self.cut.cut_at(address)
+        try:
+            # Looked at after the cut and before anything follows from it: what would happen again is known only by what
+            # the cut takes away.
+            if not self.leeway.may_repeat:
+                check_no_repeats(
+                    self.history, self.cut, f"extending {self.history.name} from {format_address(*address)} on"
+                )
+        except JournalError as error:
+            self.refused = error
+            raise
+
+    def discard_all(self) -> None:
+        """Discard the whole record because the run starts differently; raises as ``cut_off`` does."""
+        self.cut_off(("", 0))
+        # What was looked up for another start, such as its system prompt, is no longer what this one would find.
+        self.history.prompts.clear()
+        self.history.windows.clear()
+
+    @property
+    def left(self) -> int:
+        """The number of recorded effects that the run did not reach."""
+        return len(self.history.intents) - len(self._used)
+
+    def find_equal_unused(self, asked: Intent, *, models: bool = False) -> Address | None:
+        """
+        Return the address of an equal recorded effect with a result that the run has not reached yet.
+
+        The first on the same path comes before the first on any other, so that siblings do not take each other's.
+
+        Args:
+            asked: The effect.
+            models: Whether model calls may be equal, too; by default each is new.
+        """
+        # A child is not an answer but a run, with effects of its own below it. And a model that is asked the same twice
+        # may say two things, so its recorded reply serves only where it is said to.
+        if asked.begins_run or (asked.type == "model_call" and not models):
+            return None
+        if self._by_print is None:
+            self._by_print = {}
+            for address, intent in reversed(self.history.intents.items()):
+                if not intent.begins_run and self._has_final_result(address, intent):
+                    intent.fp = intent.fp or self.prints.for_effect(intent.effect)
+                    self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
+        asked.fp = asked.fp or self.prints.for_effect(asked.effect)
+        # Siblings run at once and often ask for the same. Each has its own records first, so that they do not take each
+        # other's in an order that depends on who is faster.
+        paths = self._by_print.get(asked.fp, {})
+        own = [asked.path] if asked.path in paths else []
+        # Each address is popped as it is looked at, so the whole search of a long run looks at each once (it was a scan
+        # of all of them for each effect).
+        for waiting in (paths[path] for path in [*own, *reversed(paths)]):
+            while waiting:
+                address = waiting.pop()
+                if address not in self._used:
+                    return address
+        return None
+
+    def _has_final_result(self, address: Address, intent: Intent) -> bool:
+        """Return whether an effect has a result of its own and was not cancelled as the loser of a race."""
+        known = self.history.results.get(address)
+        return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
+
+    def changes(self, plan: RunPlan) -> list[str]:
+        """Return a sentence for each difference between the present plan and the recorded one; they are hints."""
+        self._handler = find_definition_line(plan.definition.handle_steps)
+        head = self.history.head
+        return [] if head is None else describe_plan_changes(head, plan, self.history.name)
+
+    def use(self, address: Address) -> None:
+        """Record that the run has reached this address."""
+        self._used.add(address)
+
+    def equals(self, known: Intent, asked: Intent) -> bool:
+        """Return whether a requested effect equals the recorded one."""
+        # Computed when first compared, and kept: a journal's intents carry their own, and only those that were edited
+        # by hand have none.
+        known.fp = known.fp or self.prints.for_effect(known.effect)
+        asked.fp = asked.fp or self.prints.for_effect(asked.effect)
+        return known.fp == asked.fp
+
+    def was_difference_accepted(self, address: Address, fp: str) -> bool:
+        """Return whether the record at an address was accepted for an effect with this fingerprint."""
+        return (address, fp) in self.history.kept
+
+    def is_same_child(self, known: Value, child: ChildResult) -> bool:
+        """Return whether the end of a repeated child equals the recorded one."""
+        return not compare_child_results(self.prints.redactor, known.value, child)
+
+    def permissions(self, path: str, tool_call_id: str) -> list[Address]:
+        """Return the addresses of a call's recorded permission questions that the run has reached."""
+        asked = [(path, intent.seq) for intent in self.history.find_effects_of_call("ask", path, tool_call_id)]
+        return [address for address in asked if address in self._used]
+
+    def fingerprint_child_end(self, child: ChildResult) -> str:
+        """Return the fingerprint of a child's end."""
+        return self.prints.value(to_comparable_form(child))
+
+    def fingerprint_result(self, result: ToolResult) -> str:
+        """Return the fingerprint of the result of a tool that yields."""
+        return self.prints.value(bare(result))
+
+    def is_same_outcome(self, known: Value | Failure, now: Value | Failure) -> bool:
+        """Return whether a repeated effect had the recorded result."""
+        return not compare_outcomes(self.prints.redactor, known, now)
+
+    def unused(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
+        """Return the error for records that a run did not reach, or ``None``; *why* made the run fail."""
+        # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
+        # run that was cut, or may leave something, has a reason to.
+        #
+        # What is left over shows that the code does less than it did when the run was recorded, which no other check
+        # would notice. It is returned and not raised, since who asks decides what it means (`Replayer.ends`): a replay
+        # raises it unless its mode may leave something, and a fork with `tools=` notes it as the place where the runs part.
+        if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
+            return None
+        address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
+        said = f"the run ended, but {describe_effect(left.effect)} was recorded here"
+        left_calls_model = left.type == "model_call"
+        # The generator is gone: where it was written is all that is left of it, unless it raised.
+        where = self._handler if not address[0] else ""
+        if why is not None:
+            said += f"\n  it failed: {why}"
+            where = getattr(why, "location", "") or where
+        return make_divergence_error(
+            self.history,
+            address,
+            "unused",
+            asked=said,
+            agent_id=agent_id,
+            location=where,
+            now_calls_model=left_calls_model,
+        )

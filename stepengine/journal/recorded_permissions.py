@@ -1,0 +1,134 @@
+"""
+``RecordedPermissions``: which recorded permissions are believed.
+
+A permission lets something run. One that was recorded for another input, or by somebody else, must let nothing run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from stepengine.data.effects import AskPerson
+from stepengine.data.questions import Answer
+from stepengine.errors import JournalError
+from stepengine.journal.encoding import questions_of
+from stepengine.journal.modes import Mode
+from stepengine.journal.questions import GivenAnswers
+from stepengine.journal.recorded_part import RecordedPart
+from stepengine.journal.records import Address, format_address
+from stepengine.journal.run_writer import RunWriter
+from stepengine.runtime.performer import Item
+
+
+def limit_to_one_call(answer: Any) -> Any:
+    """Return an answer limited to its own call: a lasting approval becomes an approval of one call."""
+    if not isinstance(answer, Answer) or answer.remember is None:
+        return answer
+    # A journal of somebody else may hold "always allow"; believed as that it would let calls run which its reader never
+    # saw. The yes counts for the one recorded call.
+    return attrs.evolve(answer, text="yes" if answer.agrees else answer.text, remember=None, covers="")
+
+
+def is_permission(item: Item) -> bool:
+    """Return whether an effect asks for permission to run a call."""
+    return isinstance(item.effect, AskPerson) and item.effect.purpose == "permission"
+
+
+class RecordedPermissions:
+    """
+    The recorded permissions of a run.
+
+    Args:
+        past: What was recorded.
+        mode: What is done with the journal.
+        writer: Is stopped with the error.
+        answers: The answers that the run is given.
+    """
+
+    def __init__(self, past: RecordedPart, mode: Mode, writer: RunWriter, answers: GivenAnswers) -> None:
+        self._past = past
+        self._leeway = past.leeway
+        self._mode = mode
+        self._writer = writer
+        self._answers = answers
+
+    def has_wider_approval(self, address: Address, item: Item) -> bool:
+        """
+        Return whether a recorded approval would cover a call with another input.
+
+        Where the call has run already, or nobody has agreed, nothing runs.
+        """
+        # "Keep what is recorded" must not mean that a yes to `rm a` is one to `rm b` (reliability:R8).
+        effect = item.effect
+        if not isinstance(effect, AskPerson) or effect.purpose != "permission":
+            return False
+        if self._past.result(address) is None:
+            return any(map(self._answers.has, effect.questions))
+        return bool(self._find_approval(address)) and not self._has_call_result(item.path, effect.tool_call_id)
+
+    def must_ask_again(self, address: Address, item: Item) -> bool:
+        """
+        Return whether a recorded permission is untrusted here and has to be asked for again.
+
+        Raises:
+            JournalError: where nothing can be asked, because the run is only repeated.
+        """
+        if not (self._leeway.doubts_yes and is_permission(item)):
+            return False
+        # A journal that somebody else wrote may hold any permission. It is believed for a call whose result is recorded
+        # with it, since then nothing runs; anything else would let a stranger's file allow calls on this machine.
+        approval = self._find_approval(address)
+        if not approval:
+            return False
+        if self._mode.cuts_off:
+            return not self._has_approved_result(address, approval[0])
+        if "tool_call" not in self._leeway.live:
+            return False
+        msg = (
+            f"{self._past.history.name} is somebody else's, and its permission at {format_address(*address)} would let "
+            f"{item.effect.questions[0].tool_name!r} run, which nobody here allowed; a replay asks nobody"  # type: ignore[union-attr]
+        )
+        raise self._writer.fail(JournalError(msg))
+
+    def check_call(self, item: Item) -> None:
+        """
+        Raise if a call would start on an untrusted recorded permission.
+
+        Raises:
+            JournalError: when it would, since the record does not hold any more in between.
+        """
+        # A yes was believed since the call that it allowed has its result in the record. If the record is then cut
+        # between the two, that yes would let a call run that nobody here has allowed.
+        call_id = getattr(item.effect, "tool_call_id", "")
+        if not self._leeway.doubts_yes or not call_id or is_permission(item):
+            return
+        for address in self._past.permissions(item.path, call_id):
+            if self._find_approval(address):
+                msg = (
+                    f"{self._past.history.name} is somebody else's, and its permission at {format_address(*address)} would let "
+                    f"a call run anew that nobody here allowed; fork it before that, so that you are asked"
+                )
+                raise self._writer.fail(JournalError(msg))
+
+    def _find_approval(self, address: Address) -> Sequence[Answer]:
+        """Return the recorded answers of a permission if one of them agrees, else nothing."""
+        known = self._past.result(address)
+        answers: Any = () if known is None else getattr(self._past.history.outcome(known), "value", ())
+        return answers if any(answer.agrees for answer in answers) else ()
+
+    def _has_call_result(self, path: str, tool_call_id: str) -> bool:
+        """Return whether the record has a result of a tool call of the run at *path*."""
+        calls = self._past.history.find_effects_of_call("tool_call", path, tool_call_id)
+        return any((path, call.seq) in self._past.history.results for call in calls)
+
+    def _has_approved_result(self, asked: Address, answer: Answer) -> bool:
+        """Return whether the record has the result of a call as the permission *asked* allowed it."""
+        form = self._past.history.form(self._past.history.intents[asked])
+        (question,) = questions_of(form)
+        wanted = question.details if answer.edited_input is None else answer.edited_input
+        calls = self._past.history.find_effects_of_call("tool_call", asked[0], form.get("tool_call_id"))
+        forms = [self._past.history.form(call) for call in calls if call.address in self._past.history.results]
+        return any((call["tool_name"], call["input"]) == (question.tool_name, wanted) for call in forms)

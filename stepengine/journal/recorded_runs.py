@@ -1,0 +1,237 @@
+"""
+The runs in the state folder of the user: their list, and the companion file next to each journal.
+
+A companion has what a journal does not: the agent's file, the working folder, the options. It is rebuilt from the journal if it is lost.
+Must not be here: the writing of companions, which is the command line's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import attrs
+
+from stepengine.data.state import RunStatus
+from stepengine.data.visible import one_line
+from stepengine.data.waits import describe_wait
+from stepengine.errors import JournalError
+from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.redaction import ANY
+from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
+
+if TYPE_CHECKING:
+    from stepengine.data.waits import Waits
+
+STEM = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
+# A companion has a few kilobytes; the rest leaves room for fields of newer versions.
+COMPANION_BYTES = 256 * 1024
+# A title is one line of a list in a terminal.
+TITLE_CHARS = 80
+# A list shows the beginning of a question; the journal has the whole text.
+QUESTION_CHARS = 400
+# More waits than a screen has lines; the journal has them all.
+MAX_WAITS = 50
+ENDED = frozenset(s.value for s in RunStatus) - {RunStatus.SUSPENDED.value}
+GOES_ON = ("suspended", "interrupted")
+"""Statuses of runs that can be resumed."""
+
+
+def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the path of the folder of recorded runs, even if it does not exist; ``None`` without a home."""
+    state = state_folder(environ)
+    return None if state is None else state / RUNS
+
+
+class RecordedRun(NamedTuple):
+    """
+    A recorded run.
+
+    Attributes:
+        stem: The name of its files, without a suffix.
+        info: The members of its companion file.
+        folder: The folder that holds the companion file.
+    """
+
+    stem: str
+    info: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def journal(self) -> str:
+        """The path of its journal, or the name of its store."""
+        own = self.folder / f"{self.stem}.jsonl"
+        return str(own) if own.exists() else str(self.info.get("journal") or own)
+
+    @property
+    def status(self) -> str:
+        """The final status, or ``suspended``, ``running`` or ``interrupted``."""
+        status = str(self.info.get("status"))
+        return "interrupted" if status == "running" and not self._is_process_alive() else status
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the run has ended, so that it cannot be resumed."""
+        return self.status in ENDED
+
+    def text(self, *names: str) -> str:
+        """Return a text in the companion by its path of keys; ``""`` if there is none."""
+        value = self._get_value(names)
+        return value if isinstance(value, str) else ""
+
+    def get_flag(self, *names: str) -> bool:
+        """Return whether the value at a path of keys in the companion is true."""
+        return self._get_value(names) is True
+
+    def _get_value(self, names: tuple[str, ...]) -> object:
+        value: object = self.info
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the companion as JSON, with the name and the status."""
+        return {**self.info, "stem": self.stem, "status": self.status}
+
+    def _is_process_alive(self) -> bool:
+        pid = self.info.get("pid")
+        if type(pid) is not int or pid < 1:
+            return False
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            with self.locked() as is_mine:  # the number may be one of another container
+                return not is_mine
+        return self.info.get("pid_began") in (
+            None,
+            process_start_time(pid),
+        )  # another process may have the number by now
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Lock the journal while the block runs; yield whether it was free. A missing journal is free."""
+        from stepengine.journal.places import close_locked, lock_file
+
+        path = Path(self.journal.rpartition("#")[0] or self.journal)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            yield True
+            return
+        try:
+            lock_file(descriptor, path, unsafe_no_lock=True)
+        except JournalError:
+            yield False
+        else:
+            yield True
+        finally:
+            close_locked(descriptor)
+
+
+def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> list[RecordedRun]:
+    """
+    Return the recorded runs of this user, newest first; a missing or broken companion is rebuilt from the journal.
+
+    Args:
+        working_folder: Return only the runs that were started in this folder.
+        waiting: Return only the runs that wait or were interrupted.
+
+    Raises:
+        JournalError: when other users can write to the folder of runs.
+    """
+    folder = runs_folder()
+    if folder is None or not folder.is_dir():
+        return []
+    if problem := describe_unsafe_folder(folder):
+        raise JournalError(problem)
+    stems = {path.stem for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and STEM.fullmatch(path.stem)}
+    found = [
+        RecordedRun(stem, read_companion(folder, stem) or _rebuild_companion(folder, stem), folder) for stem in stems
+    ]
+    chosen = [e for e in found if e.info and (working_folder is None or e.text("cwd") == str(working_folder))]
+    chosen = [e for e in chosen if not waiting or e.status in GOES_ON]
+    return sorted(chosen, key=lambda e: (e.text("created"), e.stem), reverse=True)
+
+
+def describe_unsafe_folder(runs: Path) -> str:
+    """Return why another user could have written a folder of runs, whose files choose agents and options; else ``""``."""
+    unsafe = next((folder for folder in (runs.parent, runs) if not is_writable_only_by_user(folder)), None)
+    if unsafe is None:
+        return ""
+    return f"others may write in {unsafe}; make it yours alone with `chmod 700`, or set STEPENGINE_STATE_DIR"
+
+
+def find_recorded_run(folder: Path, stem: str) -> RecordedRun | None:
+    """Return the recorded run of that name in a folder, if it has a companion."""
+    info = read_companion(folder, stem) if STEM.fullmatch(stem) else None
+    return None if info is None else RecordedRun(stem, info, folder)
+
+
+def read_companion(folder: Path, stem: str) -> dict[str, Any] | None:
+    """Return the companion of a run; ``None`` if it is missing or broken."""
+    try:
+        with (folder / f"{stem}.json").open("rb") as file:
+            info = json.loads(file.read(COMPANION_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return info if isinstance(info, dict) and isinstance(info.get("status"), str) else None
+
+
+def _rebuild_companion(folder: Path, stem: str) -> dict[str, object]:
+    """Return a companion made from the journal of a run; empty if there is no journal."""
+    from stepengine.journal.files import FileJournal
+    from stepengine.journal.show import run_id_of, spending_of, status_of
+
+    path = folder / f"{stem}.jsonl"
+    if not path.is_file():
+        return {}
+    try:
+        history = FileJournal(path).history()
+        root, spending, status = history.root, spending_of(history), status_of(history)
+        questions = [question_to_dict(q) for _, q in open_questions(history).values()]
+    except JournalError:
+        return {"version": 1, "status": "unreadable", "journal": str(path)}
+    return {
+        "version": 1,
+        "run_id": run_id_of(history),
+        "agent": {"id": root["agent_id"] if history.head is None else history.head.agent},
+        "journal": str(path),
+        "created": history.head.created if history.head is not None else None,
+        "status": status if status in ENDED | {"suspended"} else "interrupted",
+        "title": make_title(str(root.get("prompt", ""))),
+        "questions": [] if history.is_complete else questions,
+        "waits": waits_to_dicts(find_waits(history)) if status == "suspended" else [],
+        "usage": attrs.asdict(spending.usage),
+        "cost": None if spending.cost is None else str(spending.cost),
+    }
+
+
+def make_title(prompt: str) -> str:
+    """Return the beginning of a prompt as one line, with secrets redacted."""
+    return one_line(ANY.beginning(prompt, TITLE_CHARS), TITLE_CHARS)
+
+
+def question_to_dict(question: Any) -> dict[str, str]:
+    """Return a question in the form of a companion."""
+    return {"id": question.id, "text": ANY.beginning(question.text, QUESTION_CHARS)[:QUESTION_CHARS]}
+
+
+def waits_to_dicts(waits: Sequence[Waits]) -> list[dict[str, object]]:
+    """Return the waits of a run except questions, each with its text and wake time."""
+    others = [one for one in waits if one.kind != "question"][:MAX_WAITS]
+    return [
+        {"kind": o.kind, "said": describe_wait(o), "wakes_at": o.wakes_at and o.wakes_at.isoformat()} for o in others
+    ]
+
+
+def process_start_time(pid: int) -> int | None:
+    """Return the start time of a process, in clock ticks of the system; ``None`` if unknown."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,213 @@
+"""``diff``: the differences between two recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, TypeAlias
+
+from attrs import frozen
+
+from stepengine.data.effects import CallModel
+from stepengine.data.matching import BoundedMatcher
+from stepengine.journal.divergence import FieldDifference, compare_effects, compare_values, describe_effect
+from stepengine.journal.encoding import outcome_members
+from stepengine.journal.fingerprints import Fingerprints
+from stepengine.journal.history import History
+from stepengine.journal.recorded_requests import RecordedRequests
+from stepengine.journal.records import ROOT, Address, Intent, format_address
+from stepengine.journal.show import spending_of
+from stepengine.journal.sources import JournalLike, as_journal
+from stepengine.redaction import Redactor
+from stepengine.runtime.performer import child_path
+
+ChangeKind: TypeAlias = Literal["added", "removed", "changed", "outcome", "start", "end"]
+# What differs between two runs of the same thing without meaning anything (replay:J23).
+VOLATILE = frozenset({"at", "run_id", "request_id", "provider_data", "spending", "tool_call_id"})
+MARKS: Mapping[str, str] = {"added": "+", "removed": "-", "changed": "~", "outcome": "=", "start": "^", "end": "$"}
+SHOWN_FIELDS = 12
+"""A change with more fields than this is a different request; the first dozen shows that."""
+
+
+@frozen
+class RunChange:
+    """
+    One difference.
+
+    Attributes:
+        kind: ``"added"`` and ``"removed"`` effects, ``"changed"`` ones, another ``"outcome"`` of an equal effect, another
+            ``"start"`` or ``"end"`` of a run.
+        a: The address in the first journal; ``""`` when there is none.
+        b: The address in the second journal; ``""`` when there is none.
+        what: The effect in a word or two.
+        fields: What differs.
+    """
+
+    kind: ChangeKind
+    a: str
+    b: str
+    what: str
+    fields: tuple[FieldDifference, ...] = ()
+
+    def __str__(self) -> str:
+        place = self.a if self.a == self.b else f"{self.a or 'nothing'} -> {self.b or 'nothing'}"
+        lines = [f"{MARKS[self.kind]} {place}  {self.what} ({self.kind})"]
+        lines += [f"    {f.pointer}   {f.recorded}  ->  {f.now}" for f in self.fields[:SHOWN_FIELDS]]
+        return "\n".join(lines)
+
+
+@frozen
+class Difference:
+    """
+    The differences between two journals; true if there are any.
+
+    Attributes:
+        changes: Every difference, in the order of the first journal.
+        totals: Effects, model calls, tokens, cost and milliseconds of both.
+    """
+
+    changes: tuple[RunChange, ...]
+    totals: Mapping[str, tuple[Any, Any]]
+
+    def __bool__(self) -> bool:
+        """Return whether the journals differ."""
+        return bool(self.changes)
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return "no difference"
+        numbers = [f"{name} {a} -> {b}" for name, (a, b) in self.totals.items() if a != b and None not in (a, b)]
+        return "\n".join([*map(str, self.changes), *([", ".join(numbers)] if numbers else [])])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON."""
+        changes = [
+            {"kind": c.kind, "a": c.a, "b": c.b, "what": c.what, "fields": [f._asdict() for f in c.fields]}
+            for c in self.changes
+        ]
+        return {"changes": changes, "totals": {name: list(pair) for name, pair in self.totals.items()}}
+
+
+def diff(a: JournalLike, b: JournalLike, *, detailed: int | None = None) -> Difference:
+    """
+    Compare two recorded runs; effects are aligned, so an inserted one does not shift the rest.
+
+    Args:
+        a: The first run.
+        b: The second run.
+        detailed: Of how many changed model requests the fields are told; ``None`` for all. A request holds the history, so that
+            telling all of them takes time that grows with the square of the steps.
+
+    Raises:
+        JournalError: when one of them cannot be read.
+    """
+    sides = _HistoryComparison(as_journal(a).history(), as_journal(b).history(), detailed)
+    return Difference(tuple(sides.compare()), sides.totals())
+
+
+class _HistoryComparison:
+    """Two histories under comparison."""
+
+    def __init__(self, a: History, b: History, detailed: int | None = None) -> None:
+        self._a, self._b = a, b
+        self._a_requests, self._b_requests = RecordedRequests(a), RecordedRequests(b)
+        self._left = detailed
+        self._plain = Redactor({}, shapes=False)
+        prints = Fingerprints(self._plain)
+        for history in (a, b):
+            for intent in history.intents.values():
+                intent.fp = intent.fp or prints.for_effect(intent.effect)
+
+    def compare(self) -> Iterator[RunChange]:
+        start = tuple([f for f in compare_values(self._a.root, self._b.root) if f.pointer != "/run_id"])
+        if start:
+            yield RunChange("start", "#-1", "#-1", "the run", start)
+        yield from self._compare_runs("", "")
+        yield from self._compare_outcomes(ROOT, ROOT, "end", "the run")
+
+    def _compare_runs(self, a: str, b: str) -> Iterator[RunChange]:
+        ours, theirs = _list_effects(self._a, a), _list_effects(self._b, b)
+        matcher = BoundedMatcher([i.fp for i in ours], [i.fp for i in theirs], autojunk=False)
+        for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+            for offset in range(max(i2 - i1, j2 - j1)):
+                left = ours[i1 + offset] if i1 + offset < i2 else None
+                right = theirs[j1 + offset] if j1 + offset < j2 else None
+                yield from self._compare_effects(left, right, equal=tag == "equal")
+
+    def _compare_effects(self, a: Intent | None, b: Intent | None, *, equal: bool) -> Iterator[RunChange]:
+        if a is None or b is None or (not equal and a.type != b.type):
+            if a is not None:
+                yield RunChange("removed", format_address(a.path, a.seq), "", describe_effect(a.effect))
+            if b is not None:
+                yield RunChange("added", "", format_address(b.path, b.seq), describe_effect(b.effect))
+            return
+        places = format_address(a.path, a.seq), format_address(b.path, b.seq)
+        if not equal:
+            yield RunChange("changed", *places, describe_effect(b.effect), tuple(self._compare_fields(a, b)))
+        if a.begins_run and b.begins_run:
+            yield from self._compare_runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
+        yield from self._compare_outcomes(a.address, b.address, "outcome", describe_effect(b.effect))
+
+    def _compare_fields(self, a: Intent, b: Intent) -> list[FieldDifference]:
+        if a.type == "model_call" and self._left is not None:
+            if self._left <= 0:
+                return []
+            self._left -= 1
+        return _compare_effect_fields(self._a_requests, self._b_requests, a, b, self._plain)
+
+    def _compare_outcomes(self, a: Address, b: Address, kind: ChangeKind, what: str) -> Iterator[RunChange]:
+        ours, theirs = _encode_outcome(self._a, a), _encode_outcome(self._b, b)
+        if (ours is None) != (theirs is None):
+            known = ("no result", "a result") if kind == "outcome" else ("not ended", "ended")
+            yield RunChange(
+                kind, format_address(*a), format_address(*b), what, (_make_presence_field(ours, theirs, known),)
+            )
+            return
+        fields = tuple(compare_values(ours, theirs))
+        if fields:
+            yield RunChange(kind, format_address(*a), format_address(*b), what, fields)
+
+    def totals(self) -> dict[str, tuple[Any, Any]]:
+        a, b = _compute_numbers(self._a), _compute_numbers(self._b)
+        return {name: (a[name], b[name]) for name in a}
+
+
+def _make_presence_field(ours: object, theirs: object, words: tuple[str, str]) -> FieldDifference:
+    return FieldDifference("/", words[ours is not None], words[theirs is not None])
+
+
+def _list_effects(history: History, path: str) -> list[Intent]:
+    found: list[Intent] = []
+    while (path, len(found)) in history.intents:
+        found.append(history.intents[path, len(found)])
+    return found
+
+
+def _compare_effect_fields(
+    a: RecordedRequests, b: RecordedRequests, ours: Intent, theirs: Intent, plain: Redactor
+) -> list[FieldDifference]:
+    if ours.type == "model_call":
+        now = Intent(theirs.path, theirs.seq, CallModel(theirs.seq, b.get(theirs)))
+        return compare_effects(a, ours, now, plain)
+    return compare_effects(a, ours, Intent(theirs.path, theirs.seq, b.history.form(theirs)), plain)
+
+
+def _encode_outcome(history: History, address: Address) -> Any:
+    known = history.results.get(address)
+    return None if known is None else _drop_volatile(outcome_members(history.outcome(known)))
+
+
+def _drop_volatile(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {k: _drop_volatile(v) for k, v in value.items() if k not in VOLATILE}
+    return [_drop_volatile(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _compute_numbers(history: History) -> dict[str, object]:
+    spending = spending_of(history)
+    return {
+        "effects": len(history.intents) - 1,
+        "model calls": sum(i.type == "model_call" for i in history.intents.values()),
+        "tokens": spending.usage.total_tokens,
+        "cost": None if spending.cost is None else str(spending.cost),
+        "milliseconds": history.last_at,
+    }

@@ -1,0 +1,149 @@
+"""
+How a journaled run ends: the end that is recorded, the wake entry of a run that sleeps, the warnings of the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+
+from stepengine.data.outcomes import Stop, Value
+from stepengine.data.state import RunStatus
+from stepengine.data.waits import Waits
+from stepengine.errors import StepEngineError
+from stepengine.journal.encoding import bare
+from stepengine.journal.history import find_outside_stop
+from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.pending_items import find_waits
+from stepengine.journal.provenance import record_user_journal
+from stepengine.journal.records import ROOT, Input, Result, format_address
+from stepengine.machine.plan import Finished
+
+if TYPE_CHECKING:
+    from stepengine.journal.sleepers import WakeEntry
+
+LISTED_EFFECTS = 10
+"""Enough to see which effects they are; further ones are only counted."""
+
+
+async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Waits] = ()) -> Finished:
+    """
+    Record the end of a run, release its journal, and return the data for its result.
+
+    Args:
+        run: The run.
+        finished: How it ended.
+        waits: What it waits for, where it is suspended.
+    """
+    if not run.writer.has_opened:
+        return finished
+    # In a thread, as it writes and syncs; the loop has other runs.
+    return await run.writer.run_blocking(partial(_write_end_and_close, run, finished, waits), blocks=run.mode.replaces)
+
+
+def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[Waits]) -> Finished:
+    writer, entry = run.writer, find_wake_entry(run, finished)
+    # The journal is given back on every way, before the end of the run is reported: whoever waited for the result may
+    # open it at once.
+    try:
+        if writer.fatal is None:
+            # Before the suspension is durable: a run in the index that does not sleep costs one look; one that sleeps
+            # and is not in the index would never wake.
+            if entry is not None and waits:
+                with _warn_on_index_errors(run, entry):
+                    entry.record_sleep(waits, finished.state.agent_id)
+            _record_end(run, finished)
+    except StepEngineError as error:
+        writer.fail(error)
+    finally:
+        writer.close()
+        if writer.is_own:
+            record_user_journal(writer.journal)
+    if entry is not None and writer.fatal is None:
+        with _warn_on_index_errors(run, entry):
+            entry.record_unread(writer.journal, run.mail) if waits else entry.remove()
+    if writer.fatal is not None:
+        finished = attrs.evolve(finished, status=RunStatus.FAILED, error=writer.fatal, output=None)
+    return attrs.evolve(finished, warnings=(*finished.warnings, *writer.warnings)) if writer.warnings else finished
+
+
+def find_wake_entry(run: JournaledRun, finished: Finished) -> WakeEntry | None:
+    """Return the wake entry of a run that is suspended, or was until now; ``None`` for any other, or without an index."""
+    is_asleep = finished.status is RunStatus.SUSPENDED
+    extends, source = run.mode.cuts_off, run.writer.source
+    past = None if run.recorded_part is None else run.recorded_part.history
+    slept = past is not None and (extends or run.mode.appends_to_source(past)) and bool(find_waits(past))
+    if not (run.mode.takes_letters or extends) or source.stable or not (is_asleep or slept):
+        return None
+    from stepengine.journal.sleepers import locate_wake_entry
+
+    return locate_wake_entry(source if extends else run.writer.journal)
+
+
+@contextlib.contextmanager
+def _warn_on_index_errors(run: JournaledRun, entry: WakeEntry) -> Iterator[None]:
+    """Turn an error of the wake index into a warning of the result."""
+    try:
+        yield
+    except StepEngineError as error:
+        run.writer.warnings.append(
+            f"when {entry.run!r} is to be woken could not be noted: {error.message}; `stepengine resume --due {entry.place}` finds it in its journal"
+        )
+
+
+def _record_end(run: JournaledRun, finished: Finished) -> None:
+    """Record the end of the root run; a stopped run gets no end, since it can be resumed."""
+    _warn_of_replaced_effects(run)
+    # A run that was stopped gets no end in its record, for nothing may follow one (replay:J41): a cancelled run can
+    # be gone on with, a finished one cannot.
+    past, stop, unused = run.recorded_part, find_outside_stop(finished.status, finished.error), None
+    if past is not None and stop is None:
+        if not run.mode.cuts_off:
+            unused = past.unused(finished.state.agent_id, finished.error)
+        assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
+        run.replayer.finish(unused)
+    if past is not None and run.mode.resumes and past.history.is_complete:
+        return
+    at = run.timing.last
+    if stop is None:
+        run.writer.append(Result(*ROOT, at, _choose_root_end(run, Value(finished.as_child(), at))))
+    elif run.mode.records_stop(stop, past):
+        if stop.kind == "cancelled":
+            run.mail.record_cancels()
+        # Whoever follows the run waits for the next process then, and is not told that it ended.
+        kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
+        run.writer.append(_make_stop_record(attrs.evolve(stop, kind=kind), at))
+    run.writer.commit()
+    run.mode.settle(run, is_whole=finished.status is not RunStatus.FAILED and unused is None)
+
+
+def _warn_of_replaced_effects(run: JournaledRun) -> None:
+    """Add a warning that lists the effects answered by records of other effects."""
+    kept = () if run.replayer is None else run.replayer.accepted
+    if kept:
+        places = [format_address(note.path, note.seq) for note in kept]
+        listed = ", ".join(places[:LISTED_EFFECTS]) + (
+            f" and {len(places) - LISTED_EFFECTS} more" if len(places) > LISTED_EFFECTS else ""
+        )
+        run.writer.warnings.append(
+            f"something else is asked for than {run.writer.source.name} holds at {listed}; what is recorded there was kept"
+        )
+
+
+def _choose_root_end(run: JournaledRun, end: Value) -> Value:
+    """Return the outcome of the root run; a replay uses the recorded form if it is equal."""
+    past = run.recorded_part
+    known = past.history.results.get(ROOT) if past is not None and run.mode.repeats(past) else None
+    if past is None or known is None:
+        return end
+    recorded = past.history.outcome(known)
+    return recorded if isinstance(recorded, Value) and past.is_same_child(recorded, end.value) else end
+
+
+def _make_stop_record(stop: Stop, at: int) -> Input:
+    error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    return Input("", -1, at, {"type": "stop", "kind": stop.kind, **error})

@@ -1,0 +1,260 @@
+"""
+``RunWriter``: the journal of one run while the run is open.
+
+It opens the journal, appends records, makes them durable and releases it. It also holds the first error that stopped the run, and the
+warnings of its result. ``PendingOutcomes`` knows which outcomes are not durable yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from stepengine.data.outcomes import Failure, Value
+from stepengine.errors import JournalError, StepEngineError
+from stepengine.journal.encoding import encode_effect
+from stepengine.journal.provenance import is_written_by_user, record_user_journal
+from stepengine.journal.record_order import sort_by_address
+from stepengine.journal.records import Input, Intent, Record
+from stepengine.journal.store import Commits, Journal, MemoryJournal, Writer
+from stepengine.runtime.performer import Item
+
+T = TypeVar("T")
+MAX_NOTED_CHARS = 1_000
+"""The outcome is lost otherwise, so more than a line of it is shown; a whole document would hide the error."""
+Outcomes: TypeAlias = "Sequence[tuple[Item, Value | Failure]]"
+"""Outcomes with what they are outcomes of."""
+
+
+class RunWriter:
+    """
+    Writes the records of one run.
+
+    Args:
+        source: The journal that was given.
+
+    Attributes:
+        source: The journal that was given.
+        journal: The journal that the run's result names: the one that is written, or for a replay the one that it makes.
+        fatal: The error that stopped the run: a divergence, or a record that could not be written.
+        warnings: What the result should mention.
+        unwritten: Records that are written with the next one.
+        is_own: Whether all records of the journal are of this user's own runs.
+        waits: Whether what was appended is lost without ``durable``.
+        durable: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
+            that commit.
+    """
+
+    durable: Callable[[], asyncio.Future[None] | None]
+
+    def __init__(self, source: Journal) -> None:
+        self.source = source
+        self.journal = source
+        self.fatal: StepEngineError | None = None
+        self.warnings: list[str] = []
+        self.unwritten: list[Input] = []
+        self.is_own = False
+        self.waits = False
+        self._writer: Writer | None = None
+        self._write: Callable[[Record], None] = _ignore_record
+        self._commits: Commits | None = None
+        self._release: Callable[[], Any] | None = None
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    def open_new(self, run_id: str) -> None:
+        """
+        Open the journal for a new run.
+
+        Raises:
+            JournalError: when it cannot be used, or holds a run already.
+        """
+        self.journal = self.source.bound(run_id)
+        writer = self.journal.writer()
+        if writer.history.head is not None and len(self.journal.records()) == 1:
+            # A crash left the head alone: no run has started.
+            writer.close()
+            self.journal.replace([])
+            writer = self.journal.writer()
+        self.attach(writer)
+        # Refused and not appended to: one file is one run. To record over one by a slip would destroy what may have
+        # cost money.
+        if writer.history.head is not None:
+            msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
+            raise JournalError(msg)
+        # Recordings of tests keep nothing that could be undone.
+        self.is_own = not self.source.stable
+
+    def open_copy(self) -> None:
+        """Open a journal in memory for the records of a repeated run."""
+        # The journal that was given is only read: whatever goes wrong, the recording is as it was. Redaction is off in
+        # the copy, since what it holds was cleaned when it was recorded, and would not be byte-equal if it were cleaned
+        # twice.
+        source = self.source
+        copy = MemoryJournal(redact="off", link=source.link, stable=source.stable)
+        self.journal = copy.with_rules_of(source)
+        self.attach(copy.writer())
+
+    def attach(self, writer: Writer) -> Writer:
+        """Write with this writer, and release it at the end."""
+        self._writer, self._commits = writer, Commits(writer)
+        self._write = writer.append
+        self.waits = writer.waits
+        # Where a commit blocks (a disk), it goes to a thread and results of one tick share it; where it does not, a
+        # thread and a future would cost more than the commit.
+        self.durable = self._commits.durable if writer.blocks else writer.commit
+        # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
+        self._release = weakref.finalize(self, self._commits.close)
+        if writer.repaired:
+            self.warnings.append(
+                f"{self.source.name}: {writer.repaired} bytes of a record that was cut off by a crash were removed"
+            )
+        return writer
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the journal was opened for writing; it may be closed by now."""
+        return self._writer is not None
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def append(self, record: Record) -> None:
+        """Append a record; it is durable with the next commit. Before the journal is opened, nothing is written."""
+        # Written with the next record and not when the difference was accepted: a resume that fails at once must leave
+        # the journal as it was.
+        if self.unwritten and self._writer is not None:
+            self._append_unwritten(self._writer)
+        self._write(record)
+
+    def _append_unwritten(self, writer: Writer) -> None:
+        notes, self.unwritten = self.unwritten, []
+        for note in notes:
+            writer.append(note)
+
+    def commit(self) -> None:
+        """Write everything and make it durable; waits for the disk."""
+        assert self._writer is not None  # noqa: S101 - there is one from start to end
+        self._append_unwritten(self._writer)
+        self._writer.commit()
+
+    async def run_blocking(self, work: Callable[[], T], *, blocks: bool = False) -> T:
+        """Run *work* in a thread if the journal is on a disk or *blocks* is set, else directly."""
+        assert self._writer is not None  # noqa: S101 - asked for an open journal
+        assert self._commits is not None  # noqa: S101 - made with the writer
+        return await self._commits.apart(work) if self._writer.blocks or blocks else work()
+
+    def remember(self, intent: Intent) -> None:
+        """Store later requests as differences to this recorded one."""
+        if self._writer is not None and intent.live is not None:
+            self._writer.remember(intent.path, intent.seq, intent.live.request.messages)
+
+    def fail(self, error: StepEngineError) -> StepEngineError:
+        """Stop everything with an error; return the first error that stopped the run."""
+        # The first reason only: once one record could not be written, or one effect was another, all that follows are
+        # consequences.
+        self.fatal = self.fatal or error
+        return self.fatal
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release the journal; may be called twice."""
+        if self._release is not None:
+            self._release()
+
+    def replace_source(self) -> None:
+        """Replace the records of the journal that was given by the new ones."""
+        was_own = not self.source.stable and is_written_by_user(self.source)
+        self.copy_records_to(self.source)
+        self.journal = self.source
+        if was_own:
+            record_user_journal(self.source)
+
+    def copy_records_to(self, target: Journal) -> None:
+        """Write the new records into *target*, in address order if the journal is stable."""
+        records = self.journal.records()
+        target.replace(sort_by_address(records) if target.stable else records)
+
+
+class PendingOutcomes:
+    """
+    The outcomes of one run that are not durable yet.
+
+    Args:
+        writer: Writes the journal.
+
+    Attributes:
+        owed: Replies that the machine has, and that are durable before anything else is begun or anybody is told.
+    """
+
+    __slots__ = ("_writer", "owed")
+
+    def __init__(self, writer: RunWriter) -> None:
+        self.owed: list[tuple[Item, Value | Failure]] = []
+        self._writer = writer
+
+    # A sync of the disk takes milliseconds, more than all other work of a step; so it is never waited for by itself
+    # where it can go with one that comes anyway. A reply that only the machine has seen need not be durable before the
+    # calls in it begin, as their intents are behind it in the same file and cannot be durable without it.
+    def commit(self) -> tuple[Outcomes, asyncio.Future[None] | None]:
+        """
+        Commit the intents of effects that must not happen twice, may be undone, or are shown (reliability:R1).
+
+        So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
+        The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
+        comes after a reply that is owed: nothing follows from a reply that may be lost.
+
+        Returns:
+            What becomes durable with them, and what to wait for until then.
+        """
+        owed, durable = self.owed.copy(), self._writer.durable
+        self.owed.clear()
+        try:
+            return owed, durable()
+        except StepEngineError as error:
+            raise self.stop_with_unrecorded(error, owed) from error.__cause__
+
+    async def wait(self, waiting: asyncio.Future[None], owed: Outcomes) -> None:
+        """Wait until a commit is done; raise if it failed."""
+        try:
+            await waiting
+        except StepEngineError as error:
+            raise self.stop_with_unrecorded(error, owed) from error.__cause__
+
+    async def wait_ignoring_cancellation(self, waiting: asyncio.Future[None] | None, owed: Outcomes) -> None:
+        """
+        Wait until a commit is done, even when the run is stopped meanwhile.
+
+        A run that was cancelled meanwhile is noticed by whoever drives it.
+        """
+        try:
+            while waiting is not None:
+                try:
+                    return await waiting
+                except asyncio.CancelledError:
+                    # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
+                    waiting = self._writer.durable()
+        except StepEngineError as error:
+            raise self.stop_with_unrecorded(error, owed) from error.__cause__
+        return None
+
+    def stop_with_unrecorded(self, error: StepEngineError, owed: Outcomes) -> StepEngineError:
+        """Stop the run, and note in the error the outcomes that could not be recorded (reliability:JR09)."""
+        for item, outcome in owed:
+            _add_outcome_note(error, item, outcome)
+        return self._writer.fail(error)
+
+
+def _add_outcome_note(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:
+    """Add a note to an error about an outcome that happened but is not recorded."""
+    value = outcome.value if isinstance(outcome, Value) else getattr(outcome, "error", None)
+    said = str(getattr(value, "text", value))[:MAX_NOTED_CHARS]
+    asked = Intent(*item.address, encode_effect(item))
+    what = f"{asked.type} {asked.path}#{asked.seq}"
+    error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
+
+
+def _ignore_record(_: Record) -> None:
+    """Ignore a record, where nothing is written."""

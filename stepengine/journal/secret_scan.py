@@ -1,0 +1,109 @@
+"""
+``scan``: looks for secrets in files of any kind, as before a commit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from stepengine.errors import DataError
+from stepengine.redaction import GIVEN, RedactionRules, Redactor, digest_of, find_environment_secrets
+
+SKIPPED_FOLDERS = frozenset({
+    ".git", ".hg", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox", ".venv", "__pycache__", "node_modules", "venv",
+})  # fmt: skip
+MAX_SCANNED_BYTES = 256 * 1024 * 1024
+"""The file is held in memory, decoded and searched. No journal of an ordinary run is as large, and a small machine has room for it."""
+
+
+@frozen
+class Leak:
+    """
+    Something that looks like a secret.
+
+    Attributes:
+        path: The file.
+        line: The line, from 1; 0 in a file that is not text.
+        rule: What it looks like, or the variable whose value it is; never the value.
+        length: How many characters it has.
+        digest: What ``allow_secrets`` would list for it.
+    """
+
+    path: str
+    line: int
+    rule: str
+    length: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.rule} ({self.length} characters)"
+
+
+def list_files(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """
+    Yield the files of a folder and its subfolders by name, or the file itself.
+
+    Folders of version control, of environments and of caches are left out, and so are symbolic links.
+
+    Raises:
+        DataError: when there is nothing at *path*.
+    """
+    start = Path(path)
+    if not start.exists():
+        msg = f"there is no {str(start)!r} to scan; give files or folders"
+        raise DataError(msg)
+    if not start.is_dir():
+        yield start
+        return
+    for folder, names, files in os.walk(start):
+        names[:] = sorted([name for name in names if name not in SKIPPED_FOLDERS])
+        yield from (Path(folder, name) for name in sorted(files) if Path(folder, name).is_file())
+
+
+def scan(
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    allow_secrets: Iterable[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[Leak]:
+    """
+    Yield the likely secrets in files and folders.
+
+    Args:
+        paths: Files and folders.
+        allow_secrets: Hashes of values that look like secrets and are none.
+        environment: Where known values come from; the process's environment by default.
+
+    Raises:
+        DataError: when a path does not exist, a file cannot be read, or is longer than 256 MiB.
+    """
+    rules = RedactionRules(allowed=allow_secrets)
+    known = find_environment_secrets(os.environ if environment is None else environment)
+    # Patterns in a picture or a document would be found by chance (replay:K12).
+    texts, others = [Redactor(known, shapes=shapes, rules=rules, keys=GIVEN) for shapes in (True, False)]
+    for path in paths:
+        for file in list_files(path):
+            yield from _find_leaks(file, texts, others)
+
+
+def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]:
+    try:
+        if (size := file.stat().st_size) > MAX_SCANNED_BYTES:
+            msg = f"{str(file)!r} has {size} bytes; at most {MAX_SCANNED_BYTES} are scanned"
+            raise DataError(msg)
+        data = file.read_bytes()
+    except OSError as error:
+        msg = f"{str(file)!r} cannot be read: {error.strerror or error}"
+        raise DataError(msg) from error
+    is_text = b"\0" not in data[:8192]
+    text = data.decode("utf-8" if is_text else "latin-1", errors="replace")
+    line, counted = int(is_text), 0
+    for start, end, rule in (texts if is_text else others).spans(text):
+        if is_text:
+            line, counted = line + text.count("\n", counted, start), start
+        secret = text[start:end]
+        yield Leak(str(file), line, rule, len(secret), digest_of(secret))

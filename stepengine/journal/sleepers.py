@@ -1,0 +1,222 @@
+"""
+The store of a journal, and the sleeping runs of a store.
+
+A place is an SQLite database of journals, or a folder of several: what ``WakeIndex`` is kept for. A file that is alone in its
+folder is somebody's own, and nothing is put beside it. Whoever makes an index anew reads the journals here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.waits import Waits
+from stepengine.errors import JournalError
+from stepengine.journal.files import FileJournal
+from stepengine.journal.pending_items import find_unread_messages, find_waits, list_message_ids, open_questions
+from stepengine.journal.sources import as_journal, parse_database_path
+from stepengine.journal.sqlite import SqliteJournal
+from stepengine.journal.wake_index import MAX_NAME_CHARS, WAKING, Sleeping, WakeIndex
+
+if TYPE_CHECKING:
+    from stepengine.journal.history import History
+    from stepengine.journal.mailbox import Letter, LetterKind
+    from stepengine.journal.run_mailbox import RunMailbox
+    from stepengine.journal.store import Journal
+
+logger = logging.getLogger("stepengine.journal")
+
+SUFFIX = ".jsonl"
+ASIDE = "before-"
+"""What stands before the number in the name of what ``extend`` put aside: nobody goes on with that."""
+
+
+@frozen
+class WakeEntry:
+    """
+    The entry of a run in the wake index of its folder or database.
+
+    Attributes:
+        place: The folder or database.
+        run: The run's name there.
+    """
+
+    place: Path
+    run: str
+
+    def index(self) -> WakeIndex:
+        """Return the index."""
+        return open_wake_index(self.place)
+
+    def record_sleep(self, waits: Sequence[Waits], agent_id: str) -> None:
+        """Insert or replace the wake time of the run, which waits for at least one thing."""
+        found = make_row(self.run, waits, agent_id)
+        assert found is not None  # noqa: S101 - it waits
+        with self.index() as index:
+            index.note(found.run, found.wakes_at, found.kinds, found.agent_id)
+
+    def record_unread(self, journal: Journal, mail: RunMailbox) -> None:
+        """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
+        # By the record, and not by what was read: messages that this process read while the run was suspended may have
+        # reached no run.
+        box = mail.open_mailbox()
+        has_unread = (
+            box is not None
+            and box.changed(0)
+            and find_first_unread_time(journal, journal.history(), mail.list_undelivered_ids()) is not None
+        )
+        if has_unread or mail.was_answered:
+            with self.index() as index:
+                index.post_arrived(self.run, "input")
+
+    def remove(self) -> None:
+        """Remove the entry of a run that no longer sleeps."""
+        with self.index() as index:
+            index.forget(self.run)
+
+
+def locate_wake_entry(journal: Journal) -> WakeEntry | None:
+    """Return the wake entry of a journal's run; ``None`` in memory or for a file alone in its folder."""
+    if isinstance(journal, SqliteJournal):
+        run = journal.run or next(iter(journal.runs()), None)
+        return None if run is None else WakeEntry(journal.path, run)
+    if not isinstance(journal, FileJournal):
+        return None
+    folder, name = journal.path.parent, journal.path.name
+    return WakeEntry(folder, name) if _is_wake_store(folder, name) else None
+
+
+def _is_wake_store(folder: Path, name: str) -> bool:
+    """Return whether a folder has a wake index, or holds other journals."""
+    try:
+        if (folder / WAKING).exists():
+            return True
+        with os.scandir(folder) as found:
+            return any(_is_journal(one.name) and one.name != name for one in found)
+    except OSError:
+        return False
+
+
+def _is_journal(name: str) -> bool:
+    return name.endswith(SUFFIX) and not _is_set_aside(name.removesuffix(SUFFIX))
+
+
+def _is_set_aside(run: str) -> bool:
+    before, found, number = run.rpartition(ASIDE)
+    return bool(found) and before.endswith((".", "-")) and number.isdecimal()
+
+
+def open_wake_index(place: str | Path) -> WakeIndex:
+    """
+    Return the wake index of a store; a missing one is built from the journals.
+
+    Raises:
+        JournalError: for what is neither a folder nor a database.
+    """
+    where = Path(place)
+    return WakeIndex.for_store(where, lambda: find_sleeping_runs(where))
+
+
+def open_journal(place: str | Path, run: str) -> Journal:
+    """Return the journal of a run by its name in a store."""
+    where = Path(place)
+    return FileJournal(where / run) if where.is_dir() else SqliteJournal(where, run)
+
+
+def find_sleeping_runs(place: str | Path) -> Iterator[Sleeping]:
+    """Yield the sleeping runs of a store; an unreadable journal is logged and skipped."""
+    for journal, name in _list_journals(Path(place)):
+        try:
+            found = make_row_from_journal(journal, name)
+        except JournalError as error:
+            logger.warning("whether a run sleeps is not known: %s", error)
+            continue
+        if found is not None:
+            yield found
+
+
+def _list_journals(place: Path) -> Iterator[tuple[Journal, str]]:
+    if not place.is_dir():
+        for run in SqliteJournal(place).runs():
+            if not _is_set_aside(run):
+                yield SqliteJournal(place, run), run
+        return
+    for path in sorted(place.iterdir()):
+        if _is_journal(path.name) and path.is_file():
+            yield as_journal(path), path.name
+
+
+def make_row_from_journal(journal: Journal, name: str) -> Sleeping | None:
+    """Return the index row for a recorded run, or ``None`` if it ended, was stopped or waits for nothing."""
+    history = journal.history()
+    if history.is_complete or (history.stop is not None and history.stop.input["kind"] != "suspended"):
+        return None
+    found = make_row(name, find_waits(history), str(history.root["agent_id"]))
+    came = None if found is None else find_first_unread_time(journal, history)
+    return found if found is None or came is None else attrs.evolve(found, wakes_at=came)
+
+
+def find_first_unread_time(journal: Journal, history: History, early: Collection[str] = ()) -> datetime | None:
+    """
+    Return the time of the first letter that the run has not received, or ``None``.
+
+    Letters whose ids are in *early* are for runs that have not begun, and wake nobody.
+    """
+    box = journal.mailbox()
+    letters = box.read()[0] if box.changed(0) else []
+    known, open_ = list_message_ids(history) if letters else set(), open_questions(history) if letters else {}
+    known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
+    gone = {*known, *early}
+    new = [one for one in letters if one.id not in gone and _can_have_effect(one, history, open_)]
+    return min([one.sent for one in new], default=None)
+
+
+def _can_have_effect(letter: Letter, history: History, open_questions: Collection[str]) -> bool:
+    """Return whether a letter can still have an effect."""
+    if letter.kind == "answer":
+        return letter.topic in open_questions
+    return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open
+
+
+def _find_receivable_ids(history: History, waits: Sequence[Waits]) -> set[str]:
+    """Return the ids of recorded messages that the waiting runs will receive when resumed."""
+    topics = {(one.path, one.topic) for one in waits if one.kind == "message"}
+    return {one["id"] for one in find_unread_messages(history) if (one["path"], one["topic"]) in topics}
+
+
+def wake_for_letter(journal: Journal, kind: LetterKind = "message") -> None:
+    """Make the run of a journal due if it waits for a letter of this kind."""
+    entry = locate_wake_entry(journal)
+    # A folder without an index needs no entry: the mailboxes are read when its index is made.
+    if entry is not None and (not entry.place.is_dir() or (entry.place / WAKING).exists()):
+        with entry.index() as index:
+            index.post_arrived(entry.run, kind)
+
+
+def make_row(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | None:
+    """Return the index row for a run with these waits, or ``None`` without any."""
+    if not waits:
+        return None
+    times = [one.wakes_at for one in waits if one.wakes_at is not None]
+    # An agent may be called whatever it likes, and the index only shows that: no run is forgotten for it.
+    return Sleeping(name, min(times, default=None), {one.kind for one in waits}, agent_id[:MAX_NAME_CHARS])
+
+
+def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:
+    """Return whether one of the wake times has passed, or a letter with a message is unread."""
+    if any(one.wakes_at is not None and one.wakes_at <= now for one in waits):
+        return True
+    known = {one.input.get("id") for one in journal.history().inputs}
+    return any(letter.kind == "message" and letter.id not in known for letter in journal.mailbox().read()[0])
+
+
+def is_store_path(text: str) -> bool:
+    """Return whether a path is a folder or a database of journals."""
+    return Path(text).is_dir() or parse_database_path(text) == (text, "")

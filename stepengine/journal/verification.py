@@ -1,0 +1,170 @@
+"""``verify``: check a signed journal with the public key."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from attrs import frozen
+
+from stepengine.errors import JournalError, StepEngineError
+from stepengine.journal.altered import JournalScan, listed, parse_head_line
+from stepengine.journal.history import History
+from stepengine.journal.line_reader import read_lines
+from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
+from stepengine.journal.sources import JournalLike, as_journal
+from stepengine.workspace.open_files import describe_os_error
+
+TYPE = "ssh-ed25519"
+DIGEST_DIGITS = 64
+"""SHA-256 as hexadecimal digits."""
+
+
+@frozen
+class Verified:
+    """
+    The result of checking signatures; true if all of the journal is signed and unaltered to its end.
+
+    Attributes:
+        name: The journal.
+        run: The id of its run, as its head says.
+        agent: The agent of that run.
+        records: How many records it holds.
+        signatures: How many of these are signatures by one of the keys.
+        signed: How many records, from the first one on, the last signature vouches for, itself among them.
+        key: The fingerprint of the key of that signature; ``""`` where there is none.
+        time: When that was made, by the clock of who signed, in RFC 3339; ``""`` where there is none.
+        digest: The SHA-256 of every byte up to its end: who keeps it can ask later whether the journal still begins so.
+        problems: What was altered, removed, moved or added, one sentence each, which names the record.
+        unsigned: What nobody vouches for, one sentence each: what stands behind the last signature, what stood unsigned when a
+            run was resumed, and an end without a signature that closes it.
+    """
+
+    name: str
+    run: str = ""
+    agent: str = ""
+    records: int = 0
+    signatures: int = 0
+    signed: int = 0
+    key: str = ""
+    time: str = ""
+    digest: str = ""
+    problems: tuple[str, ...] = ()
+    unsigned: tuple[str, ...] = ()
+
+    @property
+    def is_unaltered(self) -> bool:
+        """Whether nothing contradicts a signature; unsigned records may still be anyone's."""
+        return not self.problems
+
+    def __bool__(self) -> bool:
+        return not self.problems and not self.unsigned
+
+
+def verify(
+    journal: JournalLike, keys: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, seen: str = ""
+) -> Verified:
+    """
+    Check a journal against its signatures.
+
+    A journal that was cut right behind a signature that closes it, as that of a suspended run has one, is what was once the whole
+    journal, and nothing in it shows the cut. Keep the ``digest`` that was seen last elsewhere, and give it as *seen*.
+
+    Args:
+        journal: The journal, or the path of its file.
+        keys: Files of public keys that are trusted, as ``ssh-keygen`` writes them: ``ssh-ed25519 AAAA... comment``, one in a line.
+        seen: A ``digest`` of this journal from an earlier time: it has to begin so.
+
+    Raises:
+        JournalError: when it cannot be read, or a file holds no such key; without the extra ``sign``.
+    """
+    paths = [keys] if isinstance(keys, str | os.PathLike) else list(keys)
+    trusted = [key for path in paths for key in read_public_keys(path)]
+    if seen and (len(seen) != DIGEST_DIGITS or not set(seen) <= set("0123456789abcdef")):
+        msg = f"the digest that was seen is {DIGEST_DIGITS} hexadecimal digits, not {seen[:80]!r}"
+        raise JournalError(msg)
+    source = as_journal(journal)
+    if not source.is_there():
+        raise source.missing()
+    content = source.content()
+    look = JournalScan(trusted)
+    look.scan_lines(content)
+    problems = look.problems + _find_read_problem(content, source.name, look)
+    if not look.last:
+        names = ", ".join([key_fingerprint(key) for key in trusted])
+        others = sorted({key_fingerprint(key) for key in look.others})
+        by = f"; its signatures are by {', '.join(others)}" if others else "; it holds no signature"
+        problems.append(f"nothing in it is signed by {names}{by}")
+    if seen and seen not in look.digests:
+        problems.append(
+            f"it does not begin with what was seen before ({seen[:12]}...): it was cut off, or is another journal"
+        )
+    head = parse_head_line(content, source.name)
+    return Verified(
+        name=source.name,
+        run="" if head is None else head.run,
+        agent="" if head is None else head.agent,
+        records=look.count,
+        signatures=look.signatures,
+        signed=look.last,
+        key=look.key,
+        time=look.time,
+        digest=look.digest,
+        problems=tuple(listed(problems)),
+        unsigned=tuple(look.unsigned()),
+    )
+
+
+def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
+    """
+    Return the public keys in a file, as base64 of OpenSSH's form.
+
+    Raises:
+        JournalError: when it cannot be read, or a line of it is no ed25519 key.
+    """
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            data = file.read(MAX_KEY_BYTES + 1)
+    except OSError as error:
+        msg = f"the public key {os.fspath(path)!r} cannot be read: {describe_os_error(error)}"
+        raise JournalError(msg) from error
+    fine = f"it holds lines such as '{TYPE} AAAA... comment', as the .pub file beside a private key does"
+    if data.startswith(b"-----BEGIN"):
+        msg = f"{os.fspath(path)!r} is a private key, which no one needs who verifies; give the one in its .pub file"
+        raise JournalError(msg)
+    found: list[str] = []
+    for line in data.decode("utf-8", "replace").splitlines():
+        kind, _, rest = line.strip().partition(" ")
+        if not kind or kind.startswith("#"):
+            continue
+        blob = _decode_base64(rest.strip().partition(" ")[0]) if kind == TYPE else b""
+        if not blob.startswith(BLOB_BEGIN) or len(blob) != len(BLOB_BEGIN) + 32:
+            msg = f"{os.fspath(path)!r} holds a line that is not a public ed25519 key: {line[:40]!r}; {fine}"
+            raise JournalError(msg)
+        found.append(base64.b64encode(blob).decode())
+    if not found or len(data) > MAX_KEY_BYTES:
+        what = "is too long for a file of keys" if found else "holds no public key"
+        msg = f"{os.fspath(path)!r} {what}; {fine}"
+        raise JournalError(msg)
+    return found
+
+
+def _decode_base64(text: str) -> bytes:
+    """Return the bytes of base64 text, or ``b""`` if it is invalid."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        return b""
+
+
+def _find_read_problem(content: bytes, name: str, look: JournalScan) -> list[str]:
+    """Return the reason why a journal cannot be read, unless another problem explains it."""
+    if look.problems or look.count != look.last:
+        return []
+    try:
+        History(read_lines(content, name).records, name)
+    except StepEngineError as error:
+        return [error.message]
+    return []

@@ -1,0 +1,399 @@
+"""
+The wake index of a folder or database: its sleeping runs and their wake times.
+
+Whoever wakes runs asks it in place of ten thousand journals. It is only an index: what counts is what the journals say. One that
+is missing, damaged or of another version is made anew from them, and a row that is wrong costs one look at its journal.
+
+So that no run sleeps for ever: note a run *before* its suspension is durable, and look into its mailbox once *after* that;
+tell the index of a letter *after* it was posted, also when it was there already.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import attrs
+from attrs import frozen
+
+from stepengine.errors import InputError, JournalError, JournalWriteFailed
+from stepengine.journal.mailbox import LetterKind
+from stepengine.journal.records import UNREADABLE
+from stepengine.journal.sources import parse_database_path
+from stepengine.journal.sqlite import BESIDE, BUSY_SECONDS, ensure_database
+from stepengine.workspace.after_fork import Lock
+from stepengine.workspace.write_ahead import Database, describe_error
+
+if TYPE_CHECKING:
+    import sqlite3
+
+logger = logging.getLogger("stepengine.journal")
+
+WAKING = ".stepengine.waking"
+"""The name of the index in a folder of journals."""
+INDEX_VERSION = 1
+"""An index of another version is rebuilt from the journals."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+AT_ONCE_MS = 0
+"""A due time that has passed: the run is started at the next look."""
+WAITED_FOR: dict[LetterKind, str] = {"message": "message", "answer": "question"}
+"""What a run waits for that a letter of this kind wakes; the other kinds wake every run."""
+MAX_NAME_CHARS = 1_000
+"""File names have at most 255 bytes and ids of agents are short; a longer name is damage or an attack."""
+MAX_KINDS = 20
+"""A run waits for fewer kinds of things than this; a longer list is damage."""
+MAX_ATTEMPTS = 3
+"""Another process may remove the index once, and damage is removed once; a third failure means that somebody keeps doing so."""
+TABLES = (
+    "CREATE TABLE waking (version INTEGER NOT NULL, is_whole INTEGER NOT NULL)",
+    "CREATE TABLE sleeping (run TEXT PRIMARY KEY, wakes_at INTEGER, due INTEGER, kinds TEXT NOT NULL, agent TEXT NOT NULL) WITHOUT ROWID",
+    # Of runs that wait for no time there is nothing in it, so that a look at it costs what is due.
+    "CREATE INDEX sleeping_by_time ON sleeping (due, run) WHERE due IS NOT NULL",
+)
+ROW = "run, wakes_at, kinds, agent"
+DUE = f"SELECT {ROW} FROM sleeping WHERE due <= ? ORDER BY due, run LIMIT ?"  # noqa: S608 - of names of ours
+NEXT = "SELECT MIN(due) FROM sleeping WHERE due IS NOT NULL"
+
+
+def _to_frozenset(words: Iterable[str]) -> frozenset[str]:
+    return frozenset(words)
+
+
+@frozen
+class Sleeping:
+    """
+    A run that waits.
+
+    Attributes:
+        run: Its name: that of the journal's file in the folder, or of the run in the database.
+        wakes_at: When time wakes it; ``None`` for one that waits for no time.
+        kinds: What else it waits for: ``"question"``, ``"message"``, ``"child"``; with ``"time"`` where it waits for that, too.
+            ``"process"`` for one that is under way, and is resumed from ``wakes_at`` on when nobody holds it any more.
+        agent_id: Its root's agent.
+    """
+
+    run: str
+    wakes_at: datetime | None = None
+    kinds: frozenset[str] = attrs.field(default=frozenset(), converter=_to_frozenset)
+    agent_id: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= len(self.run) <= MAX_NAME_CHARS or len(self.agent_id) > MAX_NAME_CHARS:
+            msg = f"the name of a run and the id of its agent have at most {MAX_NAME_CHARS:,} characters"
+            raise InputError(msg)
+        if self.wakes_at is not None and self.wakes_at.tzinfo is None:
+            msg = f"a run wakes at a time with its zone, not at {self.wakes_at}"
+            raise InputError(msg)
+        if len(self.kinds) > MAX_KINDS or not all(
+            kind.isidentifier() and len(kind) < MAX_NAME_CHARS for kind in self.kinds
+        ):
+            msg = f"what a run waits for are words such as question, time, message and child, at most {MAX_KINDS}"
+            raise InputError(msg)
+
+
+Made = TypeVar("Made")
+Rebuild = Callable[[], Iterable[Sleeping]]
+"""Reads the journals, and gives those runs that sleep."""
+
+
+class WakeIndex:
+    """
+    Which runs of a folder or a database sleep, for any number of processes and threads at once; made by ``for_store``.
+
+    Every method raises ``JournalWriteFailed`` when the disk or the database cannot be used, and does what it does on the disk: not to be
+    done in an event loop. A context manager; ``close`` gives the connection back.
+
+    Args:
+        path: The SQLite file.
+        rebuild: Gives the runs that sleep, when there is no index.
+        is_own: Whether the file holds nothing but the index, so that a damaged one may be removed.
+    """
+
+    def __init__(self, path: Path, rebuild: Rebuild, *, is_own: bool) -> None:
+        self._path = path
+        self._rebuild = rebuild
+        self._is_own = is_own
+        self._database: Database | None = None
+        self._inode = (0, 0)
+        self._using = Lock()
+
+    @classmethod
+    def for_store(cls, place: str | Path, rebuild: Rebuild) -> Self:
+        """
+        Return the index of a folder or an SQLite file of journals. It is created on first use.
+
+        Args:
+            place: The folder or the file.
+            rebuild: Reads the journals, and gives those runs that sleep; called when there is no index that can be used. It
+                may call nothing of the index.
+
+        Raises:
+            JournalError: for a place that is neither.
+        """
+        path = Path(place)
+        if path.is_dir():
+            return cls(path / WAKING, rebuild, is_own=True)
+        if parse_database_path(str(place)) == (str(place), ""):
+            return cls(path, rebuild, is_own=False)
+        msg = f"{str(place)!r} is neither a folder nor a database of journals, such as runs.db"
+        raise JournalError(msg)
+
+    def __repr__(self) -> str:
+        return f"WakeIndex({str(self._path)!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; may be called twice. Later calls open another one."""
+        with self._using:
+            self._close_database()
+
+    def note(self, run_name: str, wakes_at: datetime | None, kinds: Iterable[str], agent_id: str) -> None:
+        """
+        Insert or replace the wake time of a run.
+
+        Raises:
+            InputError: for a time without its zone, or names that are too long.
+        """
+        run = Sleeping(run_name, wakes_at, kinds, agent_id)
+        self._write_with_retries(lambda database: _insert_runs(database, [run]))
+
+    def forget(self, run_name: str) -> None:
+        """Remove a run from the index, if it is there."""
+        self._write_with_retries(
+            lambda database: database.execute("DELETE FROM sleeping WHERE run = ?", (run_name,)).rowcount
+        )
+
+    def put_off(self, run_name: str, until: datetime) -> None:
+        """Postpone a run that could not be woken, so that it does not block others."""
+        given = (_to_microseconds(until), run_name)
+        self._write_with_retries(
+            lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount
+        )
+
+    def post_arrived(self, run_name: str, kind: LetterKind = "message") -> bool:
+        """
+        Make a run due at once if it waits for a letter of this kind; ending or steering wakes any run.
+
+        Returns:
+            Whether it sleeps and is due now.
+        """
+
+        def arrive(database: sqlite3.Connection) -> bool:
+            row = database.execute("SELECT kinds FROM sleeping WHERE run = ?", (run_name,)).fetchone()
+            wanted = WAITED_FOR.get(kind)
+            if row is None or (wanted is not None and wanted not in str(row[0]).split()):
+                return False
+            database.execute("UPDATE sleeping SET due = ? WHERE run = ?", (AT_ONCE_MS, run_name))
+            return True
+
+        return self._write_with_retries(arrive)
+
+    def due(self, now: datetime, limit: int = 100) -> list[Sleeping]:
+        """Return at most *limit* runs to wake at *now*, by time."""
+        given = (_to_microseconds(now), limit)
+        return self._read_with_retries(
+            lambda database: [_sleeping_from_row(row) for row in database.execute(DUE, given)]
+        )
+
+    def find_next_wake_time(self) -> datetime | None:
+        """Return the next wake time, long ago for a run that is due at once, or ``None``."""
+        first: int | None = self._read_with_retries(lambda database: database.execute(NEXT).fetchone()[0])
+        return None if first is None else EPOCH + first * MICROSECOND
+
+    def all(self) -> list[Sleeping]:
+        """Return all sleeping runs, by name."""
+        rows = f"SELECT {ROW} FROM sleeping ORDER BY run"  # noqa: S608 - of names of ours
+        return self._read_with_retries(lambda database: [_sleeping_from_row(row) for row in database.execute(rows)])
+
+    def renew(self) -> None:
+        """Rebuild the index from the journals."""
+        with self._using:
+            self._run_with_retries(lambda database: self._rebuild_index(database, _ANY, "that was asked for"))
+
+    # --- the file -----------------------------------------------------------------------------------------------------
+
+    def _write_with_retries(self, act: Callable[[sqlite3.Connection], Made]) -> Made:
+        def write(database: Database) -> Made:
+            with database.lock, database.writing() as connection:
+                return act(connection)
+
+        with self._using:
+            return self._run_with_retries(write)
+
+    def _read_with_retries(self, act: Callable[[sqlite3.Connection], Made]) -> Made:
+        def read(database: Database) -> Made:
+            with database.reading() as connection:
+                return act(connection)
+
+        with self._using:
+            return self._run_with_retries(read)
+
+    def _run_with_retries(self, act: Callable[[Database], Made]) -> Made:
+        """Return the result of *act* on a complete index; retry if its file was replaced meanwhile."""
+        import sqlite3
+
+        for _ in range(MAX_ATTEMPTS):
+            try:
+                database = self._open_database()
+                self._ensure_complete(database)
+                made = act(database)
+                if self._is_same_file():
+                    return made
+            except (_DamagedRow, sqlite3.Error) as error:
+                if not _is_damage(error):
+                    raise self._unusable_error(error) from error
+                self._discard_damaged_index(error)
+            except OSError as error:
+                if error.errno not in (errno.ESTALE, errno.ENOENT):
+                    raise self._unusable_error(error) from error
+            self._close_database()
+        msg = f"the index of waking {self._path} was removed or damaged again and again while it was used"
+        raise JournalWriteFailed(msg)
+
+    def _open_database(self) -> Database:
+        if self._database is not None:
+            return self._database
+        status = ensure_database(self._path)
+        self._inode = status.st_dev, status.st_ino
+        self._database = Database.open(self._path, status, seconds=BUSY_SECONDS)
+        return self._database
+
+    def _is_same_file(self) -> bool:
+        try:
+            status = os.lstat(self._path)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._inode
+
+    def _close_database(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def _ensure_complete(self, database: Database) -> None:
+        """Build the index if it is missing, of another version or incomplete."""
+        with database.reading() as connection:
+            state = _read_state(connection)
+        if state is None:
+            self._rebuild_index(database, None, "there was none")
+        elif state == (INDEX_VERSION, 0):
+            self._fill_from_journals(database, "it was not whole")
+        elif state != (INDEX_VERSION, 1):
+            self._rebuild_index(database, state, f"it was of version {state[0]}")
+
+    def _rebuild_index(self, database: Database, seen: object, why: str) -> None:
+        """Create the tables again and fill them, unless another process has changed them since."""
+        with database.lock, database.writing() as connection:
+            # Another process may have made it since: what was noted in that one is not to be lost.
+            if seen is _ANY or _read_state(connection) == seen:
+                _create_tables(connection)
+        self._fill_from_journals(database, why)
+
+    def _fill_from_journals(self, database: Database, why: str) -> None:
+        # Nobody waits meanwhile: what others note is newer than what is read here.
+        found = list(self._rebuild())
+        with database.lock, database.writing() as connection:
+            _insert_runs(connection, found, "IGNORE")
+            connection.execute("UPDATE waking SET is_whole = 1")
+        logger.info("the index of waking %s was made anew, %d runs sleep: %s", self._path, len(found), why)
+
+    def _discard_damaged_index(self, error: Exception) -> None:
+        """Remove an unusable index; in a file of journals create only its tables again, and raise if that fails."""
+        import sqlite3
+
+        logger.warning("the index of waking %s cannot be used, and is made anew: %s", self._path, error)
+        if not self._is_own:
+            try:
+                database = self._open_database()
+                with database.lock, database.writing() as connection:
+                    _create_tables(connection)
+            except (OSError, sqlite3.Error) as again:
+                raise self._unusable_error(again) from error
+        elif self._is_same_file():
+            self._close_database()
+            for end in ("", *BESIDE):
+                self._path.with_name(self._path.name + end).unlink(missing_ok=True)
+
+    def _unusable_error(self, error: Exception) -> JournalWriteFailed:
+        return JournalWriteFailed(
+            f"the index of waking {self._path} cannot be used: {describe_error(error, BUSY_SECONDS)}"
+        )
+
+
+_ANY = object()
+
+
+class _DamagedRow(Exception):
+    """A row of the index is invalid."""
+
+
+def _is_damage(error: Exception) -> bool:
+    """Return whether an error means that the index is damaged, not that the disk failed or is busy."""
+    import sqlite3
+
+    faults = (
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_CONSTRAINT,
+    )
+    return isinstance(error, _DamagedRow) or getattr(error, "sqlite_errorcode", 0) & 0xFF in faults
+
+
+def _read_state(database: sqlite3.Connection) -> tuple[object, object] | None:
+    """Return the version of the index and whether it is complete, or ``None`` if there is none."""
+    import sqlite3
+
+    try:
+        state: tuple[object, object] | None = database.execute("SELECT version, is_whole FROM waking").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+            raise
+        return None
+    return state
+
+
+def _create_tables(database: sqlite3.Connection) -> None:
+    for name in ("waking", "sleeping"):
+        database.execute(f"DROP TABLE IF EXISTS {name}")
+    for table in TABLES:
+        database.execute(table)
+    database.execute("INSERT INTO waking VALUES (?, 0)", (INDEX_VERSION,))
+
+
+def _insert_runs(database: sqlite3.Connection, runs: Iterable[Sleeping], otherwise: str = "REPLACE") -> None:
+    rows = []
+    for one in runs:
+        wakes_at = None if one.wakes_at is None else _to_microseconds(one.wakes_at)
+        rows.append((one.run, wakes_at, wakes_at, " ".join(sorted(one.kinds)), one.agent_id))
+    database.executemany(f"INSERT OR {otherwise} INTO sleeping VALUES (?, ?, ?, ?, ?)", rows)  # noqa: S608 - a word of ours
+
+
+def _to_microseconds(when: datetime) -> int:
+    """Return a time in microseconds, as the index stores it."""
+    if when.tzinfo is None:
+        msg = f"a time has its zone, which {when} has not"
+        raise InputError(msg)
+    return (when - EPOCH) // MICROSECOND
+
+
+def _sleeping_from_row(row: tuple[Any, ...]) -> Sleeping:
+    run, wakes_at, kinds, agent = row
+    try:
+        time = None if wakes_at is None else EPOCH + wakes_at * MICROSECOND
+        return Sleeping(run, time, kinds.split(), agent)
+    except (InputError, *UNREADABLE) as error:
+        msg = f"{type(error).__name__}: {error}"
+        raise _DamagedRow(msg) from error

@@ -1,0 +1,90 @@
+"""
+Reports to a model about its background children: one for each child, when it has ended.
+
+Only a run whose model can start such children is told. A handler asks by itself, with ``Wait``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import UserMessage, system_reminder
+from stepengine.data.state import ChildResult, Waited
+from stepengine.data.tools import Driving
+from stepengine.data.yields import Wait
+from stepengine.errors import DataError
+from stepengine.machine.background import NO_CHILDREN
+from stepengine.machine.calls import carry_out, make_single_member
+from stepengine.machine.protocol import Flow
+from stepengine.machine.state import RunState
+
+MAX_REPORT_CHARS = 8_000
+"""About 2,000 tokens of a child's answer are shown to the parent's model, and ``wait_agents`` returns all of it."""
+
+
+def report_ended_children(run: RunState) -> Flow[bool]:
+    """Append a report for the model about children that ended since the last one; return whether there were any."""
+    return (yield from _wait_and_report(run, 0, 0.0)) if _needs_reports(run) else False
+
+
+def wait_for_children(run: RunState) -> Flow[bool]:
+    """
+    Wait before the turn ends for a background child to report; return whether one ended, so that the turn continues.
+
+    One who has no step left, or was cut off, waits for nothing: there would be nobody to tell.
+    """
+    can_go_on = run.budget.steps_left > 0 and run.budget.reached is None and not run.progress.truncated
+    if not can_go_on or not _needs_reports(run):
+        return False
+    seconds = run.budget.limits.max_wait_seconds
+    if (yield from _wait_and_report(run, 1, seconds)):
+        run.progress.end_turn(complete=False)
+        return True
+    run.side_events.warn(
+        f"the turn ended after {seconds:g} s of waiting for children in the background, which were ended with it"
+    )
+    return False
+
+
+def _needs_reports(run: RunState) -> bool:
+    if run.children.background is NO_CHILDREN or not run.children.background.at_work:
+        return False
+    return any(
+        isinstance(b.runs, Driving) and b.runs.reports
+        for b in map(run.tools.bindings.get, run.tools.offered)
+        if b is not None
+    )
+
+
+def _wait_and_report(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
+    """Wait for *need* background children; append a report about those that ended, return whether any did."""
+    refs = run.children.background.at_work
+    waited: Waited[Any] = yield from carry_out(make_single_member(run, Wait(*refs, need=need, timeout=timeout)))
+    if not waited.done:
+        return False
+    paths = {ref.id: ref.path for ref in refs}
+    said = "\n\n".join([_summarize_child(paths[child.run_id], child) for child in waited.done])
+    left = f"\n\nStill at work: {', '.join([f'{r.agent_id} ({r.path})' for r in waited.open])}." if waited.open else ""
+    text = system_reminder(f"Agents that you started have ended.\n\n{said}{left}")
+    run.history.add([UserMessage(text, ("CHILDREN",))])
+    return True
+
+
+def _summarize_child(path: str, child: ChildResult[Any]) -> str:
+    text = child.why if child.is_error else child.text or _format_output(child.output)
+    cut = (
+        text
+        if len(text) <= MAX_REPORT_CHARS
+        else f"{text[:MAX_REPORT_CHARS]}... ({len(text) - MAX_REPORT_CHARS} more characters)"
+    )
+    return f"{child.agent_id} ({path}) {child.status.value}: {cut or 'nothing was said'}"
+
+
+def _format_output(output: Any) -> str:
+    if isinstance(output, str):
+        return output
+    try:
+        return "" if output is None else compact(freeze(output))
+    except DataError:
+        return f"a {type(output).__name__}"

@@ -1,0 +1,232 @@
+"""
+The final output of a run: the handler's return value, else the result of the output mode.
+
+A run whose structured output is missing or invalid is resumed: the finished handler is not started again; the machine
+appends a note, offers ``set_output``, and runs one more turn inside the remaining budget, as often as the agent's
+``output_retries`` say. A final text that is the JSON which the schema asks for counts as output.
+"""
+
+from __future__ import annotations
+
+import json
+from types import CoroutineType
+from typing import Any
+
+import attrs
+
+from stepengine.data.functions import location_of, unwrap_function
+from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
+from stepengine.data.messages import UserMessage
+from stepengine.data.wire import to_dicts
+from stepengine.data.yields import StepWith
+from stepengine.errors import DataError, HandlerError, ModelError
+from stepengine.machine.protocol import Flow
+from stepengine.machine.state import RunState
+from stepengine.machine.step import run_budgeted_step
+
+FENCE = "```"
+NO_JSON = object()
+REMEDY = ". Return a value from the handler that fits output_schema, or pass one to set_output"
+MAX_REFUSED_CHARS = 20_000
+"""
+About 5,000 tokens of a refused output are shown to the model: it has to see what to correct, and each attempt repeats
+it.
+"""
+REFUSED = (400, 422)
+"""How a provider says that it does not take a request as it stands."""
+
+
+def get_final_text(run: RunState) -> str:
+    """
+    Return the text of a run: the handler's return value or ``set_output`` if that is text, else its last words.
+
+    Those are the message of ``end_turn``, else the texts of the last adjacent assistant messages, joined with blank lines.
+    """
+    output = run.output
+    return output.value if output.is_given and isinstance(output.value, str) else run.history.get_last_answer()
+
+
+def get_final_output(run: RunState, returned: object) -> object:
+    """
+    Return the output of a run; a *returned* value other than ``None`` is the output.
+
+    Raises:
+        HandlerError: when the author's own type cannot be made of the output again.
+    """
+    output, mode = run.output, run.plan.definition.output_mode
+    if mode == "structured_output":
+        if returned is not None and not output.is_checked:
+            return returned
+        return output.decoded() if output.is_given else None
+    if returned is not None:
+        return returned
+    if mode == "all_messages":
+        return to_dicts(run.history.added())
+    return output.value if output.is_given else run.history.get_last_answer()
+
+
+def require_output(run: RunState, returned: object) -> Flow[None]:
+    """
+    Ensure that a run with a required structured output has one.
+
+    A handler that asked for no step is corrected by a model only where its output was refused and the run has a model
+    (generator-contract:S12).
+
+    Raises:
+        OutputMissing: when there is none after all corrections.
+        LimitReached: when a budget of the run was spent in one of them.
+    """
+    if returned is not None:
+        _set_returned_output(run, returned)
+    if run.plan.definition.output_mode != "structured_output" or _is_output_complete(run, returned):
+        return
+    remedy = "" if run.progress.has_asked else REMEDY
+    if run.progress.has_asked or (run.output.issues and run.plan.model):
+        yield from _correct_output(run, returned, remedy)
+    if not run.output.is_given and run.budget.reached is None:
+        raise run.output.missing(remedy)
+
+
+def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
+    """Look for the output in the final text, and request it as often as agent and budget allow."""
+    # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
+    # call costs a step (generator-contract:S12).
+    if returned is None:
+        _set_output_from_text(run)
+    for left in range(run.plan.definition.output_retries, 0, -1):
+        if run.output.is_given or run.budget.reached is not None or run.budget.steps_left <= 0:
+            break
+        yield from _request_correction(run, remedy, is_last=left == 1)
+        _set_output_from_text(run)
+
+
+def _is_output_complete(run: RunState, returned: object) -> bool:
+    """Return whether no output is missing; without a schema and without steps none is needed."""
+    return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.progress.has_asked))
+
+
+def _set_returned_output(run: RunState, returned: object) -> None:
+    """Set the handler's return value as the output; with a schema, only if it is valid."""
+    output = run.output
+    if output.is_checked:
+        output.mark_missing()
+        if output.set_first_valid(returned):
+            _check_output_length(run, output.value)
+        return
+    try:
+        kept = freeze(returned)
+    except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
+        _check_returned_output(run, returned, error)
+        output.mark_returned()
+    else:
+        _check_output_length(run, kept)
+        output.set(kept)
+
+
+def _check_returned_output(run: RunState, returned: Any, error: Exception) -> None:
+    """
+    Raise for an output that is not JSON, as *error* says, if that was a mistake or the output has to be recorded.
+
+    Raises:
+        HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
+    """
+    kind, handler = type(returned), run.plan.definition.handle_steps
+    where = location_of(unwrap_function(handler))
+    what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
+    hint = hint_at_mistake(returned)
+    if kind is CoroutineType:
+        returned.close()
+    if hint:
+        msg = f"{what} returned a {kind.__name__}{hint}"
+    elif run.plan.output_problem is not None and not _has_json_form(returned):
+        said = error.message if isinstance(error, DataError) else f"a {kind.__name__} raised {type(error).__name__}"
+        msg = f"{what}: output is not JSON: {said}; a run with a journal keeps its output, so return what is JSON"
+    else:
+        return
+    raise HandlerError(msg, kind=type(error).__name__, location=where)
+
+
+def _check_output_length(run: RunState, output: JsonValue) -> None:
+    """
+    Raise for an output that is too long for a record.
+
+    Raises:
+        HandlerError: naming how long it is, and how long it may be.
+    """
+    problem = run.plan.output_problem
+    if problem is not None and (why := problem(output)):
+        where = location_of(unwrap_function(run.plan.definition.handle_steps))
+        what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
+        msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"
+        raise HandlerError(msg, kind="too_long", location=where)
+
+
+def _has_json_form(returned: object) -> bool:
+    """Return whether an output has a JSON form of its own, as pydantic models have."""
+    dump = getattr(type(returned), "model_dump", None)
+    try:
+        return dump is not None and freeze(dump(returned, mode="json")) is not None
+    except Exception:  # noqa: BLE001 - a model's own methods may raise anything
+        return False
+
+
+def _set_output_from_text(run: RunState) -> None:
+    """Set the final text as the output if it is JSON that matches the schema."""
+    if run.output.is_given or not run.output.is_checked:
+        return
+    found = parse_json_answer(run.history.get_last_text())
+    if found is not NO_JSON:
+        run.output.set_from_model(found)
+
+
+def parse_json_answer(text: str) -> object:
+    """Return *text*, or else its only fenced block, parsed as JSON; ``NO_JSON`` if neither is JSON."""
+    lines = text.split("\n")
+    fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]
+    fenced = len(fences) == 2 and lines[fences[1]].strip() == FENCE  # noqa: PLR2004 - one block: it opens and closes
+    for candidate in (text, "\n".join(lines[fences[0] + 1 : fences[1]]) if fenced else ""):
+        try:
+            return json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+    return NO_JSON
+
+
+def _request_correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[None]:
+    """Request the output and run one more turn; the last one forces the call. *remedy* is for handlers without steps."""
+    output = run.output
+    why = f" Your last output was refused: {'; '.join(output.issues)}." if output.issues else ""
+    if remedy:
+        why += _format_refused_output(output.refused)
+    schema = run.plan.output_json_schema
+    shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
+    note = (
+        f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
+    )
+    run.history.add([UserMessage(note, ("OUTPUT_REMINDER",))])
+    plain = StepWith(tools=tuple(dict.fromkeys([*run.tools.offered, "set_output"])))
+    try:
+        ended = yield from _force_output_step(run, plain) if is_last else run_budgeted_step(run, plain)
+        while run.budget.steps_left > 0 and not (ended or output.is_given):
+            ended = yield from run_budgeted_step(run, plain)
+    except ModelError as error:
+        raise output.missing(remedy) from error
+
+
+def _format_refused_output(value: object) -> str:
+    """Return a refused output as text for the model, which did not write it; empty if it is not JSON."""
+    try:
+        text = compact(freeze(value))
+    except DataError:
+        return ""
+    return f" It was: {text if len(text) <= MAX_REFUSED_CHARS else f'{text[:MAX_REFUSED_CHARS]}...'}"
+
+
+def _force_output_step(run: RunState, plain: StepWith) -> Flow[bool]:
+    """Run a step that forces ``set_output``; where a provider cannot enforce that, a message requests it."""
+    try:
+        return (yield from run_budgeted_step(run, attrs.evolve(plain, tool_choice="set_output")))
+    except ModelError as error:
+        if error.status not in REFUSED:
+            raise
+    return (yield from run_budgeted_step(run, plain))

@@ -1,0 +1,597 @@
+"""
+Receive the bytes of a reply, in pieces of any size and within time and size limits, into an accumulator.
+
+The SDKs' own decoders are not used, because they take a cut-off reply for a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, ClassVar, NoReturn, TypeVar
+
+from attrs import frozen
+
+from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart
+from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError
+from stepengine.models._aws_events import AWS_STREAM, AWSParser
+from stepengine.models._failures import (
+    RequestLabel,
+    error_from_body,
+    error_from_transport,
+    find_request_id,
+    make_protocol_error,
+    make_truncated_error,
+)
+from stepengine.models._json import read_json
+from stepengine.models._reply import MAX_UNREAD_NAMES, add_unread
+from stepengine.models._sse import SSEParser
+from stepengine.models.base import Timeouts
+from stepengine.models.keys import printable
+
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+"""A reply with pictures has some megabytes; a server that never stops must not fill the memory."""
+MAX_TEXT_CHARS = 4 * 1024 * 1024
+"""About a million tokens, which no model writes in one reply."""
+SHOWN_CHARS = 200
+"""About two lines of a reply that is no JSON: enough to recognize a proxy's page."""
+DRAIN_SECONDS = 0.25
+"""A new connection takes about as long."""
+DRAIN_BYTES = 64 * 1024
+"""After its end a stream has a line or two; reading more costs as much as a new connection."""
+logger = logging.getLogger("stepengine.models")
+T = TypeVar("T")
+
+
+class Accumulator(ABC):
+    """
+    Turns the events of one wire into the completed reply.
+
+    Args:
+        call: What was asked.
+        model: The model's name as it was asked for.
+        request_id: From the response's headers.
+
+    Attributes:
+        done: Whether the terminal marker has come.
+    """
+
+    decoder: ClassVar[staticmethod[[Mapping[str, Any], RequestLabel, str, str | None], ModelReply]]
+    """Decodes a message that came, or was put together, in one piece; the others are the arguments of the class."""
+
+    def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
+        self.done = False
+        self._call = call
+        self._model = model
+        self._request_id = request_id
+        self._unread: list[str] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has reported an end, after which the body may hold more or stay open."""
+        return self.done
+
+    @property
+    @abstractmethod
+    def usage(self) -> Usage | None:
+        """The usage reported for the reply so far."""
+
+    @abstractmethod
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """Process one event and return the deltas that it adds."""
+
+    @abstractmethod
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+        """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
+
+    def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
+        return add_unread(self.decoder(message, self._call, self._model, self._request_id), self._unread)
+
+    def _record_unread(self, *names: str) -> None:
+        """Remember what of the stream is not read: the reply names it, and the run tells of it."""
+        if len(self._unread) < MAX_UNREAD_NAMES:
+            self._unread += [name for name in names if name not in self._unread]
+
+    def _make_stream_error(self, event: Mapping[str, object]) -> ModelError:
+        return error_from_body(event, None, {}, self._call, self.usage)
+
+    def _refuse_stream(self, what: str) -> NoReturn:
+        raise make_protocol_error(self._call, what, self.usage)
+
+    def _raise_truncated(self, what: str) -> NoReturn:
+        raise make_truncated_error(self._call, what, self.usage)
+
+
+class ReplyReader:
+    """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
+
+    def __init__(
+        self, accumulator: Accumulator, call: RequestLabel, parser: SSEParser | AWSParser | None = None
+    ) -> None:
+        self.events = 0
+        self._accumulator = accumulator
+        self._call = call
+        self._parser = parser or SSEParser()
+        self._size = 0
+        self._text = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the terminal marker has come, after which nothing counts."""
+        return self._accumulator.done
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream has reported an end, so that silence after it is no error."""
+        return self._accumulator.ended
+
+    @property
+    def usage(self) -> Usage | None:
+        """The usage reported for the reply so far."""
+        return self._accumulator.usage
+
+    def feed(self, chunk: bytes) -> list[ModelDelta]:
+        """
+        Return the deltas that *chunk* adds to the reply.
+
+        Raises:
+            ModelError: for an error event, a broken protocol, and a reply that does not end.
+        """
+        # Counted here, where all bytes pass, unpacked: a reply of a gigabyte must not be put together before somebody
+        # measures it (reliability:MP24).
+        self._size += len(chunk)
+        if self._size > MAX_REPLY_BYTES:
+            raise make_too_large_error(self._call, f"{MAX_REPLY_BYTES} bytes", self.usage)
+        deltas: list[ModelDelta] = []
+        taken = self._accumulator
+        # As `run_decoder`, but for all events of a piece: a call for each of them would cost every token.
+        try:
+            for name, data in self._parser.feed(chunk):
+                if taken.done:
+                    break
+                self.events += name != "ping"
+                deltas += taken.event(name, data)
+        except ModelError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see `run_decoder`
+            broken = _describe_decode_error(error)
+        else:
+            self._count(deltas)
+            return deltas
+        raise make_protocol_error(self._call, broken, self.usage)
+
+    def _count(self, deltas: list[ModelDelta]) -> None:
+        """Add the text of *deltas* to the count; raise an error above the limit."""
+        for delta in deltas:
+            if isinstance(delta, (TextChunk, ThinkingChunk)):
+                self._text += len(delta.text)
+        if self._text > MAX_TEXT_CHARS:
+            raise make_too_large_error(self._call, f"{MAX_TEXT_CHARS} characters of text", self.usage)
+
+    def finish(self, *, clean: bool = True) -> ModelReply:
+        """
+        Return the completed reply after the last byte.
+
+        Raises:
+            ModelError: ``TruncatedReply`` when the terminal marker is missing.
+        """
+        tail = self._parser.tail
+        return run_decoder(
+            self._call,
+            lambda: check_reply_size(self._accumulator.finish(tail, clean=clean), self._call),
+            lambda: self.usage,
+        )
+
+
+def run_decoder(call: RequestLabel, read: Callable[[], T], usage: Callable[[], Usage | None] = lambda: None) -> T:
+    """
+    Return the result of *read*, and turn its errors into protocol failures.
+
+    Decoders are pure, so whatever else they raise than a ``ModelError`` says that it is not what it should be.
+
+    Raises:
+        ModelError: for a reply that breaks its protocol.
+    """
+    try:
+        return read()
+    except ModelError:
+        raise
+    # A decoder reads members of foreign JSON by the dozen, and each may be missing or of another kind. To check each of
+    # them would be most of its code; so it reads on, and whatever it raises is what it is: a reply that breaks its
+    # protocol. It is pure, so nothing else can have gone wrong.
+    except Exception as error:  # noqa: BLE001 - see above
+        what = _describe_decode_error(error)
+    # Outside of the `except`, so that the error has no context: that would hold the frame with the reply, and with it
+    # whatever the reply held.
+    raise make_protocol_error(call, what, usage())
+
+
+def _describe_decode_error(error: Exception) -> str:
+    return f"it cannot be read ({type(error).__name__}: {error})"
+
+
+def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, Any]]:
+    """
+    Return the objects of a body that has one in each line.
+
+    Raises:
+        ModelError: for anything else.
+    """
+    try:
+        found = [read_json(line) for line in content.splitlines() if line.strip()]
+    except ValueError:
+        found = [None]
+    if not all(isinstance(each, Mapping) for each in found):
+        raise make_protocol_error(call, "it is not one object in each line", None)
+    return found
+
+
+def check_reply_size(reply: ModelReply, call: RequestLabel) -> ModelReply:
+    """Return *reply* if its text is within the cap, whichever way it came."""
+    texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
+    if sum(map(len, texts)) > MAX_TEXT_CHARS:
+        raise make_too_large_error(call, f"{MAX_TEXT_CHARS} characters of text", reply.usage)
+    return reply
+
+
+def make_too_large_error(call: RequestLabel, limit: str, usage: Usage | None = None) -> ModelError:
+    """Return the error for a reply above a size limit; it is not retryable."""
+    msg = f"the reply of {call.model!r} is longer than {limit} and was cut"
+    return ModelError(msg, kind="too_large", usage=usage)
+
+
+@frozen
+class HttpExchange:
+    """
+    A response whose body has not been read.
+
+    Attributes:
+        response: The HTTP library's response.
+        call: What was asked.
+        timeouts: How long its body may take.
+        started: When the request was sent, by the event loop's clock.
+    """
+
+    response: Any
+    call: RequestLabel
+    timeouts: Timeouts
+    started: float
+
+    @property
+    def request_id(self) -> str | None:
+        """The provider's id of the request."""
+        return find_request_id(self.response.headers)
+
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the content type is that of an event stream, whatever was requested."""
+        kind = self.response.headers.get("content-type", "").lower()
+        return "text/event-stream" in kind or AWS_STREAM in kind
+
+    @property
+    def parser(self) -> SSEParser | AWSParser:
+        """A new parser for the event stream of the response."""
+        kind = self.response.headers.get("content-type", "").lower()
+        return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
+
+    async def content(self, most: int | None = None) -> bytes:
+        """
+        Return the whole body, decompressed, of at most *most* bytes: those of a reply by default.
+
+        Raises:
+            ModelError: when it breaks off, takes too long or is too long.
+        """
+        import httpx2
+
+        most = MAX_REPLY_BYTES if most is None else most
+        pieces: list[bytes] = []
+        size = 0
+        failure: BaseException
+        try:
+            async with asyncio.timeout_at(self.started + self.timeouts.total):
+                async for piece in self.response.aiter_bytes():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if size > most:
+                        raise make_too_large_error(self.call, f"{most} bytes")
+            return b"".join(pieces)
+        except TimeoutError:
+            failure = make_timeout_error(self.call, "total", self.timeouts)
+        except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:
+            failure = error_from_transport(error, self.call)
+        raise failure
+
+    def json(self, content: bytes) -> Mapping[str, Any]:
+        """
+        Return the object in *content*.
+
+        Raises:
+            ModelError: for anything else, quoting its beginning.
+        """
+        kind = self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        try:
+            data = read_json(content)
+        except ValueError:
+            data = None
+        # Gemini's compatible endpoint wraps errors into a list of one.
+        if isinstance(data, list) and len(data) == 1:
+            data = data[0]
+        if isinstance(data, Mapping):
+            return data
+        begin = printable(content[: 2 * SHOWN_CHARS].decode("utf-8", "replace"), SHOWN_CHARS)
+        what = printable(kind, SHOWN_CHARS) or "something"
+        msg = f"{self.call.provider} answered {what} that is not a reply of {self.call.asked}: {begin!r}"
+        raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
+
+
+def make_timeout_error(call: RequestLabel, limit: str, timeouts: Timeouts, usage: Usage | None = None) -> ModelError:
+    """Return the error for a call that broke one of its time limits; asking again may help."""
+    what = {
+        "first_byte": "sent nothing",
+        "idle": "stopped in the middle of its reply",
+        "silence": "sent nothing but keep-alives",
+        "total": "did not finish its reply",
+    }[limit]
+    msg = f"{call.provider} {what} for {getattr(timeouts, limit):g} s when asked for {call.asked} (Timeouts.{limit})"
+    return ModelError(msg, retryable=True, kind="timeout", usage=usage)
+
+
+class ReplyBody:
+    """
+    The body of a streamed reply, piece by piece.
+
+    Args:
+        exchange: The response.
+        reader: Who is fed the pieces.
+        chunks: Gives them.
+
+    Attributes:
+        ended: Whether it has no more pieces.
+        clean: Whether it has not ended otherwise than it should.
+    """
+
+    __slots__ = ("_alarm", "_begun", "_chunks", "_exchange", "_has_come", "_patience", "_reader", "clean", "ended")
+
+    def __init__(self, exchange: HttpExchange, reader: ReplyReader, chunks: AsyncIterator[bytes]) -> None:
+        self.ended = False
+        self.clean = True
+        self._exchange = exchange
+        self._reader = reader
+        self._chunks = chunks
+        self._patience = _WaitLimits(exchange, asyncio.get_running_loop().time(), reader.events)
+        self._alarm = _WaitTimer()
+        self._has_come = False
+        self._begun: tuple[Any, object] | BaseException | None = None
+
+    # A call that is no coroutine, and not a generator of pieces inside of the provider's: that would cost every token of
+    # those that came together. What has to be waited for is waited for at once, in `rest`: a wait that was begun may not be
+    # left to whoever takes a delta meanwhile, who may do so in another task or in a scope of their own.
+    def read_available(self) -> bytes | None:
+        """Return the next piece if it is there already; ``None`` when ``rest`` has to be awaited for it, as it then must be."""
+        step = anext(self._chunks).__await__()
+        try:
+            self._begun = step, next(step)
+        except StopIteration as came:
+            self._has_come = True
+            piece: bytes = came.value
+            return piece
+        except BaseException as error:  # noqa: BLE001 - see `_has_ended_cleanly`
+            self._begun = error
+        return None
+
+    async def rest(self) -> bytes | None:
+        """
+        Return the piece that was not at hand, as soon as it comes, or ``None`` when there is none any more.
+
+        Raises:
+            ModelError: when a time limit passes.
+        """
+        begun, self._begun = self._begun, None
+        piece: bytes | None = None
+        ended = begun if isinstance(begun, BaseException) else None
+        if isinstance(begun, tuple):
+            if self._has_come:
+                self._patience.record_piece(asyncio.get_running_loop().time(), self._reader.events)
+            self._has_come = True
+            try:
+                piece = await self._alarm.bound(*begun, self._patience.deadline())
+            except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_has_ended_cleanly`
+                ended = error
+        exchange, reader = self._exchange, self._reader
+        self.ended = piece is None
+        self.clean = ended is None or _has_ended_cleanly(ended, exchange.call)
+        # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
+        if isinstance(ended, TimeoutError) and not reader.ended:
+            raise make_timeout_error(exchange.call, self._patience.limit(), exchange.timeouts, reader.usage)
+        return piece
+
+    def close(self) -> None:
+        """Cancel the timer of the waits."""
+        self._alarm.end()
+
+
+class _WaitLimits:
+    """The time limits of the wait for the next piece of a body, by the event loop's clock."""
+
+    __slots__ = ("_events", "_is_first", "_last", "_progress", "_said", "_timeouts")
+
+    def __init__(self, exchange: HttpExchange, now: float, events: int) -> None:
+        self._timeouts = exchange.timeouts
+        self._is_first = True
+        self._last = self._progress = exchange.started
+        self._said = now
+        self._events = events
+
+    def record_piece(self, now: float, events: int) -> None:
+        """Record the arrival of a piece. It counts as progress if the number of *events* changed."""
+        self._is_first = False
+        self._last = now
+        if events != self._events:
+            self._events = events
+            self._said = self._progress = now
+
+    # Three clocks run at once: for the next byte, for the next event that says something (keep-alives do not), and for
+    # the whole. Whichever is due first names the failure, since "sent nothing" and "sent nothing but keep-alives" have
+    # different cures.
+    def _limits(self) -> tuple[float, float, float]:
+        timeouts = self._timeouts
+        silent = timeouts.first_byte if self._is_first else timeouts.idle
+        return self._progress + timeouts.total, self._said + timeouts.silence, self._last + silent
+
+    def deadline(self) -> float:
+        """Return the time of the earliest limit."""
+        return min(self._limits())
+
+    def limit(self) -> str:
+        """Return the limit that ends it, one of ``Timeouts``."""
+        limits = self._limits()
+        return ("total", "silence", "first_byte" if self._is_first else "idle")[limits.index(min(limits))]
+
+
+class _WaitTimer:
+    """
+    Ends waits that last too long, of which there is one at a time, with one timer for all of them.
+
+    ``asyncio.timeout_at`` sets a timer for each wait and takes it away again, which is a sixth of what a token costs that comes
+    alone. This one is set again only when it rings and the wait under way may last longer, and by a wait that may not last so long.
+    """
+
+    __slots__ = ("_due", "_has_rung", "_loop", "_task", "_timer")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._due = 0.0
+        self._has_rung = False
+
+    async def bound(self, step: Any, waits: object, due: float) -> bytes:
+        """
+        Await the rest of a *step* that has started; raise ``TimeoutError`` at the time *due*.
+
+        Raises:
+            TimeoutError: when it is *due* before, by the event loop's clock.
+        """
+        self._task = task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - only a task waits
+        self._due = due
+        if self._timer is None or due < self._timer.when():
+            self._start_timer()
+        cancelling = task.cancelling()
+        try:
+            return await _StartedAwait(step, waits)
+        except asyncio.CancelledError as stopped:
+            # A cancellation of the task's own, at the same moment or before, goes on its way.
+            if self._has_rung and task.cancelling() - 1 <= cancelling:
+                raise TimeoutError from stopped
+            raise
+        finally:
+            self._task = None
+            if self._has_rung:
+                self._has_rung = False
+                task.uncancel()
+
+    def end(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start_timer(self) -> None:
+        self.end()
+        self._timer = self._loop.call_at(self._due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if self._task is None or timer is None:
+            return
+        if timer.when() < self._due:
+            self._start_timer()
+        else:
+            self._has_rung = True
+            self._task.cancel()
+
+
+@asynccontextmanager
+async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[ReplyBody]:
+    """
+    Yield the body of a reply that *reader* reads, then drain what follows its end marker and close it.
+
+    Pieces are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
+    """
+    response = exchange.response
+    chunks = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
+    body = ReplyBody(exchange, reader, chunks)
+    try:
+        yield body
+        if not body.ended:
+            await drain_chunks(chunks)
+    finally:
+        body.close()
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _has_ended_cleanly(ended: BaseException, call: RequestLabel) -> bool:
+    """
+    Return whether a body ended properly: false for a timeout or a cut connection; raise other errors.
+
+    Raises:
+        BaseException: what says more of it: an error of the transport but for a connection that broke, and what is not the body's.
+    """
+    import httpx2
+
+    if isinstance(ended, StopAsyncIteration | TimeoutError):
+        return isinstance(ended, StopAsyncIteration)
+    if not isinstance(ended, httpx2.HTTPError | httpx2.StreamError | OSError):
+        raise ended
+    failure = error_from_transport(ended, call)
+    is_cut = isinstance(failure, ModelError) and failure.kind == "connection"
+    if isinstance(ended, httpx2.TimeoutException) or not is_cut:
+        raise failure
+    logger.debug("the connection to %s broke: %s", call.provider, type(ended).__name__)
+    return False
+
+
+class _StartedAwait:
+    """The rest of something awaited whose first *step* led to *waits*, which the event loop has not seen yet."""
+
+    __slots__ = ("_step", "_waits")
+
+    def __init__(self, step: Any, waits: object) -> None:
+        self._step = step
+        self._waits = waits
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        step, waits = self._step, self._waits
+        while True:
+            try:
+                yield waits
+            except BaseException as error:  # noqa: BLE001 - it is for what waits, a cancellation above all
+                try:
+                    waits = step.throw(error)
+                except StopIteration as came:
+                    return bytes(came.value)
+            else:
+                rest: bytes = yield from step
+                return rest
+
+
+async def drain_chunks(chunks: AsyncIterator[bytes]) -> None:
+    """Read what follows the terminal marker, for a moment, so that the connection can be used again."""
+    import httpx2
+
+    # A connection can be used again only when its body was read to the end. For a moment and some bytes only: a new
+    # connection is cheaper than a long wait.
+    seen = 0
+    with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for chunk in chunks:
+                seen += len(chunk)
+                if seen > DRAIN_BYTES:
+                    return

@@ -1,0 +1,395 @@
+"""
+``Thinking`` as the words or numbers that each model accepts. Pure: no SDK, no clock, no I/O.
+
+Claude's families, which have more to say than their thinking, stand in ``models/anthropic/families.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.models import Effort, Thinking
+
+Json = dict[str, Any]
+Form: TypeAlias = Literal[
+    "effort", "ollama", "template", "openrouter", "groq", "xai", "deepseek", "mistral", "zai", "moonshot", "cerebras",
+    "snowflake", "qwen",
+]  # fmt: skip
+"""How a service of Chat Completions or Responses is asked for thinking."""
+
+BUDGETS: dict[Effort, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 16_384, "max": 32_768}
+"""How many tokens of thinking stand for an effort, where a wire knows only tokens; and up to which a budget is one."""
+
+CANNOT = "{model} cannot be kept from thinking; Thinking('none') asks it for {least}"
+UNTOLD = "{model} is sent nothing for Thinking('none'): no word is known that keeps it from thinking"
+DEAF = "{model} takes no word for how much to think; {thinking!r} is not sent"
+ONE = "{model} knows one amount of thinking; {thinking!r} asks for that"
+SHOWN = "{model} sends its thoughts in any case; the show=False of {thinking!r} is not sent"
+DEMANDED = "{model} answers a demanded call without thinking"
+
+
+@frozen
+class ThinkingRequest:
+    """
+    What a request says of thinking.
+
+    Attributes:
+        members: Members of the body; of Gemini those of its ``thinkingConfig``, of Responses those of ``reasoning``.
+        note: What of the wish cannot be had, as a sentence; ``""`` when all of it can.
+    """
+
+    members: Json = attrs.field(factory=dict)
+    note: str = ""
+
+
+NOTHING = ThinkingRequest()
+
+
+@frozen(kw_only=True)
+class ThinkingWords:
+    """
+    Models that take the same words for how much they think.
+
+    Attributes:
+        names: How their names begin, as a regular expression.
+        low: The word for ``"low"``, and so on; ``most`` is that for ``"max"``.
+        off: The word that keeps them from thinking; ``""`` when nothing has to be sent for that, ``None`` when there is none.
+        least: The word nearest to that; ``""`` sends nothing.
+        deaf: Whether they refuse every word.
+    """
+
+    names: str = ""
+    low: str = "low"
+    medium: str = "medium"
+    high: str = "high"
+    most: str = "high"
+    off: str | None = None
+    least: str = "low"
+    deaf: bool = False
+
+    def word(self, effort: Effort) -> str:
+        """Return the word for an *effort* that is not ``"none"``."""
+        return {"low": self.low, "medium": self.medium, "high": self.high}.get(effort, self.most)
+
+
+# Which words a model takes: what it was seen to accept and refuse, and its service's reference, in August 2026. The first
+# pattern that fits counts; a name that is newer than a table is taken for the nearest family before it.
+SILENT = ThinkingWords(deaf=True, off="")
+STUBBORN = ThinkingWords(deaf=True, least="")
+GPT_OSS = ThinkingWords(names=r"gpt-oss")
+ANY = ThinkingWords(least="")
+
+OPENAI = (
+    GPT_OSS,
+    attrs.evolve(SILENT, names=r"(?:ft:)?gpt-(?:3|4|5-chat)|chatgpt-"),
+    ThinkingWords(names=r"gpt-5\.\d+-chat", low="medium", high="medium", most="medium", least="medium"),
+    ThinkingWords(names=r"gpt-5-pro", low="high", medium="high", least="high"),
+    ThinkingWords(names=r"gpt-5\.\d+-pro"),
+    ThinkingWords(names=r"gpt-5\.1-codex|gpt-5-codex|o\d"),
+    ThinkingWords(names=r"gpt-5(?!\.)", least="minimal"),
+    ThinkingWords(names=r"gpt-5\.1", off="none"),
+    ThinkingWords(names=r"gpt-5\.[2-5]", off="none", most="xhigh"),
+    ThinkingWords(names=r"gpt-6-astra", most="max"),
+    ThinkingWords(names=r"gpt-(?:5\.|[6-9])", off="none", most="max"),
+)
+XAI = (
+    ThinkingWords(names=r"grok-(?:4\.3|latest)", off="none"),
+    ThinkingWords(names=r"grok-(?:4\.[4-9]|[5-9])"),
+    ThinkingWords(names=r"grok-3-mini", medium="low"),
+    attrs.evolve(STUBBORN, names=r"grok-(?:4(?!.*non-reasoning)|code|build)"),
+    attrs.evolve(SILENT, names=r"grok-"),
+)
+GROQ = (
+    GPT_OSS,
+    ThinkingWords(names=r"qwen3", low="default", medium="default", high="default", most="default", off="none"),
+    attrs.evolve(STUBBORN, names=r"deepseek-r1|qwen-qwq|qwq"),
+    attrs.evolve(SILENT, names=r""),
+)
+MISTRAL = (
+    attrs.evolve(STUBBORN, names=r"magistral"),
+    attrs.evolve(SILENT, names=r"ministral|devstral|codestral|pixtral|voxtral|open-|mistral-\w+-2[0-5]\d\d"),
+    ThinkingWords(names=r"", low="high", medium="high", off="none"),
+)
+DEEPSEEK = (
+    ThinkingWords(names=r"deepseek-v(?:[4-9]|\d\d)", low="high", medium="high", most="max", off="disabled"),
+    attrs.evolve(STUBBORN, names=r"deepseek-reasoner"),
+    ThinkingWords(names=r"", low="", medium="", high="", most="", off="disabled"),
+)
+ZAI = (
+    ThinkingWords(names=r"glm-5\.2", most="max", off="disabled"),
+    ThinkingWords(names=r"glm-(?:5\.[3-9]|[6-9])", medium="high", most="max"),
+    attrs.evolve(SILENT, names=r"glm-4(?!\.[5-9])|glm-4\.[56]v"),
+    ThinkingWords(names=r"", low="", medium="", high="", most="", off="disabled"),
+)
+MOONSHOT = (
+    attrs.evolve(SILENT, names=r"moonshot-|kimi-latest|kimi-k2-0"),
+    attrs.evolve(STUBBORN, names=r"kimi-(?:k2-)?thinking"),
+    ThinkingWords(names=r"kimi-k[3-9]", off="disabled"),
+    ThinkingWords(names=r"", low="", medium="", high="", most="", off="disabled"),
+)
+CEREBRAS = (
+    GPT_OSS,
+    ThinkingWords(names=r"zai-glm|glm-", low="", medium="", high="", most="", off="none"),
+    attrs.evolve(SILENT, names=r""),
+)
+SNOWFLAKE = (ThinkingWords(names=r"claude-", off=""), *OPENAI, attrs.evolve(SILENT, names=r""))
+OLLAMA = (GPT_OSS, ThinkingWords(names=r"", off="none"))
+TEMPLATE = (GPT_OSS, ThinkingWords(names=r"", off=""))
+
+
+def _find_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
+    """Return the words of *model*, whatever a service has put before its name."""
+    name = model.rpartition("/")[2].lower()
+    return next((words for words in table if re.match(words.names, name)), ANY)
+
+
+def effort_from_thinking(thinking: Thinking) -> Effort:
+    """Return the effort that is asked for, or that stands for a budget, where a wire knows only efforts."""
+    if thinking.effort is not None:
+        return thinking.effort
+    if thinking.tokens is None:
+        return "medium"
+    return "low" if thinking.tokens <= BUDGETS["low"] else "medium" if thinking.tokens <= BUDGETS["medium"] else "high"
+
+
+def budget_from_thinking(thinking: Thinking) -> int | None:
+    """Return the tokens that are asked for, or that stand for an effort; ``None`` leaves the amount to the model."""
+    if thinking.tokens is not None or thinking.effort is None:
+        return thinking.tokens
+    return BUDGETS[thinking.effort]
+
+
+def _is_off(thinking: Thinking) -> bool:
+    return thinking.mode == "none"
+
+
+def _word_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
+    """Return the word to send, ``""`` for none, and what of the wish cannot be had."""
+    if _is_off(thinking):
+        if words.off is not None:
+            return words.off, ""
+        least = f"{words.least} effort"
+        return words.least, CANNOT.format(model=model, least=least) if words.least else UNTOLD.format(model=model)
+    if words.deaf:
+        return "", DEAF.format(model=model, thinking=thinking)
+    is_lost = words.low == words.most and (thinking.effort is not None or thinking.tokens is not None)
+    return words.word(effort_from_thinking(thinking)), ONE.format(model=model, thinking=thinking) if is_lost else ""
+
+
+def _add_shown_note(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
+    """Return *asked*, with the note that thoughts are shown in any case, where nothing else is to be said."""
+    if thinking.show or _is_off(thinking) or asked.note:
+        return asked
+    return attrs.evolve(asked, note=SHOWN.format(model=model, thinking=thinking))
+
+
+# --- Responses -------------------------------------------------------------------------------------------------------
+
+
+def thinking_for_responses(thinking: Thinking | None, form: Form, model: str) -> ThinkingRequest:
+    """Return the members of ``reasoning``; a number of tokens has no place there and becomes an effort."""
+    if thinking is None:
+        return NOTHING
+    word, note = _word_for_thinking(thinking, _find_words(XAI if form == "xai" else OPENAI, model), model)
+    if not word:
+        return ThinkingRequest({}, note)
+    shown = {"summary": "auto"} if thinking.show and not _is_off(thinking) else {}
+    return ThinkingRequest({"effort": word, **shown}, note)
+
+
+# --- Chat Completions ------------------------------------------------------------------------------------------------
+
+
+def thinking_for_chat(
+    thinking: Thinking | None, form: Form, model: str, *, demanded: bool = False, off: bool = False
+) -> ThinkingRequest:
+    """
+    Return the members of a body of Chat Completions.
+
+    Args:
+        thinking: What is wished for.
+        form: How the service is asked.
+        model: The model's name at the service.
+        demanded: Whether a call is demanded, beside which some services do not let a model think.
+        off: Whether the service refused thinking beside this request, so that it is to be switched off.
+    """
+    if form == "deepseek" and demanded:
+        return ThinkingRequest(_thinking_switch("disabled"))  # on by default there, and it refuses a demanded call
+    if thinking is None:
+        return NOTHING
+    wish = Thinking("none") if off else thinking
+    match form:
+        case "openrouter":
+            asked = _thinking_for_openrouter(wish, model, demanded=demanded)
+        case "groq":
+            asked = _thinking_for_groq(wish, model)
+        case "deepseek" | "zai" | "moonshot":
+            asked = _thinking_by_switch(wish, form, model)
+        case "template" | "qwen":
+            asked = _thinking_by_template(wish, form, model)
+        case _:
+            asked = _thinking_by_word(wish, form, model)
+    return attrs.evolve(asked, note="") if off else asked
+
+
+TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
+    "effort": OPENAI, "xai": XAI, "groq": GROQ, "mistral": MISTRAL, "deepseek": DEEPSEEK, "zai": ZAI, "moonshot": MOONSHOT,
+    "cerebras": CEREBRAS, "snowflake": SNOWFLAKE, "ollama": OLLAMA, "template": TEMPLATE,
+}  # fmt: skip
+
+
+def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+    """Return thinking as one word in the body, such as ``reasoning_effort``."""
+    words = _find_words(TABLES[form], model)
+    word, note = _word_for_thinking(thinking, words, model)
+    if form == "snowflake" and not _is_off(thinking) and words.names == SNOWFLAKE[0].names:
+        return _add_shown_note(
+            ThinkingRequest({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model
+        )
+    members: Json = {"reasoning_effort": word} if word else {}
+    if form == "cerebras" and not words.deaf and words is not GPT_OSS and not _is_off(thinking):
+        members["clear_thinking"] = False
+    if form == "cerebras" and not words.deaf and not thinking.show and not _is_off(thinking):
+        return ThinkingRequest({**members, "reasoning_format": "hidden"}, note)
+    # OpenAI's own models never send their thoughts over this wire.
+    hidden = form == "effort" and words is not ANY and words is not GPT_OSS
+    return (
+        ThinkingRequest(members, note)
+        if hidden or words.deaf
+        else _add_shown_note(ThinkingRequest(members, note), thinking, model)
+    )
+
+
+def _thinking_for_openrouter(thinking: Thinking, model: str, *, demanded: bool) -> ThinkingRequest:
+    """Return thinking as the object that OpenRouter translates for the model behind it."""
+    if _is_off(thinking):
+        return ThinkingRequest({"reasoning": {"effort": "none"}})
+    amount: Json = {"enabled": True}
+    if thinking.tokens is not None:
+        amount = {"max_tokens": thinking.tokens}
+    elif thinking.effort is not None:
+        amount = {"effort": "high" if thinking.effort == "max" else thinking.effort, "enabled": True}
+    lost = demanded and model.startswith("anthropic/")
+    shown = {} if thinking.show else {"exclude": True}
+    return ThinkingRequest({"reasoning": {**amount, **shown}}, DEMANDED.format(model=model) if lost else "")
+
+
+def _thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
+    """Return thinking as a word, and whether thoughts are a part of their own or are left out."""
+    words = _find_words(GROQ, model)
+    word, note = _word_for_thinking(thinking, words, model)
+    members: Json = {"reasoning_effort": word} if word else {}
+    if words.off in ("", word):
+        return ThinkingRequest(members, note)
+    if words is GPT_OSS:
+        return ThinkingRequest(
+            members if thinking.show and not _is_off(thinking) else {**members, "include_reasoning": False}, note
+        )
+    return ThinkingRequest(
+        {**members, "reasoning_format": "parsed" if thinking.show and not _is_off(thinking) else "hidden"}, note
+    )
+
+
+def _thinking_switch(state: str, **more: object) -> Json:
+    return {"thinking": {"type": state, **more}}
+
+
+def _thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+    """Return thinking as a switch, with a word beside it where the model takes one."""
+    words = _find_words(TABLES[form], model)
+    word, note = _word_for_thinking(thinking, words, model)
+    if words.deaf or word == "disabled":
+        return ThinkingRequest(_thinking_switch("disabled") if word == "disabled" else {}, note)
+    more: Json = {"clear_thinking": False} if form == "zai" else {"keep": "all"} if form == "moonshot" else {}
+    effort = word if thinking.effort is not None or thinking.tokens is not None else ""
+    if form == "moonshot" and effort:
+        # Without the switch: both at once are refused.
+        return _add_shown_note(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)
+    beside: Json = {"reasoning_effort": effort} if effort else {}
+    return _add_shown_note(ThinkingRequest({**_thinking_switch("enabled", **more), **beside}, note), thinking, model)
+
+
+def _thinking_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+    """Return thinking as a switch of the model's template, or as the member of Qwen's API for it."""
+    words = _find_words(TEMPLATE, model)
+    word, note = _word_for_thinking(thinking, words, model)
+    if form == "template" and words is GPT_OSS:
+        return _add_shown_note(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
+    is_on = not _is_off(thinking)
+    if form == "template":
+        beside: Json = {"reasoning_effort": word} if word and thinking.effort is not None else {}
+        return _add_shown_note(
+            ThinkingRequest({"chat_template_kwargs": {"enable_thinking": is_on}, **beside}), thinking, model
+        )
+    budget = budget_from_thinking(thinking) if is_on else None
+    amount: Json = {} if budget is None else {"thinking_budget": budget}
+    return _add_shown_note(ThinkingRequest({"enable_thinking": is_on, **amount}), thinking, model)
+
+
+# --- Gemini ----------------------------------------------------------------------------------------------------------
+
+LEVELS_SINCE = 3
+"""The generation of Gemini that takes a level of thinking in place of a budget."""
+THINKS_SINCE = 2.5
+"""The generation of Gemini that thinks first."""
+UNMINIMAL = re.compile(r"gemini-(?:\d+(?:\.\d+)?-pro|pro-|3\.[78]-flash(?!-lite)|[4-9])")
+"""Models of these generations whose lowest level is ``"low"``."""
+LEVELS_ONLY_SINCE = 4
+"""The generation that refuses a number of tokens."""
+MORE_THAN_HIGH = re.compile(r"gemini-4-hydrogen")
+"""Models that take ``"xhigh"``; Argon and Carbon refuse it."""
+FLASH_MOST, PRO_MOST, PRO_LEAST = 24_576, 32_768, 128
+"""The limits of a budget in tokens that Google documents for Gemini 2.5 (providers:PV16)."""
+VERSION = re.compile(r"gemini-(\d+(?:\.\d+)?)")
+LATEST = re.compile(r"gemini-.*-latest")
+
+
+def thinking_for_gemini(thinking: Thinking | None, model: str) -> ThinkingRequest:
+    """
+    Return the members of ``thinkingConfig``: from Gemini 3 on a level, before that a number of tokens.
+
+    A number that is given is sent to newer models too, which take either but not both.
+    """
+    if thinking is None:
+        return NOTHING
+    name = model.removeprefix("models/")
+    found = VERSION.match(name)
+    version = float(found.group(1)) if found else LEVELS_SINCE if LATEST.match(name) else 0.0
+    if version < THINKS_SINCE:
+        return NOTHING if _is_off(thinking) else ThinkingRequest({}, DEAF.format(model=model, thinking=thinking))
+    if version >= LEVELS_SINCE:
+        return _thinking_by_level(thinking, model, name, takes_tokens=version < LEVELS_ONLY_SINCE)
+    return _thinking_by_budget(thinking, model, is_pro="pro" in name)
+
+
+def _thinking_by_level(thinking: Thinking, model: str, name: str, *, takes_tokens: bool) -> ThinkingRequest:
+    least = "low" if UNMINIMAL.match(name) else "minimal"
+    if _is_off(thinking):
+        return ThinkingRequest({"thinkingLevel": least}, CANNOT.format(model=model, least=f"{least} effort"))
+    config: Json = {"includeThoughts": thinking.show}
+    if thinking.tokens is not None and takes_tokens:
+        return ThinkingRequest({**config, "thinkingBudget": thinking.tokens})
+    if thinking.tokens is None and thinking.effort is None:
+        return ThinkingRequest(config)
+    level, most = effort_from_thinking(thinking), "xhigh" if MORE_THAN_HIGH.match(name) else "high"
+    return ThinkingRequest({**config, "thinkingLevel": most if level == "max" else level})
+
+
+def _thinking_by_budget(thinking: Thinking, model: str, *, is_pro: bool) -> ThinkingRequest:
+    least, most = (PRO_LEAST, PRO_MOST) if is_pro else (0, FLASH_MOST)
+    if _is_off(thinking):
+        return ThinkingRequest(
+            {"thinkingBudget": least}, CANNOT.format(model=model, least=f"{least} tokens") if least else ""
+        )
+    config: Json = {"includeThoughts": thinking.show}
+    if thinking.tokens is not None:
+        return ThinkingRequest({**config, "thinkingBudget": min(max(thinking.tokens, least), most)})
+    if thinking.effort is None:
+        return ThinkingRequest(config)
+    wanted = FLASH_MOST if thinking.effort == "high" else BUDGETS[thinking.effort]
+    return ThinkingRequest({**config, "thinkingBudget": min(wanted, most)})

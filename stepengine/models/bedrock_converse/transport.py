@@ -1,0 +1,104 @@
+"""
+Sending encoded bytes to Bedrock: signed with AWS credentials (Signature Version 4), or with a key of Bedrock's own.
+
+AWS has no asynchronous SDK for Python, and its synchronous one would send a body that it has encoded itself. What is taken
+of it is what finds and renews credentials, and what signs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.models._access import AwsAccess
+from stepengine.models._failures import HTTP_REDIRECT
+from stepengine.models.keys import Secret, register_secret
+
+SERVICE = "bedrock"
+JSON = {"content-type": "application/json", "accept": "*/*"}
+
+
+class ConverseErrorReply(Exception):
+    """Carries a reply with an error status, whose body was read."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        self.response = response
+
+
+class Signer:
+    """
+    Sends requests to Bedrock, signed with AWS credentials or with a key of Bedrock.
+
+    Args:
+        aws: How they are let in.
+        provider: The provider's name.
+        base_url: Where they go.
+        http_client: What holds the connections.
+    """
+
+    def __init__(self, aws: AwsAccess, provider: str, base_url: str, http_client: Any) -> None:
+        self._aws = aws
+        self._provider = provider
+        self._base_url = base_url.rstrip("/")
+        self._http_client = http_client
+        self._finding = asyncio.Lock()
+        self._found: Any = None
+
+    async def post(self, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+        """
+        Send *content* to *path*; return the HTTP library's response with its body still to come.
+
+        Raises:
+            ConverseErrorReply: for a reply with an error status.
+        """
+        request = self._http_client.build_request(
+            "POST", self._base_url + path, content=content, headers={**JSON, **headers}
+        )
+        bearer = self._aws.bearer()
+        if bearer is not None:
+            request.headers["authorization"] = f"Bearer {bearer.reveal()}"
+        else:
+            request.headers.update(await self._make_signed_headers(request, content, headers))
+        response = await self._http_client.send(request, stream=True)
+        if response.status_code >= HTTP_REDIRECT:
+            try:
+                await response.aread()
+            finally:
+                await response.aclose()
+            raise ConverseErrorReply(response)
+        return response
+
+    async def _make_signed_headers(self, request: Any, content: bytes, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers that sign *request*: its host, its body, and what was asked for beside the client's own."""
+        from botocore.auth import SigV4Auth
+        from botocore.awsrequest import AWSRequest
+
+        credentials = await self._find_credentials()
+        told = {name: request.headers[name] for name in ("host", *JSON, *headers)}
+        unsigned = AWSRequest("POST", str(request.url), headers=told, data=content)
+        SigV4Auth(credentials, SERVICE, self._aws.region()).add_auth(unsigned)
+        return dict(unsigned.headers.items())
+
+    async def _find_credentials(self) -> Any:
+        """Return the access key, found and renewed in a thread, as that may read files and ask the machine's host."""
+        from botocore.credentials import ReadOnlyCredentials
+
+        keys = self._aws.keys()
+        if "secret_key" in keys:
+            return ReadOnlyCredentials(keys["access_key"], keys["secret_key"], keys["session_token"])
+        async with self._finding:
+            frozen = await asyncio.to_thread(self._load_credentials, keys["profile"])
+        register_secret(self._provider, Secret(frozen.secret_key), "secret_key")
+        return frozen
+
+    def _load_credentials(self, profile: str | None) -> Any:
+        from botocore.exceptions import NoCredentialsError
+        from botocore.session import Session
+
+        if self._found is None:
+            self._found = Session(profile=profile).get_credentials()
+        if self._found is None:
+            raise NoCredentialsError
+        return self._found.get_frozen_credentials()

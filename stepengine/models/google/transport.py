@@ -1,0 +1,165 @@
+"""
+Send encoded bytes through google-genai.
+
+The SDK has no public method for that. Its public methods build and sign a request with an empty question. A transport catches that
+request before it leaves, and the bytes go out to its address with its headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from stepengine.models._failures import HTTP_REDIRECT
+
+QUESTION = "-"
+INTERACTIONS = "interactions"
+COUNTING = ":countTokens"
+SOON, SELDOM = 0.1, 5.0
+"""Seconds between two questions whether a file has been read, the first and at most."""
+SENT_BY_SDK = frozenset({"content-length", "transfer-encoding", "host", "connection"})
+
+
+@frozen
+class GoogleClients:
+    """
+    The clients of one provider.
+
+    Attributes:
+        building: A client of the SDK whose requests are caught and never sent.
+        files: A client of the SDK whose requests are sent, for uploads.
+        http_client: The HTTP client that sends the encoded bytes.
+    """
+
+    building: Any
+    files: Any
+    http_client: Any
+
+
+def create_clients(
+    sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any
+) -> GoogleClients:
+    """Return the clients for one *access*; the SDK uses *http_client* and opens no connections of its own."""
+    import httpx2
+
+    from stepengine.models._transport import get_ssl_context
+
+    types = sdk.types
+    http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _raise_if_refused]}
+
+    def client(async_client: Any) -> Any:
+        options = types.HttpOptions(
+            base_url=base_url,
+            api_version=api_version,
+            httpx_async_client=async_client,
+            # For web sockets, which are never opened; without it the SDK reads the certificates once more.
+            async_client_args={"ssl": get_ssl_context()},
+            # The sync client is never used; given one, the SDK does not make one with certificates of its own.
+            httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse_sync_request)),
+        )
+        return sdk.Client(**access, http_options=options)
+
+    # The same headers as those of the client that sends: it accepts gzip alone, which is unpacked in pieces.
+    catching = httpx2.AsyncClient(headers=http_client.headers, transport=httpx2.MockTransport(_catch_request))
+    return GoogleClients(client(catching), client(http_client), http_client)
+
+
+async def post(clients: GoogleClients, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+    """Send *content*, or a GET for *path* without it; return the HTTP library's response before its body is read."""
+    url, signed = await _find_url_and_headers(clients.building, path, is_get=content is None)
+    kept = {name: value for name, value in signed.items() if name.lower() not in SENT_BY_SDK}
+    http_client = clients.http_client
+    method = "GET" if content is None else "POST"
+    request = http_client.build_request(method, url, content=content, headers={**kept, **headers})
+    # Streamed for a reply in one piece, too: the reader limits its size (reliability:MP27).
+    return await http_client.send(request, stream=True)
+
+
+async def _find_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
+    """Return the URL and the headers, credentials included, with which the SDK would send a request for *path*."""
+    import httpx2
+
+    model, _, method = path.partition(":")
+    models = client.aio.models
+    try:
+        if path == INTERACTIONS:
+            await client.aio.interactions.create(model=QUESTION, input=QUESTION)
+        elif is_get:
+            await (client.aio.batches.get(name=path) if path.startswith("batches/") else models.get(model=path))
+        else:
+            # Of all methods of a model the SDK builds this request fastest, and writes no log about function calls.
+            await models.count_tokens(model=model, contents=QUESTION)
+    except _CaughtRequest as caught:
+        url = str(caught.request.url)
+        return (f"{url.removesuffix(COUNTING)}:{method}" if method else url), caught.request.headers
+    msg = "the SDK answered without sending a request"
+    raise httpx2.LocalProtocolError(msg)
+
+
+async def upload_file(
+    clients: GoogleClients, data: bytes, mime_type: str, name: str, headers: Mapping[str, str]
+) -> Any:
+    """Upload a file and return what the API says of it once it has been read, whose ``state`` then is no longer PROCESSING."""
+    import httpx2
+
+    files = clients.files.aio.files
+    config = {"mime_type": mime_type, "display_name": name or None, "http_options": {"headers": dict(headers)}}
+    try:
+        held = await files.upload(file=io.BytesIO(data), config=config)
+    except (KeyError, ValueError) as error:
+        # The SDK's own words for an upload that the server did not take up or did not end.
+        msg = f"the file was not taken: {error}"
+        raise httpx2.RemoteProtocolError(msg) from None
+    pause = SOON
+    while held.state == "PROCESSING":
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, SELDOM)
+        held = await files.get(name=held.name)
+    return held
+
+
+async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Mapping[str, str]) -> None:
+    """Delete a file, known by its address or its name."""
+    name = f"files/{file_id.rpartition('files/')[2]}"
+    await clients.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
+
+
+class GoogleErrorReply(Exception):
+    """
+    Carries a reply with an error status past the SDK.
+
+    That reads the body as JSON, and loses the status where it is not UTF-8, or JSON that Python does not read.
+    """
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        self.response = response
+
+
+async def _raise_if_refused(response: Any) -> None:
+    if response.status_code >= HTTP_REDIRECT:
+        await response.aread()
+        raise GoogleErrorReply(response)
+
+
+class _CaughtRequest(BaseException):
+    """Carries the request that the SDK built past all of its handlers for errors."""
+
+    def __init__(self, request: Any) -> None:
+        super().__init__()
+        self.request = request
+
+
+def _catch_request(request: object) -> Any:
+    raise _CaughtRequest(request)
+
+
+def _refuse_sync_request(request: Any) -> Any:
+    import httpx2
+
+    msg = f"the sync client of google-genai is not used, but was asked for {request.url.path}"
+    raise httpx2.UnsupportedProtocol(msg)

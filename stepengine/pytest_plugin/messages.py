@@ -1,0 +1,171 @@
+"""Messages about recordings: at a failure, after the last test, and for every test with ``-v``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+
+from stepengine.pytest_plugin.settings import rerun_command
+
+ATTRIBUTE = "stepengine_recordings"
+CREDENTIAL = re.compile(r"\b(?:credentials?|api[ _]?key)\b|_API_KEY\b", re.IGNORECASE)
+MAX_CHAIN = 20
+PACKAGE = Path(__file__).parent.parent
+
+
+class RecordingReport:
+    """
+    The report on the recordings of one test.
+
+    Attributes:
+        lines: One line for each file that was used.
+        written: One line for each file that was written.
+        hidden: What the test's own failure hides: misses and divergences that somebody swallowed.
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.written: list[str] = []
+        self.hidden: list[BaseException] = []
+
+
+def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = False) -> None:
+    """Add a note: to a divergence the commands that accept it, to an error about a key or address what the test gets."""
+    from stepengine.errors import ReplayDivergence
+
+    if not isinstance(error, ReplayDivergence):
+        note = _describe_environment_problem(error) if replays else ""
+        if note and note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return
+    command = rerun_command(item)
+    note = (
+        f"if the change is meant, record it\n"
+        f"  keeping the effects before {error.address or 'it'}: {command} --stepengine-record=extend\n"
+        f"  all of it: {command} --stepengine-record=rewrite"
+    )
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
+
+
+def _describe_environment_problem(error: BaseException) -> str:
+    from stepengine.testing.cassette import CassetteMiss
+    from stepengine.testing.placeholders import key_variables
+
+    if isinstance(error, CassetteMiss):
+        if error.reason != "host_unknown":
+            return ""
+        return (
+            "the fixture `stepengine_cassette` keeps the base URLs of the environment: they have to be those with which the cassette "
+            f"was recorded\n  set now: {_list_base_urls() or 'none'}"
+        )
+    said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_causes(error))
+    names = sorted(name for name in key_variables() if name in said)
+    if not names and not CREDENTIAL.search(said):
+        return ""
+    return (
+        "a test that replays has placeholders for keys: the fixture `stepengine_cassette` replaces those that are set, and adds those of "
+        "the recorded providers, or of Anthropic, Google and OpenAI where there is no recording\n"
+        f"  for another one, in the test: monkeypatch.setenv({(names or ['NAME_API_KEY'])[0]!r}, 'replay')"
+    )
+
+
+def _list_base_urls() -> str:
+    found = [
+        f"{n}={v}"
+        for n, v in sorted(os.environ.items())
+        if n.endswith(("_BASE_URL", "_ENDPOINT")) or "_ENDPOINT_URL" in n
+    ]
+    from stepengine.testing.traffic_redaction import Cleaner
+
+    return Cleaner().text(", ".join(found))
+
+
+def _iter_causes(error: BaseException) -> Iterator[BaseException]:
+    at: BaseException | None = error
+    for _ in range(MAX_CHAIN):
+        if at is None:
+            return
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def trim_traceback(item: pytest.Item, error: BaseException) -> None:
+    """Cut the traceback of a failed recording at the author's own line. The frames below it are irrelevant."""
+    if item.config.option.fulltrace:
+        return
+    last = _find_author_frame(item, error)
+    if last is not None:
+        last.tb_next = None
+
+
+def was_raised_by_test(item: pytest.Item, error: BaseException) -> bool:
+    """Return True if an error was raised in the author's code, and not by the check after the test."""
+    return _find_author_frame(item, error) is not None
+
+
+def _find_author_frame(item: pytest.Item, error: BaseException) -> TracebackType | None:
+    last, at = None, error.__traceback__
+    while at is not None:
+        file = Path(at.tb_frame.f_code.co_filename)
+        if (
+            file.is_relative_to(item.config.rootpath)
+            and not file.is_relative_to(PACKAGE)
+            and "site-packages" not in file.parts
+        ):
+            last = at
+        at = at.tb_next
+    return last
+
+
+def hidden_errors_section(item: pytest.Item, errors: Iterable[BaseException]) -> str:
+    """Return the report section on hidden misses and divergences; with ``full``, all differences."""
+    full = item.config.getoption("--stepengine-diff") == "full"
+    return "\n\n".join([f"{type(e).__name__}: {e}{_format_all_differences(e) if full else ''}" for e in errors])
+
+
+def _format_all_differences(error: BaseException) -> str:
+    """Return every difference of a miss or a divergence, nothing cut."""
+    found = [(d.pointer, d.recorded, d.now) for c in getattr(error, "candidates", ())[:1] for d in c.differences]
+    found += [tuple(field) for field in getattr(error, "diff", ())]
+    from stepengine.testing.traffic_redaction import Cleaner
+
+    lines = [f"\n  {pointer}\n    recorded {recorded}\n    now      {now}" for pointer, recorded, now in found]
+    return Cleaner().text("".join(lines))
+
+
+def add_to_report(report: pytest.TestReport, told: RecordingReport) -> None:
+    """Add the first hidden error and the lines about recordings to the report of a test."""
+    setattr(report, ATTRIBUTE, {"lines": told.lines, "written": told.written})
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if report.failed and told.hidden and crash is not None:
+        first = told.hidden[0]
+        summary = str(first).partition("\n")[0]
+        crash.message = f"{type(first).__name__}: {summary} (swallowed; then {crash.message})"
+
+
+def print_recordings_summary(terminal: Any, orphans: list[Any], done: str) -> None:
+    """Print new recordings, files that no test owns, and with ``-v`` how each test used its recordings."""
+    reports = [r for group in terminal.stats.values() for r in group if hasattr(r, ATTRIBUTE)]
+    told = [getattr(r, ATTRIBUTE) for r in reports]
+    written = [line for entry in told for line in entry["written"]]
+    lines = [line for entry in told for line in entry["lines"]] if terminal.verbosity > 0 else []
+    if not (written or lines or orphans):
+        return
+    terminal.section("stepengine recordings")
+    for line in (*written, *lines):
+        terminal.line(line)
+    if orphans:
+        count, one = len(orphans), len(orphans) == 1
+        gone = f" {'was' if one else 'were'} deleted" if done == "delete" else ""
+        terminal.line(f"{count} recording{'' if one else 's'} that no test owns{gone}:")
+        for path in orphans:
+            terminal.line(f"  {path}")
+        if done != "delete":
+            terminal.line(f"to delete {'it' if one else 'them'}: run the same tests with --stepengine-orphans=delete")

@@ -1,0 +1,892 @@
+"""
+``Innermost``: performs model calls, tool calls, functions, questions and children, with one method for each.
+
+``WaitingEffects`` performs the rest. Everything here stands inside of what records, limits and traces. Outcomes are stamped with the run's time and hand over what
+was sent to the run meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, assert_never, cast
+
+import attrs
+
+from stepengine.data.effects import (
+    AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    EndRuns,
+    Leaf,
+    RunInBackground,
+    SendToRun,
+    Spawn,
+)
+from stepengine.data.estimate import CHARS_PER_TOKEN
+from stepengine.data.events import (
+    Event,
+    ModelRetry,
+    RateLimited,
+    ReplyDiscarded,
+    TextDelta,
+    ThinkingDelta,
+    ToolInputDelta,
+    ToolLog,
+)
+from stepengine.data.json import JsonDict, freeze
+from stepengine.data.messages import ToolCallPart, ToolResult
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    ModelRequest,
+    ReplyDone,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value
+from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
+from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
+from stepengine.data.usage import Usage, add_cost
+from stepengine.data.waits import ChildRef
+from stepengine.errors import (
+    ContextOverflow,
+    DataError,
+    LimitExceeded,
+    ModelError,
+    PerformError,
+    StepEngineError,
+    TruncatedReply,
+)
+from stepengine.machine.plan import Finished
+from stepengine.models._stopped_usage import attach_usage, usage_when_stopped
+from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
+from stepengine.runtime.background import TreeWithBackground
+from stepengine.runtime.logs import LineLogger
+from stepengine.runtime.performer import IO, Item, child_path
+from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, make_rate_limited_provider
+from stepengine.runtime.retry import Retries, known_usage
+from stepengine.runtime.services import ModelProvider
+from stepengine.runtime.sizes import estimated_tokens
+from stepengine.tools.context import ToolContext
+from stepengine.workspace.guard import GUARD, PROJECT_RULES, CallGuard
+from stepengine.workspace.workspace import WORKSPACE, Workspace
+
+if TYPE_CHECKING:
+    from stepengine.data.questions import Interactor
+    from stepengine.permissions import Request
+    from stepengine.runtime.prices import Prices
+
+
+class _DoneAwaitable:
+    """An awaitable that is done at once, again and again; a coroutine would have to be made for every effect."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Iterator[object]:
+        return iter(())
+
+
+NOTHING = cast("Awaitable[None]", _DoneAwaitable())
+
+
+class OutcomeMaker:
+    """
+    Makes the outcomes of performed effects: with the run's time and what was sent to the run meanwhile.
+
+    Args:
+        tree: The tree.
+
+    Attributes:
+        elapsed: Returns the run's time in milliseconds.
+    """
+
+    def __init__(self, tree: TreeWithBackground) -> None:
+        self._tree = tree
+        self.elapsed = tree.clock.elapsed
+        self._inbox, self._inboxes = tree.inboxes.root, tree.inboxes.by_path
+
+    def value(self, item: Item, value: object) -> Single:
+        """Return the outcome of an effect that gave *value*; a stop if that came after a time limit."""
+        late = self._tree.clock.time_limit_stop(item.path) if self._tree.clock.deadlines else None
+        if late is not None:
+            # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
+            return _add_usage_to_stop(late, value)
+        # What was sent to the run travels in the outcome of the effect during which it came: so it is recorded with it,
+        # and a replay hears it at the same place (replay:J16).
+        inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
+        return Value(value, self.elapsed(), inputs)
+
+    def failure(self, item: Item, error: StepEngineError) -> Single:
+        """Return the outcome of an effect that failed; a stop if that came after a time limit."""
+        late = self._tree.clock.time_limit_stop(item.path)
+        if late is not None:
+            return late
+        # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
+        # as long as the run's record, so they would, too.
+        drop_frames(error)
+        inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
+        return Failure(error, self.elapsed(), inputs)
+
+    def _pop_inbox(self, path: str) -> tuple[Any, ...]:
+        if path:
+            return tuple(self._inboxes.pop(path, ()))
+        inputs = tuple(self._inbox)
+        del self._inbox[: len(inputs)]  # another thread may have put more there since
+        return inputs
+
+    def make_stop_for_run(self, finished: Finished, **end: Any) -> Stop | None:
+        """Return the stop of an effect whose run was stopped, with its *end*; ``None`` if the run ended."""
+        if finished.status is RunStatus.SUSPENDED:
+            return Stop("suspended", self.elapsed(), questions=finished.pending, **end)
+        stop = self._tree.root.stopping
+        is_cut = self._tree.root.spares and finished.status is RunStatus.CANCELLED
+        if stop is not None and (is_cut or self._tree.leftovers.reraise is not None):
+            # It was stopped, or what happened in it is in doubt, so it has not ended for whoever records.
+            return Stop(stop.kind, self.elapsed(), stop.error, **end)
+        return None
+
+
+class Innermost:
+    """
+    The core performer of one run tree, which all others wrap: it performs the effects.
+
+    Args:
+        tree: The tree.
+        retries: How failed model calls of the tree are tried again.
+        prices: Computes the cost of model calls.
+        outcomes: Makes the outcomes.
+        wait: Performs an effect that waits, or that concerns children in the background.
+    """
+
+    def __init__(
+        self,
+        tree: TreeWithBackground,
+        retries: Retries,
+        prices: Prices,
+        outcomes: OutcomeMaker,
+        wait: Callable[[Item, IO], Awaitable[Single]],
+    ) -> None:
+        self._tree = tree
+        self._services = tree.services
+        self._retries = retries
+        self._outcomes = outcomes
+        self._perform_wait = wait
+        self._by_kind = self._PERFORM
+        self._providers: dict[str, ModelProvider] = {}
+        self._prices = prices
+
+    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+        """Do nothing: effects need no preparation."""
+        return NOTHING
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Perform one effect."""
+        return self._by_kind[type(item.effect)](self, item, io)
+
+    # --- model calls --------------------------------------------------------------------------------------------------
+
+    async def _call_model(self, item: Item, io: IO) -> Single:
+        """Call a model, with retries; the usage of failed attempts is added to the reply or error."""
+        request: ModelRequest = item.effect.request  # type: ignore[union-attr]
+        spent: Usage | None = None
+        try:
+            provider = self._get_provider(item, io, request)
+        except StepEngineError as error:
+            return self._outcomes.failure(item, error)
+        # Attempts are inside the one effect: the machine asked once and gets one reply, and the failed ones are members
+        # of its result. So a retry moves no number, and a replay needs no luck (replay:J14).
+        attempt = 1
+        while True:
+            try:
+                # Streamed only where somebody watches: a reply in one piece is less work for both sides, and nobody
+                # would see the pieces.
+                # A provider that has no stream of its own gives a reply whole and then takes it apart. Nothing would be
+                # shown earlier for it, and the stream and its pieces would cost a third of what such a step does.
+                watched = io.watched
+                streams = watched and getattr(provider.stream, "__func__", None) is not Provider.stream
+                reply = await (_stream_reply(provider, request, item, io) if streams else provider.complete(request))
+                shown = _emit_whole_reply(reply, item, io) if watched and not streams else reply
+                reply = self._add_cost(request.model, shown, spent)
+            # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_convert_or_raise` raises on
+            # whatever is no failure of the provider.
+            except BaseException as raised:  # noqa: BLE001
+                failed = self._convert_or_raise(item, request.model, raised, spent)
+                if not isinstance(failed, ModelError):
+                    return self._outcomes.failure(item, failed)
+                used = known_usage(failed)
+                spent = spent + used if spent and used else spent or used
+                wait = self._retries.next_delay(failed, attempt, item.address)
+                if wait is None:
+                    failed.usage = spent
+                    return self._outcomes.failure(item, failed)
+            else:
+                return self._outcomes.value(item, reply)
+            io.attempt(Failure(failed), used)
+            if io.watched:
+                io.emit(_make_retry_event(item, request, attempt, wait, failed))
+            await self._wait_before_retry(item, wait, spent)
+            attempt += 1
+
+    async def _wait_before_retry(self, item: Item, seconds: float, spent: Usage | None) -> None:
+        """Wait before the next attempt; if the call is stopped meanwhile, report what it *spent*."""
+        try:
+            await self._services.clock.sleep(seconds)
+        except BaseException as raised:
+            self._convert_or_raise(item, item.effect.request.model, raised, spent)  # type: ignore[union-attr]
+            raise
+
+    def _convert_or_raise(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
+        """
+        Return a provider's error as ours; re-raise others, with their usage and that *spent* by failed attempts.
+
+        Raises:
+            BaseException: *raised* itself, when the call was stopped; what it had used is kept for its outcome.
+        """
+        if not _is_not_provider_error(raised):
+            return _to_step_error(model, raised)
+        used = usage_when_stopped(raised)
+        usage = spent + used if spent and used else spent or used
+        if usage is not None:
+            # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
+            # (reliability:I4).
+            cost = self._prices.for_usage(model, usage) if usage.total_tokens else Decimal(0)
+            self._tree.leftovers.stopped_calls[item.address] = PartialUsage(attrs.evolve(usage, at_least=True), cost)
+        raise raised
+
+    def _check_request_size(self, request: ModelRequest) -> None:
+        """Raise if a request is longer than its model's window."""
+        # A model string with `|` is a chain of models to fall back on, which have windows of their own.
+        window = None if "|" in request.model else self._services.window(request.model)
+        if window is None or (size := estimated_tokens(request)) <= window:
+            return
+        msg = (
+            f"{request.model!r} takes {window} tokens, and the request has about {size}; shorten it with a context policy such as "
+            "truncate(), or leave oversize= of ModelSettings out to let the provider judge"
+        )
+        raise ContextOverflow(msg, kind="context_overflow")
+
+    def _get_provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
+        """Return the provider of a model; with rate limits it waits for its turn and reports that."""
+        if request.settings.oversize == "refuse":
+            self._check_request_size(request)
+        model, models, rates = request.model, self._services.models, self._services.rates
+        if rates is not None:
+            return make_rate_limited_provider(
+                cast("ParsingRegistry", models), rates, model, _make_notice(item, io, request)
+            )
+        # One look-up for each model of a tree and not for each call: it parses the string and looks for a key.
+        provider = self._providers.get(model)
+        if provider is None:
+            provider = self._providers[model] = models.provider_for(model)
+        return provider
+
+    def _add_cost(self, model: str, reply: object, spent: Usage | None) -> ModelReply:
+        """
+        Return a reply with its cost and the usage *spent* by failed attempts.
+
+        Raises:
+            ModelError: when it is not a reply.
+        """
+        # Providers may be anybody's. What they give goes into records and sums, so it is looked at once, here.
+        if not isinstance(reply, ModelReply):
+            msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
+            raise ModelError(msg, kind="provider")
+        usage, cost = reply.usage, reply.cost
+        # A bill that the provider states wins over our prices; these are only for replies that state none.
+        if cost is None and usage is not None:
+            cost = self._prices.for_reply(model, reply)
+            if reply.provider_data and (missing := self._prices.unpriced_parts(model, reply)):
+                usage = attrs.evolve(usage, at_least=True)
+                reply = attrs.evolve(reply, provider_data={**reply.provider_data, "unpriced": missing})
+        if spent is not None:
+            cost = add_cost(cost, self._prices.for_usage(model, spent) if spent.total_tokens else Decimal(0))
+            usage = spent + (usage or Usage(at_least=True))
+        if usage is reply.usage and cost is reply.cost:
+            return reply
+        return attrs.evolve(reply, usage=usage, cost=cost)
+
+    # --- tool calls ---------------------------------------------------------------------------------------------------
+
+    async def _call_tool(self, item: Item, io: IO) -> Single:
+        """Run one tool; a failing body is an error result."""
+        effect: CallTool
+        _, effect, plan, _, has_begun = item  # type: ignore[assignment]
+        binding = plan.tools.get(effect.tool_name)
+        tool = binding.runs.tool if binding is not None and isinstance(binding.runs, Ordinary) else None
+        try:
+            if binding is None or tool is None:
+                msg = f"the tool {effect.tool_name!r} of agent {plan.definition.id!r} cannot be carried out here"
+                raise StepEngineError(msg)  # noqa: TRY301
+            # The body has returned in a process before this one, and only its result is missing (`deferred=True`): to
+            # run it again would begin the work a second time.
+            if has_begun:
+                return self._outcomes.value(item, await self._wait_for_delivery(item, None, io))
+            # The machine has validated the input and hands the converted arguments along. Only an effect that was made
+            # from a record has none, and is validated here.
+            arguments = effect.arguments
+            if arguments is None:
+                arguments = binding.validate(effect.input).arguments
+            ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
+            running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
+            # Rules about files judge what is opened, and not the path that was written in the call: between the two
+            # there may be links. So they travel with the call to where files are opened (reliability:FP4).
+            if self._services.tools.guard is not None:
+                guard = self._services.tools.guard(_make_permission_request(item, effect, binding.spec))
+                running = _await_guarded(running, guard, self._services.tools.workspace)
+            is_late = getattr(tool, "deferred", False)
+            result = await (self._wait_for_delivery(item, running, io) if is_late else running)
+            trust = tool.trust(effect.input)
+            result = result if result.trust == trust else attrs.evolve(result, trust=trust)
+        except StepEngineError as error:
+            return self._outcomes.failure(item, error)
+        return self._outcomes.value(item, result)
+
+    async def _wait_for_delivery(self, item: Item, running: Awaitable[ToolResult] | None, io: IO) -> ToolResult:
+        """
+        Wait for the result of a deferred call, after its body has run; return the body's error if it failed.
+
+        Where it has done so in a process before, *running* is ``None``: then the result is all that is missing.
+        """
+        deferred = self._tree.deferred
+        # Before the body runs, since the result may be there before the body has returned: a worker that is quicker
+        # than its caller.
+        delivered = deferred.expect_result(item)
+        try:
+            if running is not None:
+                result = await running
+                if result.is_error:
+                    return result
+                # That it only waits is recorded: whoever resumes then waits on, in place of calling the effect in doubt
+                # (replay:J31).
+                if not delivered.done():
+                    await io.waits(item)
+            deferred.waits(item)
+            if delivered.done():
+                return delivered.result()
+            with self._tree.mail.watched():
+                return await delivered
+        finally:
+            deferred.forget(item)
+
+    # --- functions, questions, children -------------------------------------------------------------------------------
+
+    async def _call_function(self, item: Item, io: IO) -> Single:
+        call = cast("CallFunction", item.effect).call
+        token = WORKSPACE.set(self._services.tools.workspace)
+        rules = PROJECT_RULES.set(partial(self._project_guard, item))
+        try:
+            # The JSON form is what the handler gets, live as on replay: with the object itself live, a handler could
+            # use what a replay does not have (reliability:GN17).
+            value = freeze(
+                await self._call_in_place_or_thread(call.name, partial(call.fn, *call.args, **call.kwargs), call.fn)
+            )
+        except DataError as error:
+            msg = f"Perform({call.name}) returned what is not JSON: {error.message}"
+            return self._outcomes.failure(item, _with_cause(PerformError(msg, kind="DataError"), error))
+        # A function may raise one of its own accord, such as from a task that it cancelled. Only when our task was
+        # asked to end is it ours (reliability:TL03).
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return self._outcomes.failure(item, _make_function_error(call.name, error))
+        except (Exception, GeneratorExit) as error:  # noqa: BLE001
+            return self._outcomes.failure(item, _make_function_error(call.name, error))
+        finally:
+            PROJECT_RULES.reset(rules)
+            WORKSPACE.reset(token)
+        return self._outcomes.value(item, value)
+
+    def _project_guard(self, item: Item) -> CallGuard | None:
+        """Return the guard of the project's rules about files, as for a tool that reads them."""
+        guard = self._services.tools.guard
+        if guard is None:
+            return None
+        from stepengine.permissions import Request  # an engine without rules does not load them
+
+        spec = ToolSpec("project_context", category="read", annotations=ToolAnnotations(read_only=True))
+        info = item.plan.info
+        return guard(
+            Request(
+                tool=spec,
+                input=JsonDict(),
+                agent_id=item.plan.definition.id,
+                session_id=info.session_id,
+                user_id=info.user_id,
+                source="handler",
+                is_call=False,
+            )
+        )
+
+    async def _call_in_place_or_thread(self, name: str, body: Callable[[], Any], fn: object) -> object:
+        """Call an author's function, in a thread if it is synchronous, and return its result."""
+        # Synchronous functions go to a thread: one that blocks would hold up every run of the loop.
+        if inspect.iscoroutinefunction(_unwrap_callable(fn)):
+            return await body()
+        threads, leaked = self._services.tools.threads, self._tree.leftovers.leaked
+        value, error = await threads.run(name, partial(_outcome_of_body, body), leaked=leaked)
+        if error is not None:
+            raise error
+        return await value if inspect.isawaitable(value) else value
+
+    async def _ask(self, item: Item, io: IO) -> Single:
+        questions = self._tree.desk.get_shown_questions(item)
+        try:
+            # Only while somebody waits for something is the mailbox looked into, which is a look at a disk.
+            with self._tree.mail.watched():
+                if item.effect.purpose == "limit":  # type: ignore[union-attr]
+                    answers = [await self._tree.desk.limits.ask(questions[0], self._tree.desk.ask)]
+                else:
+                    answers = await self._tree.desk.ask(questions, _interactor_of(item))
+        except LimitExceeded as error:
+            return self._outcomes.failure(item, error)
+        finally:
+            self._tree.desk.forget_shown(item)
+        waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
+        # Some are open: the run is suspended with those, and what was answered is kept (`_record_partial_answers` of the
+        # recorder).
+        if waiting:
+            return Stop("suspended", self._outcomes.elapsed(), questions=waiting)
+        return self._outcomes.value(item, tuple(answers))
+
+    async def _spawn(self, item: Item, io: IO) -> Single:
+        effect = cast("Spawn", item.effect)
+        path = child_path(item.path, effect.seq)
+        try:
+            plan, state = self._services.planner(item.plan, effect, path)
+        # A child that cannot be planned (unknown agent, wrong params) is a failed child in its own entry, and its
+        # siblings run (reliability:SP05).
+        except StepEngineError as error:
+            error.__traceback__ = None
+            if effect.is_background:
+                return self._outcomes.failure(item, error)
+            refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            return self._outcomes.value(item, refused)
+        self._tree.runs.spawned_by[path] = effect.tool_call_id
+        if effect.is_background:
+            started = self._outcomes.value(item, ChildRef(state.run_id, plan.definition.id, path))
+            # Where the time of the run is over, the start has no outcome and must not happen.
+            if isinstance(started, Value):
+                self._tree.background.start(item, plan, state, self._tree.performers.recording)
+            return started
+        finished = await io.drive(plan, state, path)
+        child = finished.as_child(is_inline=effect.is_inline)
+        # Asked here, though `make_stop_for_run` knows it: nearly every child is neither, and is spared the call.
+        if finished.status is RunStatus.SUSPENDED or self._tree.root.stopping is not None:
+            stop = self._outcomes.make_stop_for_run(finished, child=child)
+            if stop is not None:
+                return stop
+        drop_frames(child.error)
+        ended = self._outcomes.value(item, child)
+        return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
+
+    async def _call_body(self, item: Item, io: IO) -> Single:
+        """Run the body of a tool that yields; one that fails is an error result."""
+        effect = cast("CallBody", item.effect)
+        path = child_path(item.path, effect.seq)
+        try:
+            plan, state = self._services.planner(item.plan, effect, path)
+        except StepEngineError as error:
+            return self._outcomes.failure(item, error)
+        self._tree.runs.spawned_by[path] = effect.tool_call_id
+        finished = await io.drive(plan, state, path)
+        body = finished.as_body()
+        stop = self._outcomes.make_stop_for_run(finished, body=body)
+        if stop is not None:
+            return stop
+        drop_frames(finished.error)
+        binding = item.plan.tools[effect.tool_name]
+        result = finished.as_tool_result(cast("Yielding", binding.runs))
+        result = result if result.trust == binding.spec.results else attrs.evolve(result, trust=binding.spec.results)
+        ended = self._outcomes.value(item, result)
+        if isinstance(ended, Value):
+            return Value(ended.value, ended.at, ended.inputs, body)
+        return attrs.evolve(ended, body=body) if isinstance(ended, Stop) else ended
+
+    def _wait(self, item: Item, io: IO) -> Awaitable[Single]:
+        return self._perform_wait(item, io)
+
+    _PERFORM: ClassVar[Mapping[type[Leaf], Callable[[Innermost, Item, IO], Awaitable[Single]]]] = {
+        CallModel: _call_model,
+        CallTool: _call_tool,
+        CallBody: _call_body,
+        CallFunction: _call_function,
+        Spawn: _spawn,
+        AskPerson: _ask,
+        AwaitTime: _wait,
+        AwaitMessage: _wait,
+        AwaitRuns: _wait,
+        SendToRun: _wait,
+        EndRuns: _wait,
+        RunInBackground: _wait,
+    }
+    """How each effect is performed."""
+
+
+def _interactor_of(item: Item) -> Interactor | None:
+    """Return the interactor of ``ask_user_tool(interactor)``, or ``None``."""
+    effect = cast("AskPerson", item.effect)
+    of_tool = effect.tool_call_id and effect.purpose == "question"
+    binding = item.plan.tools.get("ask_user") if of_tool else None
+    return binding.runs.interactor if binding is not None and isinstance(binding.runs, Asking) else None
+
+
+def _unwrap_callable(fn: object) -> object:
+    """Return the function behind partials and callable objects."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
+
+
+def _outcome_of_body(body: Callable[[], object]) -> tuple[Any, Exception | None]:
+    """Return the result or exception of *body*; a ``StopIteration`` cannot pass through a future."""
+    try:
+        return body(), None
+    except Exception as error:  # noqa: BLE001
+        return None, error
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Remove tracebacks and causes from an error, since frames keep whole transcripts alive."""
+    found, seen = [error], set[int]()
+    while found:
+        one = found.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = None
+        found += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            found += one.exceptions
+
+
+def _make_function_error(name: str, error: BaseException) -> PerformError:
+    kind = type(error).__name__
+    return _with_cause(PerformError(f"Perform({name}) raised {kind}: {error}", kind=kind), error)
+
+
+def _with_cause(error: PerformError, cause: BaseException) -> PerformError:
+    error.__cause__ = cause
+    return error
+
+
+# --- what model calls need ---------------------------------------------------------------------------------------------
+
+
+class _StreamedChars:
+    """How many characters of one reply were streamed."""
+
+    # By hand: what attrs writes for a class takes each start 0.3 ms.
+    __slots__ = ("said", "thought")
+
+    def __init__(self) -> None:
+        self.said = self.thought = 0
+
+    def take(self, delta: ModelDelta) -> None:
+        """Count the characters of a streamed piece."""
+        if isinstance(delta, ToolCallChunk):
+            self.said += len(delta.text)
+        elif isinstance(delta, ThinkingChunk):
+            self.thought += len(delta.text)
+
+    def tell(self, stopped: BaseException) -> None:
+        """
+        Add the stream's usage to the exception that ended it: the provider's, at least the streamed size.
+
+        Four characters are a token. The size of the prompt is left to the provider, who alone knows how much was cached.
+        """
+        # Providers bill what they had produced when the connection was cut, and tell of it at the end, which never
+        # came. So it is counted from what was heard: a lower bound, and marked as one.
+        told = usage_when_stopped(stopped)
+        if told is None and not self.said and not self.thought:
+            return
+        told = told or Usage()
+        missing = max(0, (self.said + self.thought) // CHARS_PER_TOKEN - told.completion_tokens)
+        thought = min(missing, self.thought // CHARS_PER_TOKEN)
+        more = Usage(output_tokens=missing - thought, reasoning_tokens=thought, at_least=True)
+        attach_usage(stopped, told + more)
+
+
+def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
+    """Show the events of a reply that arrived in one piece, and return it."""
+    calls = 0
+    if isinstance(reply, ModelReply):  # else nobody knows what to show, and `_add_cost` says what is wrong
+        for part in reply.content:
+            if isinstance(part, ToolCallPart):
+                # Of a call only its arguments are shown, which are one piece.
+                effect: CallModel = item.effect  # type: ignore[assignment]
+                coming = effect.call_id
+                call_id = "" if coming is None else coming(calls)
+                io.emit(
+                    ToolInputDelta(
+                        path=item.path,
+                        seq=effect.seq,
+                        tool_name=part.tool_name,
+                        tool_call_id=call_id,
+                        text=raw_arguments(part),
+                    )
+                )
+                calls += 1
+            else:
+                for delta in split_part_into_deltas(part, calls):
+                    _emit_delta(delta, {}, item, io)
+    return reply
+
+
+def _emit_tool_input(item: Item, io: IO, name: str, call_id: str, text: str) -> None:
+    io.emit(ToolInputDelta(path=item.path, seq=item.effect.seq, tool_name=name, tool_call_id=call_id, text=text))
+
+
+def _predict_call_id(item: Item, number: int) -> str:
+    """Return the id that a call of the unfinished reply will have, for its events."""
+    # It is ours, so it can be told before the provider's comes.
+    call_id = item.effect.call_id  # type: ignore[union-attr]
+    return "" if call_id is None else call_id(number)
+
+
+async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
+    """Stream a reply, show its events and return it."""
+    shown, heard = False, _StreamedChars()
+    calls: dict[int, tuple[str, str]] = {}
+    path, seq, emit = item.path, item.effect.seq, io.emit
+    try:
+        # Closed at once on every way out: a stream that is left to the collector keeps its connection, and the provider
+        # goes on producing what is paid for.
+        async with aclosing(cast("Any", provider.stream(request))) as deltas:
+            async for delta in deltas:
+                if isinstance(delta, TextChunk):  # most are, so nothing more is called for it
+                    text = delta.text
+                    heard.said += len(text)
+                    emit(TextDelta(path=path, seq=seq, text=text))
+                    shown = True
+                    continue
+                if isinstance(delta, ReplyDone):
+                    return delta.reply
+                heard.take(delta)
+                shown = _emit_delta(delta, calls, item, io) or shown
+    except BaseException as raised:
+        if shown:
+            io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
+        if not isinstance(raised, Exception):
+            heard.tell(raised)
+        raise
+    if shown:
+        io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
+    msg = f"the stream of {request.model!r} ended before its terminal marker; nothing of it counts"
+    raise TruncatedReply(msg, retryable=True, kind="truncated")
+
+
+def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item, io: IO) -> bool:
+    path, seq = item.path, item.effect.seq
+    match delta:
+        case TextChunk(text=text):
+            io.emit(TextDelta(path=path, seq=seq, text=text))
+        case ThinkingChunk(text=text):
+            io.emit(ThinkingDelta(path=path, seq=seq, text=text))
+        case ToolCallStarted(index=index, tool_name=name):
+            calls[index] = name, _predict_call_id(item, len(calls))
+            return False
+        case ToolCallChunk(index=index, text=text):
+            _emit_tool_input(item, io, *calls.get(index, ("", "")), text)
+        case ToolCallEnded() | ReplyDone():
+            return False
+        case _ as never:
+            assert_never(never)
+    return True
+
+
+def _make_retry_event(item: Item, request: ModelRequest, attempt: int, wait: float, error: ModelError) -> ModelRetry:
+    return ModelRetry(
+        path=item.path, seq=item.effect.seq, model=request.model, attempt=attempt, wait=wait, error=error.message
+    )
+
+
+def _make_notice(item: Item, io: IO, request: ModelRequest) -> Notice:
+    """Return a function that shows waits for a rate limit."""
+
+    def notice(provider: str, obstacle: Obstacle) -> None:
+        if io.watched:
+            at: dict[str, Any] = {"path": item.path, "seq": item.effect.seq, "model": request.model}
+            io.emit(RateLimited(**at, provider=provider, limit=obstacle.limit, wait=obstacle.seconds))
+
+    return notice
+
+
+def _is_not_provider_error(raised: BaseException) -> bool:
+    """Return whether an exception is a cancellation, or meant for the caller, rather than a provider's error."""
+    # Some HTTP libraries let a cancellation of their own out when a pool is closed. It counts as ours only if this task
+    # was asked to end.
+    if isinstance(raised, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return not isinstance(raised, Exception)
+
+
+def _add_usage_to_stop(late: Stop, value: object) -> Stop:
+    """Return a stop that came after a reply, with the usage of the reply."""
+    if not isinstance(value, ModelReply) or (value.usage is None and value.cost is None):
+        return late
+    return attrs.evolve(late, begun=PartialUsage(value.usage or Usage(at_least=True), value.cost))
+
+
+def _to_step_error(model: str, raised: BaseException) -> StepEngineError:
+    """
+    Return a provider's exception as a ``ModelError``, unless it is a stepengine error already.
+    """
+    if isinstance(raised, StepEngineError):
+        return raised
+    msg = f"the provider of {model!r} raised {type(raised).__name__}: {raised}"
+    error = ModelError(msg, kind="provider")
+    error.__cause__ = raised
+    return error
+
+
+# --- what tool calls need ----------------------------------------------------------------------------------------------
+
+
+def _make_permission_request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
+    """Return a call in the form that permission rules use."""
+    from stepengine.permissions import Request  # an engine without rules does not load them
+
+    info = item.plan.info
+    return Request(
+        tool=spec,
+        input=effect.input,
+        agent_id=item.plan.definition.id,
+        session_id=info.session_id,
+        user_id=info.user_id,
+        source=effect.source,
+    )
+
+
+async def _await_guarded(
+    running: Coroutine[object, Any, ToolResult], guard: CallGuard | None, workspace: Workspace | None
+) -> ToolResult:
+    """Await a call whose file access *guard* restricts, in threads too; a refused call does not start."""
+    folder = None if workspace is None else workspace.here or workspace.root
+    is_here = workspace is None or workspace.here is not None
+    if guard is not None and (why := guard.refusal(folder, is_here=is_here)):
+        running.close()
+        return ToolResult.error(why)
+    token = GUARD.set(guard)
+    try:
+        return await running
+    finally:
+        GUARD.reset(token)
+
+
+class _LazyToolContext:
+    """A tool context that is created on first use, since most bodies never use it."""
+
+    __slots__ = ("_effect", "_item", "_made", "_tree")
+
+    def __init__(self, item: Item, effect: CallTool, tree: TreeWithBackground) -> None:
+        self._item = item
+        self._effect = effect
+        self._tree = tree
+        self._made: ToolContext | None = None
+
+    def __getattr__(self, name: str) -> object:
+        if self._made is None:
+            self._made = _make_context(self._item, self._effect, self._tree)
+        return getattr(self._made, name)
+
+
+def _make_context(item: Item, effect: CallTool, tree: TreeWithBackground) -> ToolContext:
+    plan, setting = item.plan, tree.services.tools
+    state, agent, info = effect.state(), plan.definition, plan.info
+    voice, keep = _ToolOutput(item, effect, tree), tree.services.keep_write
+    return ToolContext(
+        agent_state=state,
+        tool_call_id=effect.tool_call_id,
+        tool_name=effect.tool_name,
+        run_id=state.run_id,
+        address=f"{item.path}#{effect.seq}",
+        input=effect.input,
+        agent_id=agent.id,
+        agent_name=agent.display_name,
+        agent_description=agent.description,
+        session_id=info.session_id,
+        user_id=info.user_id,
+        parent_session_id=info.session_id if item.path else None,
+        parent_tool_call_id=tree.runs.spawned_by.get(item.path),
+        ancestor_run_ids=cast("Any", state.ancestor_run_ids),
+        step_index=effect.step_index,
+        metadata=info.metadata,
+        workspace=setting.workspace,
+        resources=setting.resources,
+        logger=voice,
+        cancelled=tree.runs.signal,
+        remaining_tokens=_remaining_context_tokens(item, effect, state, tree),
+        emit=voice.emit,
+        threads=setting.threads,
+        leaked=tree.leftovers.leaked,
+        belongings=partial(tree.runs.belongings.get, item.path),
+        sleep=tree.services.clock.sleep,
+        keep_write=None if keep is None else partial(keep, item.path, effect.seq),
+    )
+
+
+def _remaining_context_tokens(item: Item, effect: CallTool, state: AgentState, tree: TreeWithBackground) -> int | None:
+    """Return the remaining context tokens; the model's data is looked up only if the run called its model."""
+    plan = item.plan
+    window = plan.context_window
+    if window is None and plan.model and effect.measured is not None:
+        window = tree.services.window(plan.model)
+    return None if window is None else max(0, window - prompt_tokens(state, effect.measured))
+
+
+class _ToolOutput(LineLogger):
+    """The events and log lines of a running tool, with the address of its call."""
+
+    __slots__ = ("_effect", "_item", "_tree")
+
+    def __init__(self, item: Item, effect: CallTool, tree: TreeWithBackground) -> None:
+        self._item = item
+        self._effect = effect
+        self._tree = tree
+
+    def emit(self, event: Event) -> None:
+        """Show an event, with the address of the call."""
+        event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
+        if isinstance(event, ToolLog):
+            self._tree.hub.log.write(event, step=self._effect.step_index)
+        self._tree.loop.call(self._tree.emit, event)
+
+    def line(self, level: str, message: str, data: dict[str, object]) -> None:
+        """Show a line, and log it."""
+        event = ToolLog(
+            path=self._item.path,
+            seq=self._effect.seq,
+            message=str(message),
+            level=level,
+            tool_name=self._effect.tool_name,
+            tool_call_id=self._effect.tool_call_id,
+        )
+        self._tree.hub.log.write(event, data or None, step=self._effect.step_index)
+        self._tree.loop.call(self._tree.emit, event)
+
+
+def is_deferred(item: Item) -> bool:
+    """Return whether an effect is a call of a tool whose result comes from outside."""
+    effect = item.effect
+    return type(effect) is CallTool and has_deferred_results(item.plan.tools.get(effect.tool_name))
+
+
+def has_deferred_results(binding: ToolBinding | None) -> bool:
+    """Return whether the results of a tool come from outside."""
+    runs = None if binding is None else binding.runs
+    return isinstance(runs, Ordinary) and getattr(runs.tool, "deferred", False)

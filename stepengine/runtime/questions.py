@@ -1,0 +1,565 @@
+"""
+Questions of a run tree: the form that people see, and the choice of the person or rule that answers.
+
+Answers come from what was given up front, from an interactor, from whoever holds the run's handle, or from nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, cast
+
+import attrs
+
+from stepengine.data.alike import list_names
+from stepengine.data.effects import AskPerson, split_program_lines
+from stepengine.data.json import JsonDict, canonical, freeze
+from stepengine.data.questions import (
+    MAX_QUESTIONS,
+    NOBODY,
+    REFUSED,
+    REMEMBERED,
+    Answer,
+    AnswerLike,
+    Interactor,
+    Question,
+    answer_problem,
+    check_answer,
+    find_offered_rule,
+    offered_rules,
+    to_answer,
+)
+from stepengine.data.tools import Ordinary
+from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
+from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.performer import Item
+from stepengine.tools.definition import ToolPreview
+from stepengine.workspace.threads import ThreadPool
+
+# An interactor may be a person who mistyped, or a program that will never do better.
+MAX_REPEATED_QUESTIONS = 3
+"""How often an interactor that gives no valid answer is asked the same question again."""
+
+
+IN_PROGRAM = "in the program"
+"""Under which name the details of a preview show the program that makes a call; no parameter of a tool is called so."""
+SHOWN_LINES_AROUND = 20
+"""Lines of a program that are shown before and after the one at which it waits: together about one screen."""
+OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
+"""Members of a rule about calls that say something of one input."""
+
+
+class RuleStore(Protocol):
+    """A durable store for the rules of people who answered "always", such as a ``PolicyFile``."""
+
+    def knows(self, rule: JsonDict, /) -> bool:
+        """Return whether exactly this rule is stored."""
+
+    def remember(self, rule: JsonDict, /) -> None:
+        """Store a rule durably."""
+
+
+class RememberedRules:
+    """
+    The rules from answers of "always allow this".
+
+    They apply as answers to the questions that they are about: so each call that they let through has its own recorded
+    answer, and a replay or resume depends on nothing but the record.
+
+    Args:
+        store: Where those are kept that hold for every process.
+
+    Attributes:
+        store: As given.
+    """
+
+    def __init__(self, store: RuleStore | None = None) -> None:
+        self._rules: dict[str, JsonDict] = {}
+        self.store = store
+
+    @property
+    def rules(self) -> tuple[JsonDict, ...]:
+        """The rules in the form of policy files, in order of creation."""
+        return tuple(self._rules.values())
+
+    def add(self, rule: JsonDict) -> None:
+        """Add a rule from elsewhere."""
+        self._rules[canonical(rule)] = rule
+
+    def take(self, question: Question, answer: Answer) -> None:
+        """Add the rule that an answer creates, if any."""
+        rule = rule_from_answer(question, answer)
+        if rule is not None:
+            self.add(rule)
+
+    def keep(self, question: Question, answer: Answer) -> None:
+        """Store the rule that an answer creates beyond this process, if it says so; failures are logged."""
+        rule = rule_from_answer(question, answer) if answer.remember == "always" else None
+        if rule is None or self.store is None:
+            return
+        try:
+            self.store.remember(rule)
+        except (StepEngineError, OSError) as error:
+            LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
+
+    def find_covering_rule(self, question: Question) -> JsonDict | None:
+        """Return the narrowest remembered rule that answers a question, or ``None``."""
+        try:
+            # The narrowest first, so that what is told ("allowed by ...") says no more than what was allowed.
+            return next((rule for rule in offered_rules(question) if self._is_remembered(rule)), None)
+        except (StepEngineError, OSError) as error:
+            LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
+            return None
+
+    def _is_remembered(self, rule: JsonDict) -> bool:
+        return canonical(rule) in self._rules or (self.store is not None and self.store.knows(rule))
+
+    def forget(self, ids: Collection[str]) -> None:
+        """Remove the rules with these ids; all if there are none."""
+        for key, rule in list(self._rules.items()):
+            if not ids or rule["id"] in ids:
+                self._rules.pop(key, None)
+
+
+def rule_from_answer(question: Question, answer: Answer) -> JsonDict | None:
+    """Return the rule that an answer creates, or ``None``."""
+    rule = find_offered_rule(question, answer.covers)
+    if rule is None or not answer.agrees or answer.remember is None:
+        return None
+    call: object = rule["match"].get("call")
+    # A rule about what one input holds is not made of an answer that has put another one in its place.
+    is_of_input = "values" in rule["match"] or (isinstance(call, Mapping) and bool(call.keys() & OF_INPUT))
+    return rule if answer.edited_input is None or not is_of_input else None
+
+
+class _OpenQuestion:
+    """A question that waits for its answer."""
+
+    __slots__ = ("future", "is_late", "question", "timer")
+
+    def __init__(self, question: Question, future: asyncio.Future[Answer | None]) -> None:
+        self.question = question
+        self.future = future
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_late = False
+
+    def close(self) -> None:
+        """Cancel the timer of the question."""
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class AdvanceAnswers:
+    """
+    The answers of one run tree that were given in advance.
+
+    Args:
+        given: By question id or text.
+        earlier: Questions of the run that this one continues, with their answers.
+
+    Raises:
+        AnswerRejected: when one is not a valid answer.
+    """
+
+    def __init__(self, given: Mapping[str, AnswerLike], earlier: Sequence[tuple[Question, AnswerLike]] = ()) -> None:
+        for key, value in (*given.items(), *[(question.id, value) for question, value in earlier]):
+            _check_answer_type(value, f"for the question {key!r}")
+        self._given = given
+        self._earlier = list(earlier)
+        self._unused = set(given)
+        self._misfits: dict[str, str] = {}
+
+    def find(self, question: Question) -> Answer | None:
+        """Return the answer to a question, or ``None``; each of an earlier run serves once."""
+        # A run that goes on from a state asks anew, under other ids; the answer belongs to the question that is the
+        # same in all else.
+        for index, (earlier, value) in enumerate(self._earlier):
+            if not earlier.text or attrs.evolve(earlier, id=question.id) == question:
+                del self._earlier[index]
+                return to_answer(value, question)
+        for key in (question.id, question.text):
+            if key in self._given:
+                self._unused.discard(key)
+                problem = answer_problem(self._given[key], question)
+                if problem is None:
+                    return to_answer(self._given[key], question)
+                self._misfits[question.id] = problem
+        return None
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Sentences about the answers given in advance that were not used: unasked or invalid."""
+        unasked = {*self._unused, *[question.id for question, _ in self._earlier]}
+        said = [f"nobody asked the question {key!r}, for which an answer was given" for key in sorted(unasked)]
+        return (*said, *[f"{problem}; it was not used" for problem in self._misfits.values()])
+
+
+class LimitQuestions:
+    """
+    The questions of one run tree about limits: runs at the same limit share one.
+    """
+
+    def __init__(self) -> None:
+        # What runs of the tree have asked, or ask at present, by the id of the question that they have in common.
+        self._allowed: dict[str, Answer] = {}
+        self._asking: dict[str, asyncio.Future[Answer | None]] = {}
+        self._announced: set[str] = set()
+
+    async def ask(
+        self, question: Question, ask: Callable[[Sequence[Question]], Awaitable[list[Answer | None]]]
+    ) -> Answer | None:
+        """
+        Return the answer to a question about a limit; *ask* asks it, once for all runs at the same limit.
+
+        Raises:
+            LimitExceeded: as ``OpenQuestions.ask``.
+        """
+        # Ten children reach the limit of their tree at about the same time. One asks, the others wait for its answer;
+        # if that one is stopped, the next of them asks.
+        while question.id not in self._allowed:
+            asking = self._asking.get(question.id)
+            if asking is not None:
+                await asyncio.wait((asking,))
+                if not asking.cancelled():
+                    return asking.result()
+                continue  # who asked was stopped: another one asks
+            asking = self._asking[question.id] = asyncio.get_running_loop().create_future()
+            try:
+                (answer,) = await ask((question,))
+                asking.set_result(answer)
+                if answer is not None:
+                    self._allowed[question.id] = answer
+                return answer
+            finally:
+                del self._asking[question.id]
+                asking.cancel()
+        return self._allowed[question.id]
+
+    def record(self, question: Question, answer: Answer) -> None:
+        """Record the answer to a question about a limit, live or replayed."""
+        self._allowed[question.id] = answer
+
+    def is_first(self, question: Question) -> bool:
+        """Return whether a question is the first with its id, so that it is shown, and register the id."""
+        is_new = question.id not in self._announced
+        self._announced.add(question.id)
+        return is_new
+
+
+class OpenQuestions:
+    """
+    The open questions of one run tree.
+
+    Args:
+        given: Answers given up front, by question id or text.
+        interactor: Somebody who answers in process.
+        threads: Where an interactor without ``async`` is asked.
+        earlier: Questions of the run that this one continues, with their answers; they are asked again under other ids.
+            One without a text, of which no more is known than that it is open, is the first that is asked.
+        of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
+
+    Attributes:
+        headless: Whether a permission that nobody gives, and more than a limit allows, is refused, instead of waiting for somebody.
+        patience: Seconds that a question stays open while nobody attends; ``None`` for ever.
+        remembered: What people allowed for good in this run tree, recorded answers included.
+        given: The answers given in advance.
+        limits: The questions about limits.
+
+    Raises:
+        AnswerRejected: when an answer given up front is none.
+    """
+
+    def __init__(
+        self,
+        given: Mapping[str, AnswerLike],
+        interactor: Interactor | None,
+        threads: ThreadPool,
+        earlier: Sequence[tuple[Question, AnswerLike]] = (),
+        of_session: RememberedRules | None = None,
+    ) -> None:
+        self.headless = False
+        self.patience: float | None = 0.0
+        self.remembered = RememberedRules()
+        # Two memories: one of this run tree, which is learnt from outcomes and therefore the same on replay, and one of
+        # the conversation, which only this process has. What a run was allowed is recorded in its own answers either
+        # way.
+        self._of_session = RememberedRules() if of_session is None else of_session
+        self.given = AdvanceAnswers(given, earlier)
+        self.limits = LimitQuestions()
+        self._interactor = interactor
+        self._threads = threads
+        self._open: dict[str, _OpenQuestion] = {}
+        self._left: set[str] = set()
+        self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
+        self._attending = 0
+        self._waiting = 0
+
+    def know(self, rules: Iterable[JsonDict]) -> None:
+        """Replace the rules remembered in the conversation by *rules*; those of this run stay."""
+        self._of_session = RememberedRules(self._of_session.store)
+        for rule in rules:
+            self.remembered.add(rule)
+
+    async def ask(self, questions: Sequence[Question], interactor: Interactor | None = None) -> list[Answer | None]:
+        """
+        Return one answer per question, ``None`` where no one can give one.
+
+        An interactor is asked one question after another; those that wait for a handle are open at once. A permission for a
+        call that its tool will refuse is not asked for: the answer is the tool's own no.
+
+        Args:
+            questions: What is asked.
+            interactor: Who answers before the engine's own interactor would.
+
+        Raises:
+            LimitExceeded: when more questions than a run tree may have would wait for an answer.
+        """
+        answers = await self._find_or_ask_answers(questions, interactor)
+        self._left.update([q.id for q, answer in zip(questions, answers, strict=True) if answer is None])
+        for question, answer in zip(questions, answers, strict=True):
+            if answer is not None:
+                self._of_session.take(question, answer)
+                if answer.remember == "always":
+                    await self._threads.run("policy file", partial(self._of_session.keep, question, answer))
+        return answers
+
+    def get_shown_questions(self, item: Item) -> tuple[Question, ...]:
+        """Return the questions of an ``AskPerson`` as shown to people, unchanged until ``forget_shown``."""
+        key = item.path, item.effect.seq
+        if key not in self._shown:
+            self._shown[key] = render_questions(item)
+        return self._shown[key]
+
+    def forget_shown(self, item: Item) -> None:
+        """Drop the rendered questions of an ``AskPerson``; they are rendered again next time."""
+        self._shown.pop(item.address, None)
+
+    def knows(self, question: Question) -> bool:
+        """Return whether a lasting permission already answers a question."""
+        return self._find_covering_rule(question) is not None
+
+    def _find_covering_rule(self, question: Question) -> JsonDict | None:
+        return self.remembered.find_covering_rule(question) or self._of_session.find_covering_rule(question)
+
+    async def _find_or_ask_answers(
+        self, questions: Sequence[Question], interactor: Interactor | None
+    ) -> list[Answer | None]:
+        # In this order: what was said before, or is settled by itself; then somebody in this process; then, where
+        # nobody may be waited for, a no; and only what is left stays open.
+        answers = [self._find_known_answer(question) or _refusal_in_preview(question) for question in questions]
+        somebody = interactor or self._interactor
+        if somebody is not None:
+            for index, question in enumerate(questions):
+                if answers[index] is None:
+                    answers[index] = await self._ask_until_valid(somebody, question)
+        if self.headless:
+            answers = [
+                Answer(declined=True, by=NOBODY) if answer is None and _is_denied_if_unanswered(question) else answer
+                for question, answer in zip(questions, answers, strict=True)
+            ]
+        self._count_waiting(answers.count(None))
+        # Nobody is there and nobody is waited for: the questions go back at once, and the run is suspended, which costs
+        # nothing for as long as it lasts.
+        if not self._attending and self.patience == 0:
+            return answers
+        opened = {i: self._open_question(q) for i, q in enumerate(questions) if answers[i] is None}
+        try:
+            for index, known in opened.items():
+                answers[index] = await known.future
+        finally:
+            for index, known in opened.items():
+                known.close()
+                del self._open[questions[index].id]
+                self._waiting -= answers[index] is not None
+        return answers
+
+    def _count_waiting(self, count: int) -> None:
+        """Count questions as waiting from now on; unanswered ones count until the run ends."""
+        if count and self._waiting + count > MAX_QUESTIONS:
+            msg = (
+                f"{self._waiting} questions of this run wait for an answer; {count} more would be over the limit of "
+                f"{MAX_QUESTIONS}. Ask fewer at once, and the rest when these are answered"
+            )
+            raise LimitExceeded(msg, kind="questions", limit=MAX_QUESTIONS)
+        self._waiting += count
+
+    def _find_known_answer(self, question: Question) -> Answer | None:
+        """Return the answer from those given in advance or from a remembered rule, or ``None``."""
+        known = self.given.find(question)
+        if known is not None:
+            return known
+        rule = self._find_covering_rule(question)
+        if rule is None:
+            return None
+        return Answer(text="yes", by=REMEMBERED, covers="" if rule is question.remember else str(rule["id"]))
+
+    @property
+    def has_attendant(self) -> bool:
+        """Whether someone who answers questions is present, or may arrive at any time."""
+        return self._attending > 0 or self.patience is None
+
+    @property
+    def open(self) -> tuple[Question, ...]:
+        """The questions that wait for an answer, oldest first."""
+        return tuple([known.question for known in list(self._open.values()) if not known.future.done()])
+
+    def is_left(self, question_id: str) -> bool:
+        """Return whether an unanswered question has no waiter any more, since the run is being suspended."""
+        known = self._open.get(question_id)
+        if known is None or not known.future.done() or known.future.cancelled():
+            return question_id in self._left
+        return known.future.result() is None
+
+    def _open_question(self, question: Question) -> _OpenQuestion:
+        loop = asyncio.get_running_loop()
+        known = self._open[question.id] = _OpenQuestion(question, loop.create_future())
+        if self.patience is not None:
+            known.timer = loop.call_later(self.patience, self._expire_question, known)
+        return known
+
+    def _expire_question(self, known: _OpenQuestion) -> None:
+        known.is_late = True
+        if not self._attending:
+            _set_answer_once(known.future, None)
+
+    def attend(self) -> None:
+        """Register someone who answers questions: questions wait instead of suspending the run."""
+        self._attending += 1
+
+    def remove_attendant(self) -> None:
+        """Unregister someone who answers questions; after the last one, expired questions suspend the run."""
+        self._attending -= 1
+        if not self._attending:
+            for known in self._open.values():
+                if known.is_late or self.patience == 0:
+                    _set_answer_once(known.future, None)
+
+    def answer(self, question_id: str, answer: AnswerLike) -> None:
+        """
+        Answer an open question; may be called from any thread.
+
+        Raises:
+            AnswerRejected: when no question with that id is open, it was answered already, or *answer*
+                is none, such as a text that is not an option.
+        """
+        known = self._open.get(question_id)
+        if known is None or known.future.done():
+            listed = list_names([f"{question.id!r} ({question.text})" for question in self.open])
+            msg = f"question {question_id!r} is not open; open are: {listed}"
+            raise AnswerRejected(msg)
+        question, future = known.question, known.future
+        _check_answer_type(answer, f"to the question {question_id!r}")
+        given = check_answer(answer, question)
+        # From any thread, and perhaps two at once: which was first is decided in the loop, where `_set_answer_once` looks once
+        # more.
+        future.get_loop().call_soon_threadsafe(_set_answer_once, future, given)
+
+    async def _ask_until_valid(self, interactor: Interactor, question: Question) -> Answer | None:
+        """Return an interactor's answer; after invalid answers it is asked again, a limited number of times."""
+        for _ in range(1 + MAX_REPEATED_QUESTIONS):
+            try:
+                value = await self._ask_interactor(interactor, question)
+                problem = None if value is None else answer_problem(value, question)
+            except Exception as error:  # noqa: BLE001
+                LOGGER.warning(
+                    "the interactor raised at question %r, so nobody answers it", question.id, exc_info=error
+                )
+                return (
+                    None if question.tool_name is None else Answer(declined=True)
+                )  # who cannot be asked has not agreed
+            if problem is None:
+                return None if value is None else to_answer(value, question)
+            LOGGER.warning("%s, so the interactor is asked again", problem)
+        return None
+
+    async def _ask_interactor(self, interactor: Interactor, question: Question) -> AnswerLike | None:
+        value: Any
+        # A function that reads a terminal would hold up the loop for as long as the person thinks, with all other runs.
+        if inspect.iscoroutinefunction(interactor.ask):
+            value = interactor.ask(question)
+        else:
+            value = await self._threads.run("interactor", lambda: interactor.ask(question))
+        if inspect.isawaitable(value):
+            value = await value
+        if value is not None:
+            _check_answer_type(value, "of the interactor")
+        said: AnswerLike | None = value
+        return said
+
+
+def _is_denied_if_unanswered(question: Question) -> bool:
+    """Return whether an unanswered question counts as a denial: for permissions and limits."""
+    return question.tool_name is not None or bool(question.number)
+
+
+def _refusal_in_preview(question: Question) -> Answer | None:
+    """Return the denial by a tool whose preview says that it will refuse the call, or ``None``."""
+    return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
+
+
+def _check_answer_type(value: object, whose: str) -> None:
+    if not isinstance(value, str | bool | Answer):
+        msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
+        raise AnswerRejected(msg)
+
+
+def _set_answer_once(future: asyncio.Future[Answer | None], answer: Answer | None) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def render_questions(item: Item) -> tuple[Question, ...]:
+    """
+    Return the questions of an ``AskPerson`` as shown to people.
+
+    A preview is rendered here and not by the machine: it is the tool's code, may change from version to version, and is no
+    part of what was approved, so no record and no fingerprint holds it.
+    """
+    effect = cast("AskPerson", item.effect)
+    if effect.purpose != "permission":
+        return effect.questions
+    return tuple([_add_preview(item, question, effect.place) for question in effect.questions])
+
+
+def _add_preview(item: Item, question: Question, place: tuple[str, int] | None) -> Question:
+    preview = _make_preview(item, question)
+    if place is not None:
+        preview = preview or JsonDict(action="", details=question.details)
+        details = preview["details"]
+        known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
+        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _lines_around_waiting(*place)})})
+    return attrs.evolve(question, preview=preview)
+
+
+def _lines_around_waiting(text: str, line: int) -> str:
+    """Return the numbered lines of a program around the waiting line, which is marked."""
+    lines = split_program_lines(text)
+    first, last = max(0, line - 1 - SHOWN_LINES_AROUND), min(len(lines), line + SHOWN_LINES_AROUND)
+    width = len(str(last))
+    shown = [f"{'>' if n == line else ' '} {n:>{width}} | {lines[n - 1]}".rstrip() for n in range(first + 1, last + 1)]
+    before = [f"  ... {first} lines"] if first else []
+    after = [f"  ... {len(lines) - last} lines"] if last < len(lines) else []
+    return "\n".join([*before, *shown, *after])
+
+
+def _make_preview(item: Item, question: Question) -> JsonDict | None:
+    """Return the tool's preview of a call; errors are logged, and the person is still asked."""
+    binding = item.plan.tools.get(question.tool_name or "")
+    runs = None if binding is None else binding.runs
+    render = getattr(runs.tool if isinstance(runs, Ordinary) else runs, "preview", None)
+    if render is None:
+        return None
+    try:
+        shown: ToolPreview | None = render(question.details)
+        if shown is None:
+            return None
+        preview = {"action": str(shown.action), "details": freeze(shown.details)}
+        return JsonDict(preview | ({"problem": str(shown.problem)} if shown.problem else {}))
+    # The person is asked all the same, with the bare input: a preview that fails must not become a way around the
+    # question, nor a reason to deny.
+    except Exception as error:  # noqa: BLE001  (a preview is the tool author's code)
+        LOGGER.warning("the preview of %r failed at question %r", question.tool_name, question.id, exc_info=error)
+        return None

@@ -1,0 +1,1004 @@
+"""
+Checks before a program runs: of its text, and by the sandbox's own checker, after a statement that ends the program first.
+
+Whoever wrote the program may be anybody, so nothing of it is run here, and nothing recurses as deep as it nests. A refusal of a
+program that would have run costs more than a slip that is found only when it runs: what is not certain is let through.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import sys
+import tokenize
+import warnings
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+from attrs import frozen
+
+from stepengine.data.alike import find_nearest, list_names
+from stepengine.sandbox.check_workers import Checkout
+from stepengine.sandbox.sandbox import ABSENT, BUILTINS, MODULES
+from stepengine.sandbox.stubs import ALIASES, MAX_NAME_CHARS, OURS, Stubs
+from stepengine.workspace.after_fork import Lock
+
+if TYPE_CHECKING:
+    from pydantic_monty import ResourceLimits, SyncSnapshot
+
+
+MAX_PROGRAM_BYTES = 64 * 1024
+"""A model writes some kilobytes for one task; the checks take time in proportion to the length."""
+MAX_DEPTH_LEVELS = 300
+"""The sandbox has a limit of its own at less than a thousand, and code that people read has some ten levels."""
+MOST_FUNCTIONS, MOST_SCOPES = 6, 12
+"""
+How deep functions may be nested, and functions, lambdas and comprehensions together.
+
+The sandbox reads a definition about three times for each one around it: twenty lines take it a minute.
+"""
+MOST_PROBLEMS, MOST_SHOWN = 200, 20
+"""Problems that are looked for, and those that are shown: a model corrects a screen of them at a time."""
+MAX_COMPARED_NAMES = 300
+"""As many names of a program are compared with one that is unknown: a message must not take longer than a blink."""
+SHOWN_BEFORE, SHOWN_CHARS = 60, 120
+"""Characters of a line before the place that is meant, and of the line."""
+
+
+@frozen
+class ProgramProblem:
+    """
+    A problem in the text of a program.
+
+    Attributes:
+        line: From 1.
+        column: In characters, from 1.
+        text: The problem and its remedy, for a model.
+    """
+
+    line: int
+    column: int
+    text: str
+
+
+def problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
+    """
+    Return the certain problems of a program, in line order.
+
+    Nothing is said of a program that this Python cannot read and a later one may: the sandbox reads all of them, and refuses what
+    it cannot read before it runs any of it.
+
+    Args:
+        code: The program.
+        stubs: The functions that it has.
+        known: The names that programs before it have left.
+    """
+    tree = parse_program(code)
+    if isinstance(tree, ProgramProblem):
+        return (tree,)
+    return _Walk(code, tree, stubs, known).find_problems() if tree is not None else ()
+
+
+def find_defined_names(code: str) -> frozenset[str]:
+    """Return the names that a program may define for later programs; all its words if this Python cannot parse it."""
+    tree = parse_program(code)
+    if isinstance(tree, ProgramProblem):
+        return frozenset()
+    if tree is None:
+        return frozenset(re.findall(r"[^\W\d]\w*", code))
+    walk = _Walk(code, tree, NO_STUBS, ())
+    return frozenset(walk.module.bindings)
+
+
+def format_problems(found: Sequence[ProgramProblem], code: str) -> str:
+    """Render at most twenty problems for a model, each with its line and a caret."""
+    lines = LINE.split(code)
+    parts = [
+        _format_problem(problem, lines[problem.line - 1] if problem.line <= len(lines) else "") for problem in found
+    ]
+    if len(parts) > MOST_SHOWN:
+        parts[MOST_SHOWN:] = [f"... and {len(parts) - MOST_SHOWN} more."]
+    return "\n".join(parts)
+
+
+TOO_NESTED = f"functions are nested deeper than {MOST_FUNCTIONS} levels; move the inner ones out of the others"
+LINE = re.compile(r"\r\n|\r|\n")
+"""Where Python ends a line; ``str.splitlines`` ends some at other places."""
+
+
+def _format_problem(problem: ProgramProblem, line: str) -> str:
+    head = f"line {problem.line}, column {problem.column}: {problem.text}"
+    if not line.strip():
+        return head
+    first = max(0, min(problem.column - 1, len(line)) - SHOWN_BEFORE)
+    part = line[first : first + SHOWN_CHARS]
+    before = part[: max(0, problem.column - 1 - first)]
+    caret = "".join(["\t" if char == "\t" else " " for char in before]) + "^"
+    return f"{head}\n    {part}\n    {caret}"
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+_WARNINGS = Lock()
+"""Filters of warnings belong to the process."""
+NEWER = (
+    (12, re.compile(r"""[fF][rR]?['"]|[rR][fF]['"]""")),  # any quote inside of an f-string
+    (12, re.compile(r"^\s*(?:async\s)?\s*(?:def|class|type)\s+\w+\s*[\[=]")),
+    (14, re.compile(r"^\s*except\b")),  # more than one, without brackets
+    (14, re.compile(r"""[tT][rR]?['"]|[rR][tT]['"]""")),
+)
+"""From which 3.x on a line of this kind may be read that was not before."""
+NEWEST_VERSION = (3, 14)
+"""The version of Python whose parser reads every syntax that the sandbox knows."""
+
+
+def parse_program(code: str) -> ast.Module | ProgramProblem | None:
+    """Return the syntax tree of a program, its syntax problem, or ``None`` if a newer Python may be able to parse it."""
+    try:
+        size = len(code.encode())
+    except UnicodeEncodeError as error:
+        line = len(LINE.split(code[: error.start]))
+        return ProgramProblem(line, 1, "a program is text; this has half of a character in it (a lone surrogate)")
+    if size > MAX_PROGRAM_BYTES:
+        return ProgramProblem(1, 1, f"the program has {size:,} bytes; at most {MAX_PROGRAM_BYTES:,} are read")
+    try:
+        with _WARNINGS, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(code)
+    except SyntaxError as error:
+        if _may_be_newer(error, code):
+            return _find_nesting_problem(code)
+        return ProgramProblem(error.lineno or 1, max(1, error.offset or 1), f"syntax error: {error.msg}")
+    except (RecursionError, MemoryError):
+        return ProgramProblem(1, 1, "the program is nested too deeply to be read")
+    except ValueError as error:
+        return ProgramProblem(1, 1, f"the program cannot be read: {error}")
+
+
+def _find_nesting_problem(code: str) -> ProgramProblem | None:
+    """Return why a program for a newer Python is refused: functions nested too deeply, or unreadable tokens; ``None`` for no reason."""
+    level, around = 0, list[int]()
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(LINE.sub("\n", code)).readline):
+            level += {tokenize.INDENT: 1, tokenize.DEDENT: -1}.get(token.type, 0)
+            if token.type == tokenize.NAME and token.string == "def":
+                around = [one for one in around if one < level] + [level]
+                if len(around) > MOST_FUNCTIONS:
+                    return ProgramProblem(token.start[0], token.start[1] + 1, TOO_NESTED)
+    except (SyntaxError, tokenize.TokenError) as error:
+        return ProgramProblem(1, 1, f"the program cannot be read: {error}")
+    return None
+
+
+def _may_be_newer(error: SyntaxError, code: str) -> bool:
+    version = sys.version_info[:2]
+    if version >= NEWEST_VERSION:
+        return False
+    if str(error.msg).startswith("f-string") or 'f"""' in code or "f'''" in code:
+        return version < (3, 12)
+    lines = LINE.split(code)
+    line = lines[error.lineno - 1] if error.lineno and error.lineno <= len(lines) else ""
+    return any(version < (3, minor) and pattern.search(line) for minor, pattern in NEWER)
+
+
+# --- our own walk ---------------------------------------------------------------------------------------------------
+
+
+class _Binding(NamedTuple):
+    """A place where a name is bound: an assignment, import, parameter or definition."""
+
+    kind: Literal["async", "module", "member", "known", "other"]
+    node: ast.AST | None = None
+    of: str = ""
+
+
+class _Scope:
+    """A module, function, class or comprehension, and its bound names."""
+
+    def __init__(self, kind: Literal["module", "function", "class", "comprehension"], parent: _Scope | None) -> None:
+        self.kind, self.parent = kind, parent
+        self.depth: int = 0 if parent is None else parent.depth + (kind != "class")
+        """How many functions, lambdas and comprehensions are around what stands in it."""
+        self.functions: int = 0 if parent is None else parent.functions
+        """How many functions are, without lambdas."""
+        self.bindings: dict[str, list[_Binding]] = {}
+        self.elsewhere: set[str] = set()
+        """Names that are global or nonlocal here."""
+
+    def bind(self, name: str, binding: _Binding) -> None:
+        self.bindings.setdefault(name, []).append(binding)
+
+    def resolved(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
+        """Return the scope and the bindings that a name refers to. Bindings of a class are visible only in its body."""
+        scope: _Scope | None = self
+        is_direct = True
+        while scope is not None:
+            if name in scope.bindings and (is_direct or scope.kind != "class"):
+                return scope, scope.bindings[name]
+            is_direct = is_direct and scope.kind == "comprehension"
+            scope = scope.parent
+        return None
+
+    def names(self) -> Iterator[str]:
+        scope: _Scope | None = self
+        while scope is not None:
+            yield from scope.bindings
+            scope = scope.parent
+
+
+class _NodePlace(NamedTuple):
+    """The scope of a node, and the statements around it that matter for its checks."""
+
+    scope: _Scope
+    caught: frozenset[str]
+    """What goes wrong here is caught by somebody who expects it: `name`, `import`, `attribute`, `arguments`."""
+    is_in_loop: bool = False
+
+
+CAUGHT = {
+    "NameError": {"name"},
+    "UnboundLocalError": {"name"},
+    "ImportError": {"import"},
+    "ModuleNotFoundError": {"import"},
+    "AttributeError": {"attribute"},
+    "TypeError": {"arguments"},
+    # Whoever catches everything around an import expects that there may be none; nobody does so for a name.
+    "Exception": {"import", "attribute"},
+    "BaseException": {"import", "attribute"},
+}
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "Yield": "programs have no `yield`; return a list",
+        "YieldFrom": "programs have no `yield from`; return a list",
+        "Delete": "programs have no `del`; use `.pop(...)`, or assign something else",
+        "AsyncFor": "programs have no `async for`; await the list, and loop over it",
+        "AsyncWith": "programs have no `async with`",
+        "TryStar": "programs have no `except*`; use `except`",
+        "TypeAlias": "programs have no `type` statement",
+        "TemplateStr": "programs have no template strings; use an f-string",
+    }
+)
+READS_ITS_ARGUMENTS = frozenset(
+    {
+        *("print", "len", "int", "float", "str", "repr", "sum", "sorted", "list", "dict", "set", "tuple", "enumerate"),
+        *("max", "min", "any", "all", "reversed"),
+    }
+)
+"""Builtins that can do nothing sensible with a call that nobody has awaited."""
+AWAITED = frozenset({"gather", "sleep"})
+INSTEAD = {
+    "create_task": "`await` the call, or several with `await asyncio.gather(...)`",
+    "ensure_future": "`await` the call, or several with `await asyncio.gather(...)`",
+    "TaskGroup": "use `await asyncio.gather(...)`",
+    "wait": "use `await asyncio.gather(...)`",
+    "as_completed": "use `await asyncio.gather(...)`",
+    "wait_for": "calls have their own limits of time",
+    "timeout": "calls have their own limits of time",
+    "Semaphore": "calls are limited already",
+    "get_event_loop": "`await` works at the top of a program",
+}
+
+
+class _Walk:
+    """Analyzes a program in two passes: one collects bindings and uses, the other judges the uses."""
+
+    def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
+        self._lines = LINE.split(code)
+        self._ends: dict[int, list[int]] = {}
+        """Up to which byte each character of a line goes, of lines that are not ASCII."""
+        self._stubs = stubs
+        self._problems: list[ProgramProblem] = []
+        self._loads: list[tuple[ast.Name, _NodePlace]] = []
+        self._attributes: list[tuple[ast.Attribute, _NodePlace]] = []
+        self._calls: list[tuple[ast.Call, _NodePlace]] = []
+        self._nonlocals: list[tuple[ast.Nonlocal, _NodePlace]] = []
+        self._unawaited: dict[int, str] = {}
+        """How a call is used that nobody awaits, by the id of its node."""
+        self._values: dict[int, ast.expr] = {}
+        """What is assigned to a name, by the id of the name's node."""
+        self.module = _Scope("module", None)
+        self.runs_text = False
+        self.good_imports: set[int] = set()
+        """The lines of imports that are known to work, or to be caught."""
+        self.spared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
+        """Where something of a kind does no harm: names in annotations, and whatever is caught."""
+        for name in known:
+            self.module.bind(name, _Binding("known"))
+        self._collect(tree)
+
+    def find_problems(self) -> tuple[ProgramProblem, ...]:
+        """Return the problems of the program in order."""
+        if not self._problems or not self._is_too_deep:
+            for attribute, place in self._attributes:
+                self._judge_attribute(attribute, place)
+            for call, place in self._calls:
+                self._judge_call(call, place)
+            for node, place in self._nonlocals:
+                self._judge_nonlocal(node, place)
+            for name, place in self._loads:
+                self._judge_name(name, place)
+        return _in_order(self._problems)
+
+    def has_stub(self, name: str) -> bool:
+        """Return True if a module-level name refers to the stub function of that name."""
+        return name in self._stubs.functions and name not in self.module.bindings
+
+    def spares(self, kind: str, problem: ProgramProblem) -> bool:
+        """Return True if a problem of this kind at this position is harmless, such as an unknown name in an annotation."""
+        place = problem.line, problem.column
+        return any(kind == spared and start <= place < end for spared, start, end in self.spared)
+
+    # --- collecting
+
+    _is_too_deep = False
+
+    def _collect(self, tree: ast.Module) -> None:
+        waiting: list[tuple[ast.AST, _NodePlace, int]] = [(tree, _NodePlace(self.module, frozenset()), 0)]
+        while waiting:
+            node, place, depth = waiting.pop()
+            too_deep = _depth_problem(node, place.scope, depth)
+            if too_deep:
+                self._add_problem(node, too_deep)
+                self._is_too_deep = True
+                return
+            kind = type(node).__name__
+            if kind in REFUSED:
+                self._add_problem(node, REFUSED[kind])
+            visit = getattr(self, f"_on_{kind.lower()}", None)
+            inner = visit(node, place) if visit is not None else _at_place(ast.iter_child_nodes(node), place)
+            waiting += [(child, there, depth + 1) for child, there in inner]
+
+    def _add_problem(self, node: ast.AST, text: str) -> None:
+        if len(self._problems) < MOST_PROBLEMS:
+            place = self._character_position(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
+            self._problems.append(ProgramProblem(*place, text))
+
+    def _mark_harmless(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
+        if first is not None:
+            span: Any = (first, last or first)
+            start, end = (span[0].lineno, span[0].col_offset), (span[1].end_lineno, span[1].end_col_offset)
+            self.spared.append((kind, self._character_position(*start), self._character_position(*end)))
+
+    def _character_position(self, line: int, offset: int) -> tuple[int, int]:
+        source = self._lines[line - 1] if line <= len(self._lines) else ""
+        if source.isascii():
+            return line, offset + 1
+        ends = self._ends.get(line)
+        if ends is None:
+            # Once a line: a line of a thousand parameters was encoded for each of them, and four times the line took ten times the time.
+            ends = self._ends[line] = list(accumulate([len(one.encode(errors="surrogatepass")) for one in source]))
+        return line, bisect_right(ends, offset) + 1
+
+    def _on_name(self, node: ast.Name, place: _NodePlace) -> Inner:
+        if isinstance(node.ctx, ast.Load):
+            self._loads.append((node, place))
+        elif isinstance(node.ctx, ast.Store):
+            place.scope.bind(node.id, _Binding("other", node))
+        return ()
+
+    def _on_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> Inner:
+        scope = place.scope
+        while scope.kind == "comprehension" and scope.parent is not None:
+            scope = scope.parent
+        scope.bind(node.target.id, _Binding("other", node))
+        return [(node.value, place)]
+
+    def _on_assign(self, node: ast.Assign, place: _NodePlace) -> Inner:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self._values[id(target)] = node.value
+        return _at_place([*node.targets, node.value], place)
+
+    def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
+        self._mark_harmless("name", node.annotation)
+        return _at_place([node.target, *([node.value] if node.value is not None else [])], place)
+
+    def _on_augassign(self, node: ast.AugAssign, place: _NodePlace) -> Inner:
+        if isinstance(node.op, ast.MatMult):
+            self._add_problem(node, "programs have no `@=`")
+        self._record_unawaited(node.value, "computed with")
+        return _at_place([node.target, node.value], place)
+
+    def _on_import(self, node: ast.Import, place: _NodePlace) -> Inner:
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            self._judge_module(node, alias.name, place)
+            module = alias.name if alias.asname else top
+            place.scope.bind(alias.asname or top, _Binding("module", node, module))
+        return ()
+
+    def _on_importfrom(self, node: ast.ImportFrom, place: _NodePlace) -> Inner:
+        module = node.module or ""
+        if node.level:
+            self._add_problem(node, "there is nothing to import from; a program stands alone")
+        elif module == "__future__" or self._judge_module(node, module, place):
+            self._judge_members(node, module, place)
+        for alias in node.names:
+            if alias.name == "*":
+                self._add_problem(node, f"programs have no `import *`; name what you need of `{module}`")
+                continue
+            whole = f"{module}.{alias.name}"
+            kind: Literal["module", "member"] = "module" if whole in MODULES else "member"
+            place.scope.bind(alias.asname or alias.name, _Binding(kind, node, whole))
+        return ()
+
+    def _judge_module(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
+        if module in MODULES or "import" in place.caught:
+            self.good_imports.add(node.lineno)
+            return module in MODULES
+        near = find_nearest(module[:MAX_NAME_CHARS], MODULES, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"there are {list_names(sorted(MODULES))}"
+        self._add_problem(node, f"there is no module `{module}` in a program; {hint}")
+        return False
+
+    def _judge_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
+        lacking = [alias.name for alias in node.names if alias.name not in {*MODULES.get(module, ()), "*"}]
+        if module == "__future__" or not lacking or "import" in place.caught:
+            self.good_imports.add(node.lineno)
+            return
+        for name in lacking:
+            instead = INSTEAD.get(name, "") if module == "asyncio" else ""
+            self._add_problem(node, f"`{module}` has no `{name}` in a program{'; ' + instead if instead else ''}")
+
+    def _on_global(self, node: ast.Global, place: _NodePlace) -> Inner:
+        place.scope.elsewhere.update(node.names)
+        for name in node.names:
+            self.module.bind(name, _Binding("other", node))
+        return ()
+
+    def _on_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> Inner:
+        place.scope.elsewhere.update(node.names)
+        self._nonlocals.append((node, place))
+        return ()
+
+    def _on_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> Inner:
+        place.scope.bind(node.name, _Binding("other", node))
+        return self._enter_function(node, place)
+
+    def _on_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
+        place.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
+        return self._enter_function(node, place)
+
+    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
+        self._mark_harmless("name", node.returns)
+        inner = self._bind_parameters(node.args, place)
+        inner.scope.functions += 1
+        for parameter in getattr(node, "type_params", ()):
+            inner.scope.bind(parameter.name, _Binding("other", parameter))
+        return [
+            *_at_place(node.decorator_list, place),
+            *_at_place(_default_values(node.args), place),
+            *_at_place(node.body, inner),
+        ]
+
+    def _on_lambda(self, node: ast.Lambda, place: _NodePlace) -> Inner:
+        inner = self._bind_parameters(node.args, place)
+        return [*_at_place(_default_values(node.args), place), (node.body, inner)]
+
+    def _bind_parameters(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
+        scope = _Scope("function", place.scope)
+        for arg in (*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg):
+            if arg is not None:
+                if arg.arg in scope.bindings:
+                    self._add_problem(arg, f"syntax error: the parameter `{arg.arg}` comes twice")
+                scope.bind(arg.arg, _Binding("other", arg))
+                self._mark_harmless("name", arg.annotation)
+        return _NodePlace(scope, place.caught)
+
+    def _on_classdef(self, node: ast.ClassDef, place: _NodePlace) -> Inner:
+        place.scope.bind(node.name, _Binding("other", node))
+        if node.bases or node.keywords:
+            self._add_problem(node, f"classes have no bases in a program; write `class {node.name}:`")
+        scope = _Scope("class", place.scope)
+        for parameter in getattr(node, "type_params", ()):
+            scope.bind(parameter.name, _Binding("other", parameter))
+        for statement in node.body:
+            self._judge_member(statement)
+        inner = _NodePlace(scope, place.caught)
+        keywords = [keyword.value for keyword in node.keywords]
+        return [*_at_place([*node.decorator_list, *node.bases, *keywords], place), *_at_place(node.body, inner)]
+
+    def _judge_member(self, statement: ast.stmt) -> None:
+        match statement:
+            case ast.FunctionDef(decorator_list=[first, *_]) | ast.AsyncFunctionDef(decorator_list=[first, *_]):
+                self._add_problem(first, "methods have no decorators in a program; write a plain method or a function")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Pass() | ast.Expr(ast.Constant()):
+                pass
+            case ast.Assign(targets=[ast.Name()]) | ast.AnnAssign(target=ast.Name()):
+                pass
+            case _:
+                # Whatever has words of its own has been said, or will be.
+                if type(statement).__name__ not in REFUSED:
+                    self._add_problem(statement, "the body of a class has methods and `name = value`, and nothing else")
+
+    def _enter_comprehension(self, node: Any, place: _NodePlace) -> Inner:
+        inner = place._replace(scope=_Scope("comprehension", place.scope))
+        for number, generator in enumerate(node.generators):
+            if generator.is_async:
+                self._add_problem(generator.iter, "programs have no `async for`; await the list, and loop over it")
+            self._record_unawaited(generator.iter, "looped over")
+            yield generator.iter, inner if number else place
+            yield generator.target, inner
+            yield from _at_place(generator.ifs, inner)
+        parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        yield from _at_place(parts, inner)
+
+    _on_listcomp = _on_setcomp = _on_dictcomp = _on_generatorexp = _enter_comprehension
+
+    def _on_for(self, node: ast.For, place: _NodePlace) -> Inner:
+        self._record_unawaited(node.iter, "looped over")
+        inner = place._replace(is_in_loop=True)
+        return [*_at_place([node.target, node.iter, *node.orelse], place), *_at_place(node.body, inner)]
+
+    def _on_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> Inner:
+        inner = place._replace(is_in_loop=True)
+        return [*_at_place([node.target, node.iter, *node.orelse], place), *_at_place(node.body, inner)]
+
+    def _on_while(self, node: ast.While, place: _NodePlace) -> Inner:
+        return [*_at_place([node.test, *node.orelse], place), *_at_place(node.body, place._replace(is_in_loop=True))]
+
+    def _on_break(self, node: ast.Break, place: _NodePlace) -> Inner:
+        if not place.is_in_loop:
+            self._add_problem(node, "syntax error: `break` outside of a loop")
+        return ()
+
+    def _on_continue(self, node: ast.Continue, place: _NodePlace) -> Inner:
+        if not place.is_in_loop:
+            self._add_problem(node, "syntax error: `continue` outside of a loop")
+        return ()
+
+    def _on_try(self, node: ast.Try, place: _NodePlace) -> Inner:
+        caught = {what for handler in node.handlers for what in _caught_problem_kinds(handler.type)}
+        for kind in caught:
+            self._mark_harmless(kind, node.body[0], node.body[-1])
+        inner = place._replace(caught=place.caught | caught)
+        return [*_at_place(node.body, inner), *_at_place([*node.handlers, *node.orelse, *node.finalbody], place)]
+
+    def _on_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> Inner:
+        if node.name is not None:
+            place.scope.bind(node.name, _Binding("other", node))
+        # What a handler catches is looked up when something was raised; most programs that catch what there is not never do.
+        self._mark_harmless("name", node.type)
+        self._mark_harmless("attribute", node.type)
+        types = place._replace(caught=place.caught | {"name", "attribute"})
+        return [*([(node.type, types)] if node.type is not None else []), *_at_place(node.body, place)]
+
+    def _on_matchas(self, node: ast.MatchAs, place: _NodePlace) -> Inner:
+        if node.name is not None:
+            place.scope.bind(node.name, _Binding("other", node))
+        return [(node.pattern, place)] if node.pattern is not None else []
+
+    def _on_matchstar(self, node: ast.MatchStar, place: _NodePlace) -> Inner:
+        if node.name is not None:
+            place.scope.bind(node.name, _Binding("other", node))
+        return ()
+
+    def _on_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> Inner:
+        if node.rest is not None:
+            place.scope.bind(node.rest, _Binding("other", node))
+        return _at_place([*node.keys, *node.patterns], place)
+
+    # --- how calls are used
+
+    def _on_expr(self, node: ast.Expr, place: _NodePlace) -> Inner:
+        parts: list[ast.expr] = [node.value]
+        for part in parts:
+            match part:
+                case ast.Call():
+                    self._unawaited[id(part)] = ""
+                case ast.IfExp(body=body, orelse=orelse):
+                    parts += [body, orelse]
+                case ast.Tuple(elts=members) | ast.List(elts=members) | ast.Set(elts=members):
+                    parts += members
+                case ast.ListComp(elt=member) | ast.SetComp(elt=member) | ast.GeneratorExp(elt=member):
+                    parts.append(member)
+                case _:
+                    pass
+        return [(node.value, place)]
+
+    def _record_unawaited(self, node: ast.expr | None, how: str) -> None:
+        if isinstance(node, ast.Call):
+            self._unawaited[id(node)] = how
+
+    def _on_attribute(self, node: ast.Attribute, place: _NodePlace) -> Inner:
+        self._record_unawaited(node.value, "asked for an attribute")
+        if isinstance(node.ctx, ast.Load):
+            self._attributes.append((node, place))
+        return [(node.value, place)]
+
+    def _on_subscript(self, node: ast.Subscript, place: _NodePlace) -> Inner:
+        self._record_unawaited(node.value, "asked for an item")
+        return _at_place([node.value, node.slice], place)
+
+    def _on_binop(self, node: ast.BinOp, place: _NodePlace) -> Inner:
+        self._record_unawaited(node.left, "computed with")
+        self._record_unawaited(node.right, "computed with")
+        return _at_place([node.left, node.right], place)
+
+    def _on_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> Inner:
+        self._record_unawaited(node.value, "printed")
+        return _at_place([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
+
+    def _on_call(self, node: ast.Call, place: _NodePlace) -> Inner:
+        self._calls.append((node, place))
+        if isinstance(node.func, ast.Name):
+            called = node.func.id
+            if called in READS_ITS_ARGUMENTS:
+                for argument in node.args:
+                    self._record_unawaited(argument, f"given to `{called}`")
+            self.runs_text = self.runs_text or called == "exec"
+        return _at_place(ast.iter_child_nodes(node), place)
+
+    # --- judging
+
+    def _judge_name(self, node: ast.Name, place: _NodePlace) -> None:
+        name = node.id
+        is_there = name in BUILTINS or name in ALIASES or name in self._stubs.functions
+        if is_there or "name" in place.caught or self.runs_text or place.scope.resolved(name) is not None:
+            return
+        self._add_problem(node, self._unknown_name_text(name, place))
+
+    def _unknown_name_text(self, name: str, place: _NodePlace) -> str:
+        if name in MODULES:
+            return f"`{name}` is not imported"
+        if name in ABSENT:
+            return f"programs have no `{name}`"
+        called = [f.name for f in self._stubs.functions.values() if f.of == name]
+        if called:
+            return f"there is no `{name}`; the function is called `{called[0]}`"
+        if len(self._problems) > MOST_SHOWN:
+            return f"there is no `{name}`"
+        names = sorted({*self._stubs.functions, *islice(place.scope.names(), MAX_COMPARED_NAMES), *BUILTINS})
+        near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
+        return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
+
+    def _judge_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
+        module = self._find_module(node.value, place)
+        if module is None or "attribute" in place.caught or node.attr.startswith("_"):
+            return
+        if node.attr not in MODULES[module] and f"{module}.{node.attr}" not in MODULES:
+            instead = INSTEAD.get(node.attr, "") if module == "asyncio" else ""
+            self._add_problem(node, f"`{module}` has no `{node.attr}` in a program{'; ' + instead if instead else ''}")
+
+    def _find_module(self, node: ast.expr, place: _NodePlace) -> str | None:
+        """Return the module to which an expression certainly refers."""
+        found = place.scope.resolved(node.id) if isinstance(node, ast.Name) else None
+        if found is None:
+            return None
+        kinds = {(binding.kind, binding.of) for binding in found[1]}
+        kind, of = kinds.pop()
+        return of if not kinds and kind == "module" and of in MODULES else None
+
+    def _judge_call(self, node: ast.Call, place: _NodePlace) -> None:
+        of_asyncio = self._asyncio_function(node.func, place)
+        how = self._unawaited.get(id(node))
+        if of_asyncio is not None:
+            if of_asyncio in AWAITED and how is not None:
+                self._add_problem(node, _missing_await_text(f"asyncio.{of_asyncio}", how))
+            if of_asyncio == "gather" and node.keywords and "arguments" not in place.caught:
+                words = f"{node.keywords[0].arg}=" if node.keywords[0].arg else "**"
+                said = f"`asyncio.gather` takes no `{words}` in a program; catch the errors inside of what you gather"
+                self._add_problem(node.keywords[0].value, said)
+        elif isinstance(node.func, ast.Name):
+            self._judge_function_call(node, node.func.id, how, place)
+
+    def _asyncio_function(self, func: ast.expr, place: _NodePlace) -> str | None:
+        if isinstance(func, ast.Attribute):
+            return func.attr if self._find_module(func.value, place) == "asyncio" else None
+        found = place.scope.resolved(func.id) if isinstance(func, ast.Name) else None
+        if found is None or {(b.kind, b.of.partition(".")[0]) for b in found[1]} != {("member", "asyncio")}:
+            return None
+        return found[1][0].of.partition(".")[2]
+
+    def _judge_function_call(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
+        found = place.scope.resolved(name)
+        if found is not None:
+            scope, bindings = found
+            is_async = {binding.kind for binding in bindings} == {"async"}
+            if is_async and how is not None:
+                self._add_problem(node, _missing_await_text(name, how))
+            if name in self._stubs.functions and self._is_unbound(node, scope, bindings, place):
+                self._add_problem(
+                    node, f"`{name}` is a variable of this function, so it cannot be called; name it otherwise"
+                )
+            return
+        stub = self._stubs.functions.get(name)
+        if stub is None:
+            return
+        if how is not None:
+            self._add_problem(node, _missing_await_text(name, how))
+        is_whole = not any(isinstance(a, ast.Starred) for a in node.args) and all(k.arg for k in node.keywords)
+        if is_whole and "arguments" not in place.caught:
+            fault = stub.fault(len(node.args), [k.arg for k in node.keywords if k.arg])
+            if fault:
+                self._add_problem(node, fault)
+
+    def _is_unbound(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _NodePlace) -> bool:
+        """Return True if a name is local only because of its own call: ``price = await price(1)``."""
+        if scope.kind != "function" or len(bindings) != 1 or place.scope is not scope:
+            return False
+        target = bindings[0].node
+        name = getattr(target, "id", "")
+        if "name" in place.caught or name in scope.elsewhere:
+            return False
+        value = self._values.get(id(target))
+        return (value.value if isinstance(value, ast.Await) else value) is node
+
+    def _judge_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> None:
+        for name in node.names:
+            outer = place.scope.parent
+            while outer is not None and not (outer.kind == "function" and name in outer.bindings):
+                outer = outer.parent
+            if outer is None:
+                self._add_problem(
+                    node, f"syntax error: no function around this one has a variable `{name}`; use `global`"
+                )
+
+
+def _depth_problem(node: ast.AST, scope: _Scope, depth: int) -> str:
+    """Return why a node is nested too deeply; ``""`` if it is not."""
+    if depth > MAX_DEPTH_LEVELS:
+        return "the program is nested too deeply to be read"
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and scope.functions >= MOST_FUNCTIONS:
+        return TOO_NESTED
+    if isinstance(node, SCOPES) and scope.depth >= MOST_SCOPES:
+        return f"functions, lambdas and comprehensions are nested deeper than {MOST_SCOPES} levels; name some of them before"
+    return ""
+
+
+SCOPES = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
+"""What has a scope of its own and may stand in an expression or a function."""
+Inner = Iterable[tuple[ast.AST, _NodePlace]]
+
+
+def _at_place(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[ast.AST, _NodePlace]]:
+    return [(node, place) for node in nodes]
+
+
+def _default_values(args: ast.arguments) -> list[ast.expr]:
+    return [*args.defaults, *[default for default in args.kw_defaults if default is not None]]
+
+
+def _missing_await_text(name: str, how: str) -> str:
+    if not how:
+        return f"`{name}(...)` is never awaited, so nothing happens; write `await {name}(...)`"
+    return f"`{name}(...)` is {how} before it is awaited; write `(await {name}(...))`"
+
+
+def _caught_problem_kinds(node: ast.expr | None) -> set[str]:
+    """Return the kinds of problems that an exception handler expects."""
+    if node is None:
+        return CAUGHT["Exception"]
+    kinds = node.elts if isinstance(node, ast.Tuple) else [node]
+    everything = {what for whats in CAUGHT.values() for what in whats}
+    found: set[str] = set()
+    for kind in kinds:
+        if isinstance(kind, ast.Name) and (kind.id in BUILTINS or kind.id in ALIASES):
+            found |= CAUGHT.get(kind.id, set())
+        elif not isinstance(kind, ast.Attribute):
+            # A variable that holds who knows which.
+            found |= everything
+    return found
+
+
+NO_STUBS = Stubs(MappingProxyType({}), "", "", MappingProxyType({}), MappingProxyType({}))
+
+
+# --- the sandbox's own checker --------------------------------------------------------------------------------------
+
+
+STOP: Final = f"{OURS}stop"
+CANARY: Final = f"{OURS}canary"
+LACKING = """
+
+def filter(*args: Any, **kwargs: Any) -> Any: ...
+def format(*args: Any, **kwargs: Any) -> Any: ...
+def getattr(*args: Any, **kwargs: Any) -> Any: ...
+def hasattr(*args: Any, **kwargs: Any) -> bool: ...
+def map(*args: Any, **kwargs: Any) -> Any: ...
+def open(*args: Any, **kwargs: Any) -> Any: ...
+def setattr(*args: Any, **kwargs: Any) -> None: ...
+class FileExistsError(OSError): ...
+class FileNotFoundError(OSError): ...
+class IsADirectoryError(OSError): ...
+class NotADirectoryError(OSError): ...
+class PermissionError(OSError): ...
+class ImportError(Exception): ...
+class ModuleNotFoundError(ImportError): ...
+class UnboundLocalError(NameError): ...
+class UnicodeDecodeError(ValueError): ...
+class UnicodeEncodeError(ValueError): ...
+"""
+"""What the sandbox has and its checker does not know."""
+BESIDE = (
+    LACKING
+    + "".join([f"{alias} = {error}\n" for alias, error in ALIASES.items()])
+    + f"def {STOP}() -> Any: ...\nasync def {CANARY}(needed: int) -> None: ...\n"
+)
+REFERENCES = frozenset({"unresolved-reference"})
+IMPORTS = frozenset({"unresolved-import"})
+AWAITS = frozenset({"unused-awaitable"})
+ARGUMENTS = frozenset(
+    {"missing-argument", "unknown-argument", "too-many-positional-arguments", "parameter-already-assigned"}
+)
+OF_A_FUNCTION = re.compile(r"function `([^`]+)`")
+LIMITS: ResourceLimits = {"max_turn_duration_secs": 2.0, "max_memory": 256 * 1024 * 1024}
+"""Of a check. What a worker says of its limits goes to the standard error of this process, so they are wide."""
+MAX_ANSWERS = 100
+"""Of modules that a program asks the host for while it is checked."""
+KEPT_CANARIES = 100
+"""Texts of stubs that a check was seen to understand: an application has a few, and each is some kilobytes long."""
+
+
+@frozen
+class CheckedProgram:
+    """
+    The result of a sandbox's check of a program.
+
+    Attributes:
+        refused: Certain problems, such as syntax errors and missing modules; the program does not run.
+        told: Possible problems; the model sees them if the program fails.
+        is_whole: Whether the check was complete; if not, only the syntax was checked.
+    """
+
+    refused: tuple[ProgramProblem, ...] = ()
+    told: tuple[ProgramProblem, ...] = ()
+    is_whole: bool = True
+
+
+def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collection[str] = ()) -> CheckedProgram:
+    """
+    Check a program in separate sandbox sessions that stop before its first line.
+
+    It takes tens of milliseconds and a worker: not for a loop's thread. What is too long for ``problems`` is not for
+    here either.
+
+    Args:
+        checkout: Gives a session in a worker.
+        code: The program.
+        stubs: The functions that it has.
+        known: The names that programs before it have left.
+    """
+    from pydantic_monty import MontyError
+
+    try:
+        unread = _find_parse_problem(checkout, code)
+        if unread is not None:
+            return CheckedProgram((unread,))
+        text = stubs.text + BESIDE
+        if not _rejects_canary(checkout, text):
+            return CheckedProgram(is_whole=False)
+        return _make_checked_program(_run_checker(checkout, code, text, known), code, stubs, known)
+    except MontyError:
+        # The worker is gone, or has reached a limit; the text was read by then, or is read again before it runs.
+        return CheckedProgram(is_whole=False)
+
+
+def _find_parse_problem(checkout: Checkout, code: str) -> ProgramProblem | None:
+    """Return why the sandbox cannot parse a program, or ``None``. It parses all of it before the stopping line runs."""
+    from pydantic_monty import CollectString, MontyCrashedError, MontyError
+
+    with checkout(limits=LIMITS) as session:
+        try:
+            session.feed_start(f"{STOP}()\n{code}", print_callback=CollectString())
+        except MontyCrashedError as error:
+            if not getattr(error, "timed_out", False):
+                raise
+            # It would take as long when it is run.
+            seconds = LIMITS["max_turn_duration_secs"]
+            return ProgramProblem(1, 1, f"the sandbox needs more than {seconds:g} s to read this; make it shorter")
+        except MontyError as error:
+            return _parse_problem(error)
+    return None
+
+
+def _parse_problem(error: Any) -> ProgramProblem:
+    frames = error.traceback() if hasattr(error, "traceback") else []
+    line, column = (frames[-1].line - 1, frames[-1].column) if frames else (1, 1)
+    words = error.display("msg") if frames else str(error)
+    return ProgramProblem(max(1, line), max(1, column), f"the sandbox cannot read this: {words}")
+
+
+_CANARIES: OrderedDict[str, None] = OrderedDict()
+_SINGING = Lock()
+
+
+def _rejects_canary(checkout: Checkout, text: str) -> bool:
+    """Return True if the checker rejects an invalid call. With an unreadable stub it may report nothing."""
+    with _SINGING:
+        if text in _CANARIES:
+            _CANARIES.move_to_end(text)
+            return True
+    found = _run_checker(checkout, f"await {CANARY}()", text, ())
+    if not any(each["name"] in ARGUMENTS for each in found):
+        return False
+    with _SINGING:
+        _CANARIES[text] = None
+        while len(_CANARIES) > KEPT_CANARIES:
+            _CANARIES.popitem(last=False)
+    return True
+
+
+def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str]) -> list[dict[str, Any]]:
+    """Return the type checker's findings for a program, which does not run; the *known* names are defined in it."""
+    from pydantic_monty import CollectString, MontyTypingError
+
+    # Names of the stubs that begin with an underscore would not be seen, and an assignment hides a stub as the real one does.
+    names = [
+        name for name in sorted(known) if name.isidentifier() and name not in BUILTINS and not name.startswith("__")
+    ]
+    first = "; ".join([f"{STOP}()", *[f"{name} = {STOP}()" for name in names]])
+    with checkout(
+        type_check=True,
+        type_check_stubs=text,
+        type_check_format="json",
+        limits=LIMITS,
+    ) as session:
+        try:
+            snapshot = session.feed_start(f"{first}\n{code}", print_callback=CollectString())
+            _run_until_stop(snapshot)
+        except MontyTypingError as error:
+            found: list[dict[str, Any]] = json.loads(error.display())
+            return found
+    return []
+
+
+def _run_until_stop(snapshot: SyncSnapshot) -> None:
+    """Answer the checker's requests for missing modules until the stopping line is reached."""
+    from pydantic_monty import FunctionSnapshot
+
+    for _ in range(MAX_ANSWERS):
+        if not isinstance(snapshot, FunctionSnapshot) or snapshot.function_name == STOP:
+            return
+        snapshot = snapshot.resume_not_handled()
+
+
+def _make_checked_program(
+    found: list[dict[str, Any]], code: str, stubs: Stubs, known: Collection[str]
+) -> CheckedProgram:
+    tree = parse_program(code)
+    walk = _Walk(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
+    refused, told = [], []
+    for each in found[:MOST_PROBLEMS]:
+        problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
+        kind = each["name"]
+        if problem.line < 1 or kind == "invalid-syntax":
+            # The sandbox has read it, so it is not an error: `return` outside of a function is fine, too.
+            continue
+        is_certain = _is_certain(problem, kind, stubs, walk)
+        if is_certain:
+            refused.append(problem)
+        elif is_certain is not None:
+            told.append(ProgramProblem(problem.line, problem.column, f"{problem.text} ({kind})"))
+    return CheckedProgram(_in_order(refused), _in_order(told))
+
+
+def _in_order(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
+    distinct = dict.fromkeys(sorted(found, key=lambda problem: (problem.line, problem.column)))
+    return tuple(distinct)[:MOST_PROBLEMS]
+
+
+def _is_certain(problem: ProgramProblem, kind: str, stubs: Stubs, walk: _Walk | None) -> bool | None:
+    """Return True if a program with this problem certainly fails; ``None`` for a known false report."""
+    if kind in REFERENCES:
+        return None if walk is not None and (walk.runs_text or walk.spares("name", problem)) else True
+    if kind in IMPORTS:
+        return None if walk is not None and problem.line in walk.good_imports else True
+    if kind in AWAITS:
+        return True
+    if kind in ARGUMENTS:
+        if walk is not None and walk.spares("arguments", problem):
+            return False
+        called = OF_A_FUNCTION.search(problem.text)
+        name = called[1] if called else ""
+        return name in stubs.functions and (walk is None or walk.has_stub(name))
+    return False

@@ -1,0 +1,753 @@
+"""
+``code_mode``: the tool ``run_code``, which runs programs that call other tools.
+
+The body of a call asks its sandbox for turns, and yields what the program waits for: all calls of one moment as one ``Parallel``, in
+the order in which they were made. So the engine judges, records and suspends each of them, and knows nothing of programs. A replay,
+or a process that goes on after another one, runs the program again over what is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, assert_never, cast
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import Compute, RunObjects, get_program_line
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import MAX_DEPTH_LEVELS, SCALARS, differences, freeze, mended
+from stepengine.data.messages import JsonPart, ToolMessage, ToolResult
+from stepengine.data.programs import ProgramVariables, RunningProgram
+from stepengine.data.state import ChildResult
+from stepengine.data.tools import ToolSpec, has_timed_out
+from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, parallel_from_program
+from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError, ToolInputError
+from stepengine.redaction import PLACEHOLDER
+from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size
+from stepengine.sandbox.check_workers import STOPPED, StopSignal
+from stepengine.sandbox.program_checks import find_defined_names, format_problems, problems
+from stepengine.sandbox.sessions import (
+    PRINTED,
+    SLEEP,
+    CallAnswer,
+    MontySandbox,
+    ProgramCall,
+    ProgramRaised,
+    ProgramSession,
+    ProgramTurn,
+    ProgramWaiting,
+    Sandbox,
+)
+from stepengine.sandbox.stubs import ProgramFunction, Stubs, make_stubs
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool, with_sandbox
+from stepengine.workspace.after_fork import Lock
+
+MOST = 10**15
+"""Of any limit; there is a number from which on the sandbox can count none of them."""
+AFRESH = "\nThis run of yours began without variables: those of your programs before it are gone."
+GONE = " The variables of earlier programs are gone."
+
+
+def _check_positive(_: object, field: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
+        msg = f"ProgramLimits({field.name}=...) is a number above 0 and up to {MOST:,}, not {value!r}"
+        raise DefinitionError(msg)
+
+
+def _check_whole(owner: object, field: attrs.Attribute[Any], value: Any) -> None:
+    _check_positive(owner, field, value)
+    if not isinstance(value, int):
+        msg = f"ProgramLimits({field.name}=...) is a whole number, not {value!r}"
+        raise DefinitionError(msg)
+
+
+@frozen(kw_only=True)
+class ProgramLimits:
+    """
+    The limits of one program; exceeding one ends the program with an error result that names the limit.
+
+    Attributes:
+        calls: How many calls it may make, waits among them.
+        seconds: How long it may compute between two waits; what it waits for does not count.
+        memory: How many bytes it may use.
+        printed: How many characters it may print.
+        value: How many bytes of JSON one value may be that a call gives it, or that it gives a call.
+        turn: How many bytes may go in and out of a handler in the sandbox in one turn.
+        total: How many bytes may go in and out of one program, or of one handler; they are in the memory of this process.
+    """
+
+    calls: int = attrs.field(default=1_000, validator=_check_whole)
+    seconds: float = attrs.field(default=5.0, validator=_check_positive)
+    memory: int = attrs.field(default=64 * 1024 * 1024, validator=_check_whole)
+    printed: int = attrs.field(default=100_000, validator=_check_whole)
+    value: int = attrs.field(default=8 * 1024 * 1024, validator=_check_whole)
+    turn: int = attrs.field(default=32 * 1024 * 1024, validator=_check_whole)
+    total: int = attrs.field(default=128 * 1024 * 1024, validator=_check_whole)
+
+
+def code_mode(
+    *tools: Tool[..., Any] | ToolSpec,
+    agents: Sequence[AgentDefinition[Any]] = (),
+    ask: bool = False,
+    direct: Sequence[Tool[..., Any]] = (),
+    limits: ProgramLimits = ProgramLimits(),
+    name: str = "run_code",
+    sandbox: Sandbox | None = None,
+    where: Literal["here", "provider"] = "here",
+) -> Tool[..., Any]:
+    """
+    Return a tool with which a model runs programs that call other tools as functions.
+
+    Each call of a program is a call like any other: rules and people are asked about it, it is recorded, and a run that waits for
+    a person is suspended in the middle of its program. The model is shown a typed function for each tool.
+
+    Args:
+        tools: What programs may call; a ``ToolSpec`` stands for the tool of that name which the engine has. The agent that has
+            ``run_code`` need not have them itself.
+        agents: Agents that programs may run, each a function of its params.
+        ask: Whether programs may ask a person, with ``ask(question, options)``.
+        direct: More tools that programs may call, and that the model is offered by themselves as well; they need not stand in the
+            agent's ``tools`` again.
+        limits: What one program may use.
+        name: The tool's name.
+        sandbox: Where programs run; by default Monty, in worker processes that all such tools of this process share.
+        where: ``"provider"`` lets the provider of the agent's model run its programs where it does, as the name of the model tells,
+            with ``Programs`` among the settings in the place of this tool; elsewhere, and by default, they run in *sandbox*.
+
+    Raises:
+        DefinitionError: without tools and agents, for something else in their place, and for one that is given twice. Where the extra ``programs`` is not
+            installed, a run says so that is to do something: only a replay of programs that ended needs no sandbox.
+    """
+    _check_where(where, agents, ask=ask)
+    tools = (*tools, *direct)
+    specs = _check_and_collect_specs(tools, agents, name)
+    stubs = make_stubs(specs, agents, ask=ask)
+    # The tools themselves and not their names, so that the agent need not have them: what a tool carries in `uses=` its
+    # body may call, and its model is not offered it (programs:PG4).
+    uses = [*[one if isinstance(one, Tool) else one.name for one in tools], *agents]
+    programs = _Programs(name, stubs, limits, sandbox or shared_sandbox())
+
+    # By itself a program reads and changes nothing; each of its calls is judged as what it is.
+    @tool(name=name, description=stubs.description, uses=uses, category="read")
+    def run_code(ctx: StepContext[Any], code: str, restart: bool = False) -> Steps[str]:  # noqa: FBT001, FBT002 - the model's
+        """
+        Run a program.
+
+        Args:
+            ctx: The call's.
+            code: The program.
+            restart: Forget the variables of earlier programs.
+        """
+        return (yield from programs.run(ctx, code, restart=restart))
+
+    return with_sandbox(
+        run_code, lambda: programs.sandbox.name, [one.name for one in direct], at_provider=where == "provider"
+    )
+
+
+def _check_where(where: str, agents: Sequence[Any], *, ask: bool) -> None:
+    if where not in {"here", "provider"}:
+        msg = f"code_mode(where=...) is 'here' or 'provider', not {where!r}"
+        raise DefinitionError(msg)
+    if where == "provider" and (agents or ask):
+        given = "agents=[...]" if agents else "ask=True"
+        msg = f"code_mode(where='provider') takes no {given}: the programs of a provider call tools alone; leave it out, or where="
+        raise DefinitionError(msg)
+
+
+def _check_and_collect_specs(tools: Sequence[Any], agents: Sequence[Any], name: str) -> list[ToolSpec]:
+    """Check the tools and agents, and return the specifications of the tools that programs may call."""
+    given: list[tuple[Any, Any]] = [
+        *[(one, Tool | ToolSpec) for one in tools],
+        *[(one, AgentDefinition) for one in agents],
+    ]
+    for one, kind in given:
+        if not isinstance(one, kind):
+            msg = (
+                f"code_mode takes tools, direct=[...] more of them, and agents=[...] definitions of agents, not {one!r}"
+            )
+            raise DefinitionError(msg)
+    if not given:
+        msg = "code_mode needs at least one tool or agent that programs may call"
+        raise DefinitionError(msg)
+    specs = [one.spec if isinstance(one, Tool) else one for one in tools]
+    own = next((spec.name for spec in specs if spec.ends_turn), None)
+    if own is not None:
+        msg = f"the tool {own!r} ends a turn, and a program has none: give it to the agent itself"
+        raise DefinitionError(msg)
+    names = [name, *[spec.name for spec in specs]]
+    twice = next((one for n, one in enumerate(names) if one in names[:n]), None)
+    if twice is not None:
+        msg = (
+            f"code_mode is given two tools called {twice!r}, itself among them; names are unique, and what stands in direct=[...] is a "
+            "function of programs, too"
+        )
+        raise DefinitionError(msg)
+    return specs
+
+
+_SHARED: list[MontySandbox] = []
+_LOCK = Lock()
+
+
+def shared_sandbox() -> MontySandbox:
+    """Return the default sandbox of this process."""
+    with _LOCK:
+        if not _SHARED:
+            _SHARED.append(MontySandbox())
+        return _SHARED[0]
+
+
+class _RecordedTurn(NamedTuple):
+    """A recorded turn that no session has executed in this process: its request and its result."""
+
+    run: _ProgramRun
+    ask: Callable[[ProgramSession], ProgramTurn]
+    known: Mapping[str, Any]
+
+
+class _RunSession(ProgramVariables):
+    """The sandbox session of one run, and the names that earlier programs defined in it; it is opened when it is needed."""
+
+    def __init__(self) -> None:
+        self.session: ProgramSession | None = None
+        self.names: set[str] = set()
+        self.recalled: list[_RecordedTurn] = []
+        self.seed = 0
+        self.is_new = True
+        self.programs: _Programs | None = None
+        self.other: ReplayDivergence | None = None
+
+    def catch_up(self, programs: _Programs) -> ProgramSession:
+        """
+        Return the session after executing the recorded programs that did not run in this process.
+
+        Raises:
+            ReplayDivergence: when one of them does something else than it did.
+            ToolError: when there is no worker.
+        """
+        if self.session is None:
+            limits = programs.limits
+            self.session = programs.sandbox.open(
+                programs.stubs.functions,
+                seconds=limits.seconds,
+                memory=limits.memory,
+                printed=limits.printed,
+                seed=self.seed,
+            )
+        # A session that once came to something else stays another one. Whoever only looked was not told, so the next one is:
+        # else programs would go on in variables that no record has.
+        if self.other is not None:
+            raise self.other
+        session, recalled, self.recalled = self.session, self.recalled, []
+        for run, ask, known in recalled:
+            try:
+                run.check_same(known, ask(session), session)
+            except ReplayDivergence as error:
+                self.other = error
+                raise
+        return session
+
+    def close(self) -> None:
+        session, self.session, self.other = self.session, None, None
+        self.names.clear()
+        self.recalled.clear()
+        if session is not None:
+            session.close()
+
+    async def aclose(self) -> list[str]:
+        self.close()
+        return []
+
+    def variables(self) -> Mapping[str, str]:
+        session = self.looked_at()
+        looked: Any = getattr(session, "variables", None)  # what stands in for the sandbox may have none to look at
+        try:
+            found: Mapping[str, str] = {} if looked is None else looked(sorted(self.names))
+        except ToolError:
+            return {}
+        return found
+
+    def looked_at(self) -> ProgramSession | None:
+        """Return the session after executing its recorded programs, for inspection; ``None`` if that is impossible."""
+        if self.programs is None or (self.session is None and not self.recalled):
+            return None
+        # A page that shows a run has nothing to do with a sandbox that is missing, or that comes to something else.
+        try:
+            return self.catch_up(self.programs)
+        except StepEngineError:  # not installed, a forked process, or another sandbox, which comes to something else
+            return None
+
+
+class _Programs:
+    """The configuration that all calls of one program tool share."""
+
+    def __init__(self, name: str, stubs: Stubs, limits: ProgramLimits, sandbox: Sandbox) -> None:
+        self.name = name
+        self.stubs = stubs
+        self.limits = limits
+        self.sandbox = sandbox
+
+    def run(self, ctx: StepContext[Any], code: str, *, restart: bool) -> Steps[str]:
+        run = _ProgramRun(self, ctx, code)
+        turn: Mapping[str, Any] = {"calls": ()}
+        try:
+            turn = yield from run.begin(restart=restart)
+            while "calls" in turn:
+                turn = yield from run.answer_calls(turn)
+        finally:
+            if "calls" in turn:  # it was left in its middle, and nobody goes on with it here
+                run.close()
+        return run.ended(turn)
+
+
+class _ProgramRun(RunningProgram):
+    """
+    The execution of one program.
+
+    Its turns are JSON, as they are recorded: ``{"calls": [...], "line": 5}`` for a program that waits, with each call as
+    ``{"id", "name", "line", "input"}`` or, for a wrong one, ``"error"`` and ``"words"`` in the place of the input; ``{"said": ...}``
+    for one that ended, ``{"error": ...}`` for one that failed, with ``"lost"`` where its session did, too; ``{"refused": ...}`` for
+    one that was not run.
+    """
+
+    def __init__(self, programs: _Programs, ctx: StepContext[Any], code: str) -> None:
+        self._programs = programs
+        self._ctx = ctx
+        self._code = code
+        # Drawn by the body's own random numbers, which follow from seed and path: a program that is run again draws
+        # what it drew.
+        self._seed = ctx.random.getrandbits(32)
+        self._kept: _RunSession | None = None
+        self._is_closed = False
+        self._check = StopSignal()
+        self._calls = 0
+        self._moved = 0
+        self._room = 0
+        self._line = 0
+        self._told = ""
+        self._is_first = False
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    def begin(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
+        # Recorded time. The sandbox has no clock: a program that is run again over its records sees the times that it
+        # saw.
+        now = self._ctx.now()
+
+        def work(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
+            kept: _RunSession = keeps.get(self._programs, _RunSession)
+            self._kept, kept.programs = kept, self._programs
+            self._is_first, kept.is_new = kept.is_new and not restart, False
+            if restart:
+                kept.close()
+            # A recorded program is not looked at again: what a newer version would refuse has run already, and what an
+            # older one refused did not.
+            if known is None:
+                refused = self._find_refusal(kept)
+                if refused:
+                    return {"refused": refused}
+            elif "refused" in known:
+                return cast("Mapping[str, Any]", known)
+            if kept.session is None and not kept.recalled:
+                kept.seed = self._seed
+            return self._run_turn(kept, lambda session: session.feed(self._code, now), known)
+
+        return (yield from self._compute_turn(work))
+
+    def answer_calls(self, waiting: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
+        """Perform the calls for which the program waits, and send it the results."""
+        self._told = waiting.get("told", self._told)
+        self._line = waiting["line"]
+        calls = waiting["calls"]
+        # All calls that the program made until it waited begin together, as one `Parallel`: who writes `asyncio.gather`
+        # means that, and judging, recording and suspending are the engine's (programs:PG22).
+        self._calls += len(calls)
+        asked = [(call, self._member_from_call(call)) for call in calls]
+        answers = {call["id"]: member for call, member in asked if isinstance(member, CallAnswer)}
+        open_ = [(call, member) for call, member in asked if not isinstance(member, CallAnswer)]
+        came = yield from self._perform_calls([member for _, member in open_], [call["line"] for call, _ in open_])
+        answers |= {call["id"]: self._answer_from_result(value) for (call, _), value in zip(open_, came, strict=True)}
+        # Counted here and not where a turn is made, so that a run that goes on over its records counts the same.
+        self._moved += _input_bytes(calls) + sum(
+            [ANSWER_BYTES + byte_size(answer.value) for answer in answers.values()]
+        )
+        now, kept = self._ctx.now(), cast("_RunSession", self._kept)
+        return (
+            yield from self._compute_turn(
+                lambda _, known: self._run_turn(kept, lambda session: session.answer(answers, now), known)
+            )
+        )
+
+    def _perform_calls(self, members: Sequence[Member[Any]], lines: Sequence[int]) -> Steps[Sequence[object]]:
+        """Perform calls in parallel, and return the result of each, or the exception that prevented it."""
+        if not members:
+            return ()
+        try:
+            result: StepResult = yield parallel_from_program(members, lines)
+        except StepEngineError as error:
+            if len(members) == 1:
+                return (error,)
+        else:
+            return cast("Sequence[object]", result.value)
+        # One of them is wrong, so that none has begun: its error is its own, and the others' calls are right.
+        came: list[object] = []
+        for member, line in zip(members, lines, strict=True):
+            came += yield from self._perform_calls([member], [line])
+        return came
+
+    def _compute_turn(self, work: Any) -> Steps[Mapping[str, Any]]:
+        turn: Mapping[str, Any] = (yield cast("Any", Compute(work, self.close, self))).value
+        return turn
+
+    def _find_refusal(self, kept: _RunSession) -> str:
+        """Return why the program is refused; ``""`` if no problem is known."""
+        programs = self._programs
+        # First the look at the text, which is quick and needs no worker; what only the sandbox knows comes second
+        # (programs:PG24).
+        wrong = problems(self._code, programs.stubs, kept.names)
+        if not wrong:
+            checked = programs.sandbox.check(self._code, programs.stubs, kept.names, self._check)
+            wrong = checked.refused
+            self._told = format_problems(checked.told, self._code) if checked.told else ""
+        return (
+            f"Nothing was run, the program has to be mended first:\n{format_problems(wrong, self._code)}"
+            if wrong
+            else ""
+        )
+
+    def _run_turn(
+        self, kept: _RunSession, ask: Callable[[ProgramSession], ProgramTurn], known: Any
+    ) -> Mapping[str, Any]:
+        """Return the result of a turn. A recorded turn is only stored, for a session that has to catch up."""
+        # A recorded turn is not run: most programs ended before the process died, and nobody will look at their
+        # variables again. It is kept, and run when a later program of the same session needs what it left.
+        if known is not None:
+            if known.get("lost"):
+                kept.close()
+            else:
+                kept.recalled.append(_RecordedTurn(self, ask, known))
+            return cast("Mapping[str, Any]", known)
+        try:
+            session = kept.catch_up(self._programs)
+            if self._is_closed:  # while there was nothing yet to be closed
+                raise ToolError(STOPPED)  # noqa: TRY301
+            turn = ask(session)
+        except ToolError as error:  # there is no worker
+            kept.close()
+            return {"error": f"{error.message}{GONE}", "lost": True}
+        form = self._turn_as_json(turn, session)
+        # Refused before the calls are made, all of them: half of a `gather` would leave the program in a state that it
+        # cannot know of.
+        why = self._find_broken_limit(turn, form) if isinstance(turn, ProgramWaiting) else ""
+        if why:
+            why = f"The program was ended in line {form['line']}: {why}.{GONE}"
+            form = {"error": f"{why}{_printed_text(session)}", "lost": True}
+        if form.get("lost"):
+            kept.close()
+        elif self._told and "calls" in form and not self._calls:
+            form["told"] = self._told
+        return form
+
+    def _find_broken_limit(self, turn: ProgramWaiting, form: Mapping[str, Any]) -> str:
+        """Return the limit that the calls of all turns exceed; ``""`` if there is none."""
+        limits = self._programs.limits
+        if self._calls + len(turn.calls) > limits.calls:
+            return f"it made more than {limits.calls:,} calls"
+        if self._moved + _input_bytes(form["calls"]) > limits.total:
+            return f"the values of its calls have more than {limits.total:,} bytes"
+        return ""
+
+    def check_same(self, known: Mapping[str, Any], turn: ProgramTurn, session: ProgramSession) -> None:
+        """Raise ``ReplayDivergence`` if a turn differs from its record. Redacted values are not compared."""
+        now = freeze(self._turn_as_json(turn, session))
+        known = {name: value for name, value in known.items() if name != "told"}
+        # A secret that was taken out of the record is no difference: the program has it, and no journal may.
+        other = [one for one in differences(known, now) if not _has_placeholder(one.recorded)]
+        if not other:
+            return
+        line = known.get("line") or now.get("line") or 1
+        msg = (
+            f"a program that is recorded to its end does something else in line {line}, `{get_program_line(self._code, line)}`, when it is run again for "
+            f"its variables in {self._programs.sandbox.name}; run it where it was recorded, or fork the run before it"
+        )
+        fields = [(one.pointer, repr(one.recorded), repr(one.now)) for one in other]
+        raise ReplayDivergence(msg, kind="changed", diff=fields)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._check.send()
+        if self._kept is not None:
+            self._kept.close()
+
+    # --- what is seen of it -------------------------------------------------------------------------------------------
+
+    @property
+    def code(self) -> str:
+        """The source code."""
+        return self._code
+
+    @property
+    def line(self) -> int:
+        """The number of the waiting line, from 1; 0 if none waits."""
+        return self._line
+
+    def printed(self) -> str | None:
+        """Return the output so far; ``None`` without a sandbox that reports it."""
+        session = None if self._kept is None else self._kept.looked_at()
+        return None if session is None else session.printed
+
+    # --- what stands in a record --------------------------------------------------------------------------------------
+
+    def _turn_as_json(self, turn: ProgramTurn, session: ProgramSession) -> dict[str, Any]:
+        if isinstance(turn, ProgramWaiting):
+            self._room = self._programs.limits.memory  # one value may stand in all of its calls
+            return {"line": turn.line, "calls": [self._call_as_json(call) for call in turn.calls]}
+        if isinstance(turn, ProgramRaised):
+            told = f"\nWhat was seen before it ran:\n{self._told}" if self._told else ""
+            lost = GONE if turn.is_fatal else ""
+            text = f"{_exceeded_limit_text(turn, self._programs.limits)}{turn.text}{lost}{told}{_printed_text(session)}"
+            return {"error": mended(text), "lost": True} if turn.is_fatal else {"error": mended(text)}
+        # A call that was never awaited ends without an error, and the model would believe that it was made.
+        forgotten = [
+            f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"
+            for call in turn.unawaited
+        ]
+        value = "" if turn.value is None else _write_value(turn.value, self._programs.limits.value)
+        said = "\n".join([part for part in (session.printed.rstrip("\n"), value, *forgotten) if part])
+        return {"said": mended(said)}
+
+    def _call_as_json(self, call: ProgramCall) -> dict[str, Any]:
+        form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
+        try:
+            given = {} if call.is_cut else self._bind_arguments(call)
+            self._room -= self._check_size(given)
+            if call.is_cut or self._room < 0:
+                msg = f"what is given to calls at once has more than {self._programs.limits.memory:,} bytes"
+                raise ValueError(msg)  # noqa: TRY301 - answered as any other wrong argument
+            given = freeze(given)
+            freeze([[[[[[given]]]]]])  # what is recorded stands some levels deep
+            return {**form, "input": given}
+        # Wrong arguments are recorded as words and not raised: the program gets them as an exception at that line and
+        # may catch it, and a replay gives it the same ones.
+        except (TypeError, ValueError, StepEngineError) as error:
+            kind = (
+                "ValueError" if call.name == SLEEP else "NameError" if isinstance(error, _NoFunction) else "TypeError"
+            )
+            return {**form, "error": kind, "words": mended(str(error))}
+
+    def _bind_arguments(self, call: ProgramCall) -> dict[str, Any]:
+        """Return the tool input for a call of the program. Invalid arguments raise an error."""
+        if call.name == SLEEP:
+            return {"seconds": _sleep_seconds(call)}
+        function = self._programs.stubs.functions.get(call.name)
+        if function is None:
+            msg = f"name {call.name!r} is not defined"
+            raise _NoFunction(msg)
+        return function.input_of(call.args, call.kwargs)
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    def _member_from_call(self, call: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+        """Return the effect for a call of the program, or a ``CallAnswer`` with the error of an invalid call."""
+        if "error" in call:
+            return CallAnswer(call["words"], call["error"])
+        given = call["input"]
+        if call["name"] == SLEEP:
+            return Sleep(given["seconds"])
+        function = self._programs.stubs.functions.get(call["name"])
+        if function is None:  # a recorded program had it
+            return CallAnswer(f"name {call['name']!r} is not defined", "NameError")
+        try:
+            return self._make_member(function, given)
+        except (TypeError, ValueError, StepEngineError) as error:
+            return CallAnswer(str(error), "TypeError")
+
+    def _make_member(self, function: ProgramFunction, given: Mapping[str, Any]) -> Member[Any] | CallAnswer:
+        match function.kind:
+            case "tool":
+                return ToolCall(function.of, given)
+            case "agent":
+                return AgentCall(function.of, given.get("prompt") or "", params=given.get("params"))
+            case "ask":
+                return Ask(given["question"], options=given.get("options") or ())
+            # Answered here: a look into the catalogue is no effect, since it follows from the tools alone.
+            case "search":
+                return CallAnswer(self._programs.stubs.search(str(given["query"])))
+            case "describe":
+                return CallAnswer(self._programs.stubs.describe(str(given["name"])))
+            case _ as never:
+                assert_never(never)
+
+    def _check_size(self, value: object) -> int:
+        """Return the size of a value as JSON, after checking it against the limit."""
+        most = self._programs.limits.value
+        check_bounds(value, most)
+        size = len(json.dumps(value, ensure_ascii=False, default=_raise_not_json).encode(errors="replace"))
+        if size > most:
+            msg = f"a value of {size:,} bytes; one may have {most:,}"
+            raise ValueError(msg)
+        return size
+
+    def _answer_from_result(self, came: object) -> CallAnswer:
+        """Return the result of a call in the form in which the program receives it."""
+        if isinstance(came, ToolResult):
+            if came.is_error:
+                return CallAnswer(came.text, _exception_name(came))
+            came = _value_of_result(came)
+        elif isinstance(came, ChildResult):
+            if came.is_error:
+                return CallAnswer(f"{came.agent_id} failed: {came.why or came.status.value}", "ToolError")
+            came = came.output if came.output is not None else came.text
+        elif isinstance(came, BaseException):
+            return CallAnswer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
+        value = _thaw(came)
+        # What a call gives is bounded as well: a tool that returns a gigabyte would be copied into the worker, whose
+        # own limit would end it without saying which call it was.
+        try:
+            self._check_size(value)
+        except ValueError as error:
+            return CallAnswer(f"the call gave {error}", "ToolError")
+        return CallAnswer(value)
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def ended(self, turn: Mapping[str, Any]) -> str:
+        """Return the result of the ended program, or raise its error."""
+        note = AFRESH if self._is_first and self._has_earlier() else ""
+        if not {"refused", "lost"} & turn.keys():
+            # Of one that failed nobody knows how far it came: what it may have set is no unknown name for the next one.
+            cast("_RunSession", self._kept).names |= find_defined_names(self._code)
+        wrong = turn.get("refused") or turn.get("error")
+        if wrong:
+            msg = f"{wrong}{note}"
+            raise ToolError(msg)
+        return f"{turn['said'] or 'The program ended; it printed nothing, and its last line has no value.'}{note}"
+
+    def _has_earlier(self) -> bool:
+        """Return True if the conversation has results of earlier programs."""
+        name = self._programs.name
+        messages = self._ctx.agent_state.message_history
+        return any(type(one) is ToolMessage and one.tool_name == name and one.status == "ok" for one in messages)
+
+
+def _input_bytes(calls: Sequence[Mapping[str, Any]]) -> int:
+    """Return the approximate size of the inputs of calls in bytes."""
+    return sum([ANSWER_BYTES + byte_size(call.get("input", {})) for call in calls])
+
+
+class _NoFunction(ValueError):
+    """A program calls a function that it does not have."""
+
+
+def _has_placeholder(recorded: object) -> bool:
+    """Return True if a secret or machine name in a recorded value was replaced by a placeholder."""
+    return isinstance(recorded, str) and PLACEHOLDER.search(recorded) is not None
+
+
+def _printed_text(session: ProgramSession) -> str:
+    return f"\nBefore that it printed:\n{mended(session.printed)}" if session.printed else ""
+
+
+def _exceeded_limit_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
+    named = {
+        "TimeoutError": f"A program may compute for {limits.seconds:g} s between two waits. ",
+        "MemoryError": f"A program may use {limits.memory:,} bytes. ",
+        PRINTED: f"A program may print {limits.printed:,} characters. ",
+    }
+    return named.get(turn.kind, "") if turn.is_fatal or turn.kind == PRINTED else ""
+
+
+def _sleep_seconds(call: ProgramCall) -> float:
+    seconds = call.args[0] if call.args else call.kwargs.get("delay", 0)
+    try:
+        Sleep(seconds)
+    except BadYield:
+        msg = f"asyncio.sleep takes seconds, from 0 to a hundred years, not {seconds!r}"
+        raise ValueError(msg) from None
+    return float(seconds)
+
+
+def _exception_name(failed: ToolResult) -> str:
+    """Return the name of the exception that a failed call raises in its program."""
+    if failed.status == "denied":
+        return "PermissionError"
+    return "TimeoutError" if has_timed_out(failed) else "ToolError"
+
+
+def _value_of_result(result: ToolResult) -> Any:
+    """Return the value of a tool result, else its text."""
+    if result.structured is not None:
+        return result.structured
+    return next((part.value for part in result.content if isinstance(part, JsonPart)), result.text)
+
+
+def _raise_not_json(value: object) -> object:
+    msg = f"a value of type {type(value).__name__} is no JSON"
+    raise TypeError(msg)
+
+
+def _thaw(value: Any) -> Any:
+    """Return a value as JSON: containers become lists and dicts, and values of other types their text."""
+    if isinstance(value, Mapping):
+        return {str(key): _thaw(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_thaw(inner) for inner in value]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def check_bounds(value: object, most: int) -> None:
+    """
+    Raise an error for a value that is nested too deeply or certainly larger than *most* bytes, without encoding it.
+
+    A few lines make a value of which every list stands twice in the next one: written, it would have no end. So each list is
+    looked at once for each level, with how often it stands there.
+    """
+    level: dict[int, tuple[Any, int]] = {0: ((value,), 1)}
+    size = 0
+    for _ in range(MAX_DEPTH_LEVELS + 1):
+        below: dict[int, tuple[Any, int]] = {}
+        for holder, times in level.values():
+            members = [*holder, *holder.values()] if isinstance(holder, Mapping) else holder
+            size += times * (2 * len(members) + sum([len(one) for one in members if isinstance(one, str)]))
+            for one in members:
+                if type(one) not in SCALARS and (inner := _inner_values(one)) is not None:
+                    below[id(one)] = inner, times + below.get(id(one), (None, 0))[1]
+        if size > most + 2:
+            msg = f"a value of more than {most:,} bytes; one may have {most:,}"
+            raise ValueError(msg)
+        if not below:
+            return
+        level = below
+    msg = f"a value that is nested deeper than {MAX_DEPTH_LEVELS} levels"
+    raise ValueError(msg)
+
+
+def _inner_values(value: object) -> Collection[Any] | None:
+    """Return the values inside of a container, or the attributes of an object of the program."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return value
+    attributes = getattr(value, "attributes", None)
+    return attributes if isinstance(attributes, Mapping) else None
+
+
+def _write_value(value: Any, most: int) -> str:
+    """Return the value of the last line for the model: text unchanged, JSON, else its Python form."""
+    if isinstance(value, str):
+        return value
+    try:
+        check_bounds(value, most)
+    except ValueError as error:
+        return f"The value of its last line is not shown: {error}."
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        pass
+    try:
+        return repr(value)
+    except ValueError as error:
+        return f"The value of its last line is not shown: {error}"

@@ -1,0 +1,570 @@
+"""
+Rewrites an agent file for the sandbox, which has no generators: each ``yield`` becomes a wait at the same place.
+
+Nothing of the text is run here. Every line stays where it is, since places in errors, in the debugger and in the viewer are those
+of the file; ``ast.unparse`` would lose them. What the sandbox could not do as the file means it is refused, with file and line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType, MethodDescriptorType
+from typing import Any, NamedTuple, NoReturn
+
+from attrs import frozen
+
+from stepengine.data.yields import YIELDS
+from stepengine.errors import DefinitionError
+from stepengine.sandbox.prelude import ERRORS
+from stepengine.sandbox.program_checks import NO_STUBS, ProgramProblem, parse_program, problems
+from stepengine.sandbox.sandbox import MODULES
+from stepengine.sandbox.schemas import SchemaClass, find_schemas
+
+OWN = "_se_"
+"""How names begin that the file may not have: those of what stands between it and the host."""
+
+LAZY = ("message_history", "view", "context", "system_prompt", "tool_definitions")
+"""What a state holds that may be large: it is fetched when it is looked at."""
+OF_CONTEXT = ("inherited_messages", "prompt_messages")
+
+GENERATORS = frozenset({"map_agents", "best_of", "call"})
+"""Helpers of the package that are written with ``yield from``."""
+KNOWN: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "stepengine": frozenset(
+            [
+                *[row.name for row in YIELDS if row.for_sandbox],
+                "AgentDefinition",
+                "AgentState",
+                "AssistantMessage",
+                "ChildRef",
+                "ChildResult",
+                "Limits",
+                "Message",
+                "ModelSettings",
+                "StepContext",
+                "StepResult",
+                "Steps",
+                "Thinking",
+                "ToolCallPart",
+                "ToolMessage",
+                "ToolResult",
+                "Transcript",
+                "UserMessage",
+                "Waited",
+                "Yieldable",
+                "best_of",
+                "call",
+                "load_agent",
+                "map_agents",
+                *(ERRORS.keys() - {"GeneratorExit", "LimitReached"}),
+            ]
+        ),
+        "stepengine.errors": frozenset(ERRORS.keys() - {"GeneratorExit"}),
+        "stepengine.helpers": GENERATORS,
+    }
+)
+"""The names of the package that such a file may import."""
+NOT_HERE: Mapping[str, str] = MappingProxyType(
+    {
+        "Perform": "it runs any function of the host; let a tool do it, with `yield from ToolCall(...)`",
+        "Hooks": "hooks are code of whoever runs the agent",
+        "tool": "it has the tools that the host gives it, by name: tools=['read_files']",
+        "retry": "write the loop: `for _ in range(3):` with `try:` and `except ToolError:`",
+    }
+)
+DROPPED = frozenset({"__future__", "abc", "collections.abc", "pydantic", "typing", "typing_extensions"})
+"""Modules that only annotations and schema classes need, which are not run."""
+OF_TYPING = frozenset({"cast", "TYPE_CHECKING"})
+"""What the prelude has of these in its own way."""
+ABSTRACT = frozenset(
+    ["Collection", "Iterable", "Mapping", "MutableMapping", "MutableSequence", "MutableSet", "Sequence", "Set"]
+)
+"""Of these, too: what a value may be asked to be."""
+TYPES = (str, bytes, int, float, list, tuple, dict, set, frozenset)
+METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        kind.__name__: frozenset(
+            [name for name, member in vars(kind).items() if isinstance(member, MethodDescriptorType) and name[0] != "_"]
+        )
+        for kind in TYPES
+    }
+)
+"""The methods of values of the sandbox's own kinds, which are no values there themselves."""
+OF_METHODS = frozenset().union(*METHODS.values())
+OF_ALIASES = frozenset({"Any", "Callable", "Generator", "Iterator", "Literal", "Optional", "Union"})
+"""What aliases such as ``Handler = Generator[Any, Any, Any]`` are made of."""
+GENERIC = frozenset({"AgentCall", "AgentDefinition", "ChildResult", "StepContext", "Steps"})
+"""Classes of the package that are told of what, as ``AgentDefinition[str](...)``."""
+SCHEMA_KEYWORDS = ("input_schema", "output_schema", "schema")
+YIELD_FROM = re.compile(rb"yield(?:[ \t]|\\\n)+from")
+"""At a place where such a pair of words stands; the blanks between them are all that it takes."""
+
+Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@frozen
+class AgentText:
+    """
+    The source of an agent file in the form that the sandbox runs.
+
+    Attributes:
+        code: The text to run, line for line that of the file.
+        source: The file's own text.
+        file: What the file is called in messages.
+        lines: The line in which each function begins that yields, by its name.
+        schemas: Its schema classes.
+        params_of: The schema class of the params of each handler that an agent of the file has, where it is one.
+        holds: ``"agent"`` or ``"agents"``, whichever it has.
+        line: The line in which that gets its value.
+    """
+
+    code: str
+    source: str
+    file: str
+    lines: Mapping[str, int]
+    schemas: Mapping[str, SchemaClass]
+    params_of: Mapping[str, str]
+    holds: str
+    line: int
+
+
+def rewrite_for_sandbox(text: str, file: str, *, known: Collection[str] = ()) -> AgentText:
+    """
+    Return an agent file rewritten for the sandbox.
+
+    Args:
+        text: The file's text, of at most 64 KiB.
+        file: What it is called in messages.
+        known: More names than those of its own that it may use.
+
+    Raises:
+        DefinitionError: with file and line, for what cannot be run so.
+    """
+    source = text.replace("\r\n", "\n").replace("\r", "\n")
+    tree = parse_program(source)
+    if isinstance(tree, ProgramProblem):
+        _refuse(file, tree.line, tree.text)
+    if tree is None:
+        _refuse(file, 1, "this Python cannot read it; it is written for a later one")
+    schemas = find_schemas(tree, file)
+    work = _Rewriting(source, tree, file, schemas)
+    code = work.result()
+    for problem in problems(code, NO_STUBS, {*PRELUDE_NAMES, *known}):
+        _refuse(file, problem.line, problem.text)
+    return AgentText(code, source, file, work.lines, schemas, work.params_of, work.holds, work.holds_at)
+
+
+PRELUDE_NAMES = frozenset(
+    {*KNOWN["stepengine"], *OF_TYPING, *ABSTRACT, "GeneratorExit", "LimitReached", "datetime", "timedelta"}
+) | {
+    f"{OWN}{name}"
+    for name in ("yield", "from", "bare", "got", "value", "lazy", "method", "added", "class", "schema", "host", "agent")
+}
+
+
+def _refuse(file: str, line: int, why: str) -> NoReturn:
+    msg = f"{file}:{line}: {why}"
+    raise DefinitionError(msg)
+
+
+class _Edit(NamedTuple):
+    """A replacement of some bytes by *text*; *order* sorts edits at the same position."""
+
+    start: int
+    order: int
+    end: int
+    text: bytes
+
+
+class _SeenNode(NamedTuple):
+    """A node with its function and parent, and whether it is in a class or an f-string."""
+
+    node: ast.AST
+    function: Functions | None
+    parent: ast.AST | None
+    in_class: bool
+    in_text: bool = False
+
+
+class _Rewriting:
+    def __init__(self, source: str, tree: ast.Module, file: str, schemas: Mapping[str, SchemaClass]) -> None:
+        self._data = source.encode()
+        self._tree = tree
+        self._file = file
+        self._schemas = schemas
+        self._edits: list[_Edit] = []
+        self._count = 0
+        self._starts = [0]
+        for at, byte in enumerate(self._data):
+            if byte == 10:  # noqa: PLR2004 - a newline
+                self._starts.append(at + 1)
+        blank = [(one.line, one.end_line) for one in schemas.values()]
+        self._all = [seen for seen in _walk(tree) if not _is_inside(seen.node, blank)]
+        self._yielding = {
+            id(s.function) for s in self._all if isinstance(s.node, ast.Yield | ast.YieldFrom) and s.function
+        }
+        self._delegated = {id(s.node.value) for s in self._all if isinstance(s.node, ast.YieldFrom)}
+        self._imported: dict[str, str] = {}
+        self._of_types: set[str] = set()
+        self._gone: set[int] = set()
+        self._used = {s.node.id for s in self._all if isinstance(s.node, ast.Name) and isinstance(s.node.ctx, ast.Load)}
+        self.lines: dict[str, int] = {}
+        self.params_of: dict[str, str] = {}
+        self.holds = ""
+        self.holds_at = 1
+
+    def result(self) -> str:
+        self._find_holder()
+        self._find_generators()
+        for seen in self._all:
+            if id(seen.node) not in self._gone:
+                self._visit(seen)
+        for schema in self._schemas.values():
+            self._blank_class(schema)
+        pieces: list[bytes] = []
+        at = 0
+        for edit in sorted(self._edits):
+            pieces += (self._data[at : edit.start], edit.text)
+            at = edit.end
+        return b"".join([*pieces, self._data[at:]]).decode()
+
+    # --- what it holds --------------------------------------------------------------------------------------------------
+
+    def _find_holder(self) -> None:
+        for node in self._tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id in {"agent", "agents"}:
+                    if self.holds not in {"", target.id}:
+                        self._refuse(node, "it holds both `agent` and `agents`; one of them would be fine")
+                    self.holds, self.holds_at = target.id, node.lineno
+
+    def _find_generators(self) -> None:
+        plain: dict[str, ast.AST] = {}
+        for seen in self._all:
+            node = seen.node
+            if isinstance(node, ast.Yield | ast.YieldFrom):
+                self._mark_generator(seen)
+            elif isinstance(node, ast.FunctionDef):
+                plain.setdefault(node.name, node)
+        for name, node in plain.items():
+            others = [s.node for s in self._all if isinstance(s.node, ast.FunctionDef) and s.node.name == name]
+            kinds = {id(one) in self._yielding for one in others}
+            if len(kinds) > 1:
+                self._refuse(node, f"two functions are called {name!r}, and one of them yields; give them two names")
+
+    def _mark_generator(self, seen: _SeenNode) -> None:
+        function = seen.function
+        if function is None:
+            self._refuse(seen.node, "`yield` stands outside of a function")
+        if isinstance(function, ast.Lambda):
+            self._refuse(seen.node, "a lambda cannot yield in the sandbox; write a function with `def`")
+        if seen.in_class:
+            self._refuse(seen.node, "a method cannot yield in the sandbox; write a function beside the class")
+        if function.decorator_list:
+            self._refuse(function, f"{function.name!r} yields and has a decorator; leave the decorator out")
+        self.lines.setdefault(function.name, function.lineno)
+
+    # --- nodes ----------------------------------------------------------------------------------------------------------
+
+    def _visit(self, seen: _SeenNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
+        node = seen.node
+        self._check_names(node)
+        if seen.in_text and _is_replaced(node):
+            # Before Python 3.12 nobody knows where it stands.
+            self._refuse(node, "this stands inside of an f-string, where it cannot be replaced; give it a name before")
+        match node:
+            case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+                self._refuse(
+                    node, "handlers are not async: a handler is `def handle_steps(ctx):`, and waits with `yield from`"
+                )
+            case ast.Import():
+                self._rewrite_import(node)
+            case ast.ImportFrom():
+                self._rewrite_import_from(node)
+            case ast.FunctionDef() if id(node) in self._yielding:
+                self._insert(node, b"async ")
+            case ast.YieldFrom() if self._is_own_call(node.value):
+                self._wrap(node, YIELD_FROM, b"await (", b")")
+            case ast.YieldFrom():
+                self._wrap(node, YIELD_FROM, b"_se_value(await _se_from((", b")))")
+            case ast.Yield(None):
+                start, end = self._span(node)
+                self._replace(start, end, b"_se_got(await _se_yield(None))")
+            case ast.Yield() if isinstance(seen.parent, ast.Expr):
+                self._wrap(node, re.compile(b"yield"), b"await _se_bare((", b"))")
+            case ast.Yield():
+                self._wrap(node, re.compile(b"yield"), b"_se_got(await _se_yield((", b")))")
+            case ast.Attribute() if _is_replaced(node):
+                self._make_lazy(node)
+            case ast.Attribute():
+                self._wrap_method_value(seen, node)
+            case ast.Name():
+                self._visit_name(seen, node)
+            case ast.AnnAssign(annotation=ast.Name("TypeAlias")):
+                self._replace_node(node, b"")
+            case ast.Call(
+                func=ast.Name("AgentDefinition" | "Receive") | ast.Subscript(value=ast.Name("AgentDefinition"))
+            ):
+                self._name_schemas(node)
+            case ast.Call(func=ast.Name("cast"), args=[kind, _]):
+                self._replace_node(kind, b"None")
+            case ast.AugAssign(op=ast.Add()):
+                self._rewrite_extend(node)
+            case ast.Call(func=ast.Name("next"), args=[ast.GeneratorExp() as found, *_]):
+                self._wrap_generator(node, found)
+            case _:
+                pass
+
+    def _visit_name(self, seen: _SeenNode, node: ast.Name) -> None:
+        if isinstance(seen.parent, ast.Subscript) and seen.parent.value is node:
+            if node.id in self._of_types:
+                self._replace_node(node, b"list")
+            elif self._imported.get(node.id) in GENERIC:
+                self._replace_node(seen.parent, node.id.encode())
+        if not isinstance(node.ctx, ast.Load) or not (
+            node.id in self.lines or self._imported.get(node.id) in GENERATORS
+        ):
+            return
+        parent = seen.parent
+        if isinstance(parent, ast.Call) and parent.func is node and id(parent) in self._delegated:
+            return
+        if isinstance(parent, ast.keyword) and parent.arg == "handle_steps":
+            return
+        self._refuse(
+            node,
+            f"{node.id!r} yields: its call stands only directly after `yield from`, as in `found = yield from {node.id}(...)`",
+        )
+
+    def _is_own_call(self, value: ast.expr) -> bool:
+        if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name)):
+            return False
+        return value.func.id in self.lines or self._imported.get(value.func.id) in GENERATORS
+
+    def _make_lazy(self, node: ast.Attribute) -> None:
+        start, end = self._span(node)
+        dot = self._find_dot(self._span(node.value)[1])
+        lines = self._data[dot:end].count(b"\n")
+        self._insert_at(start, b"_se_lazy((")
+        self._replace(dot, end, b")," + b"\n" * lines + f" {node.attr!r})".encode())
+
+    def _find_dot(self, at: int) -> int:
+        """Return the offset of the dot after a value, past brackets, blanks and comments."""
+        while self._data[at] != ord("."):
+            at = self._data.index(b"\n", at) if self._data[at] == ord("#") else at + 1
+        return at
+
+    def _wrap_method_value(self, seen: _SeenNode, node: ast.Attribute) -> None:
+        """Replace a method used as a value, such as ``map(str.strip, lines)``, by a lambda, since the sandbox only calls methods."""
+        if not isinstance(node.ctx, ast.Load):
+            return
+        value, called = node.value, f"lambda _se_v, *_se_a, **_se_k: _se_v.{node.attr}(*_se_a, **_se_k)"
+        start, end = self._span(node)
+        if isinstance(value, ast.Name) and node.attr in METHODS.get(value.id, ()):
+            lines = self._data[start:end].count(b"\n")
+            self._replace(start, end, b"(" + b"\n" * lines + f"{called})".encode())
+        elif not (isinstance(seen.parent, ast.Call) and seen.parent.func is node) and node.attr in OF_METHODS:
+            dot = self._find_dot(self._span(value)[1])
+            lines = self._data[dot:end].count(b"\n")
+            self._insert_at(start, b"_se_method((")
+            self._replace(dot, end, b")," + b"\n" * lines + f" {node.attr!r}, {called})".encode())
+
+    def _rewrite_extend(self, node: ast.AugAssign) -> None:
+        """Rewrite ``found += others``, since the sandbox adds only lists to a list."""
+        if any(
+            isinstance(one, ast.Call | ast.Await | ast.NamedExpr | ast.Yield | ast.YieldFrom)
+            for one in ast.walk(node.target)
+        ):
+            return
+        start, end = self._span(node.target)
+        if b"\n" in self._data[start:end]:
+            return
+        _, of_value = self._span(node)
+        behind = self._data.index(b"+=", end) + 2
+        self._insert_at(behind, b" _se_added(" + self._data[start:end] + b", (")
+        self._edits.append(_Edit(of_value, -self._count, of_value, b"))"))
+
+    def _wrap_generator(self, call: ast.Call, found: ast.GeneratorExp) -> None:
+        """Wrap a generator expression in ``iter``: the sandbox evaluates it to a list, which ``next`` rejects."""
+        start, end = self._span(found)
+        self._insert_at(start, b"(iter" if end == self._span(call)[1] else b"iter(")
+        self._edits.append(_Edit(end, -self._count, end, b")"))
+
+    def _name_schemas(self, call: ast.Call) -> None:
+        named = {one.arg: one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
+        if named.get("input_schema") in self._schemas:
+            self.params_of[named.get("handle_steps", "")] = named["input_schema"]
+        for keyword in call.keywords:
+            value = keyword.value
+            if not isinstance(value, ast.Name):
+                continue
+            start, end = self._span(value)
+            if keyword.arg == "handle_steps" and value.id in self.lines:
+                self._replace(start, end, repr(value.id).encode())
+            elif keyword.arg in SCHEMA_KEYWORDS and value.id in self._schemas:
+                self._replace(start, end, f"_se_schema({value.id!r})".encode())
+
+    # --- imports and classes --------------------------------------------------------------------------------------------
+
+    def _rewrite_import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            name = alias.name
+            if name in MODULES:
+                continue
+            if name.partition(".")[0] in {"stepengine", "pydantic", "typing"}:
+                self._refuse(node, f"write `from {name} import ...` with the names that are used")
+            self._refuse(node, _unknown_module_text(name))
+
+    def _rewrite_import_from(self, node: ast.ImportFrom) -> None:
+        module = "." * node.level + (node.module or "")
+        names = [(alias.name, alias.asname or alias.name) for alias in node.names]
+        if any(name == "*" for name, _ in names):
+            self._refuse(node, f"`from {module} import *` does not say what is used; name it")
+        if module in KNOWN:
+            made = [self._import_known(node, module, name, as_) for name, as_ in names]
+        elif module in DROPPED:
+            self._of_types |= {as_ for _, as_ in names}
+            made = [self._import_type(name, as_) for name, as_ in names]
+        elif module == "string":
+            made = [f"{as_} = {self._read_string_constant(node, name)}" for name, as_ in names]
+        elif node.level == 1 and "." not in (node.module or "."):
+            made = [self._import_sibling(node, str(node.module), name, as_) for name, as_ in names]
+        elif module in MODULES:
+            return
+        else:
+            self._refuse(node, _unknown_module_text(module))
+        self._replace_node(node, "; ".join(filter(None, made)).encode() or b"pass")
+
+    def _import_known(self, node: ast.AST, module: str, name: str, as_: str) -> str:
+        if name not in KNOWN[module]:
+            why = NOT_HERE.get(
+                name, f"{module} has it, and files in the sandbox do not: they may import {_join_sorted(KNOWN[module])}"
+            )
+            self._refuse(node, f"{name!r} cannot be used in the sandbox: {why}")
+        self._imported[as_] = name
+        return f"{as_} = {name}" if as_ != name else ""
+
+    def _import_type(self, name: str, as_: str) -> str:
+        if name in OF_TYPING or name in ABSTRACT:
+            return f"{as_} = {name}" if as_ != name else ""
+        return f"{as_} = object" if as_ in self._used and name in OF_ALIASES else ""
+
+    def _import_sibling(self, node: ast.AST, module: str, name: str, as_: str) -> str:
+        if name != "agent":
+            self._refuse(
+                node,
+                f"a file in the sandbox stands alone; of {module!r} it can take `agent`, and {name!r} has to be written into it",
+            )
+        return f"{as_} = _se_agent({module.replace('_', '-')!r})"
+
+    def _read_string_constant(self, node: ast.AST, name: str) -> str:
+        value = getattr(string, name, None) if name in string.__all__ else None
+        if not isinstance(value, str):
+            self._refuse(
+                node, f"of the module 'string' the sandbox has constants alone, such as ascii_uppercase, not {name!r}"
+            )
+        return repr(value)
+
+    def _blank_class(self, schema: SchemaClass) -> None:
+        made = "dict" if schema.kind == "typed_dict" else f"_se_class({schema.name!r})"
+        start, end = self._starts[schema.line - 1], self._line_end(schema.end_line)
+        lines = schema.end_line - schema.line
+        self._replace(start, end, f"{schema.name} = {made}".encode() + b"\n" * lines)
+
+    def _replace_node(self, node: ast.stmt | ast.expr, text: bytes) -> None:
+        """Replace a node by a text, on its first line."""
+        self._gone |= {id(one) for one in ast.walk(node)} - {id(node)}
+        start, end = self._span(node)
+        self._replace(start, end, (text or b"pass") + b"\n" * self._data[start:end].count(b"\n"))
+
+    # --- places ---------------------------------------------------------------------------------------------------------
+
+    def _line_end(self, line: int) -> int:
+        return self._starts[line] - 1 if line < len(self._starts) else len(self._data)
+
+    def _span(self, node: Any) -> tuple[int, int]:
+        start = self._starts[node.lineno - 1] + node.col_offset
+        return start, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def _wrap(self, node: ast.expr, words: re.Pattern[bytes], before: bytes, behind: bytes) -> None:
+        start, end = self._span(node)
+        found = words.match(self._data, start)
+        if found is None:
+            self._refuse(node, "write `yield from` on one line, with blanks alone between the two words")
+        lines = found[0].count(b"\n")
+        self._count += 1
+        self._edits.append(_Edit(start, self._count, found.end(), before + b"\\\n" * lines))
+        # What begins later ends first.
+        self._edits.append(_Edit(end, -self._count, end, behind))
+
+    def _insert(self, node: Any, text: bytes) -> None:
+        self._insert_at(self._span(node)[0], text)
+
+    def _insert_at(self, at: int, text: bytes) -> None:
+        self._count += 1
+        self._edits.append(_Edit(at, self._count, at, text))
+
+    def _replace(self, start: int, end: int, text: bytes) -> None:
+        self._count += 1
+        self._edits.append(_Edit(start, self._count, end, text))
+
+    def _check_names(self, node: ast.AST) -> None:
+        """Raise an error for reserved names in any position, such as imports, keywords and match patterns."""
+        if isinstance(node, ast.Constant):
+            return
+        for _, value in ast.iter_fields(node):
+            for name in value if isinstance(value, list) else (value,):
+                if isinstance(name, str) and name.startswith(OWN):
+                    self._refuse(
+                        node, f"names that begin with {OWN!r} are the sandbox's own; call {name!r} something else"
+                    )
+
+    def _refuse(self, node: Any, why: str) -> NoReturn:
+        _refuse(self._file, getattr(node, "lineno", 1), why)
+
+
+def _walk(tree: ast.Module) -> Iterator[_SeenNode]:
+    """Yield every node with its context, outer nodes first. Annotations are skipped, since they are not run."""
+    left: list[_SeenNode] = [_SeenNode(tree, None, None, in_class=False)]
+    while left:
+        seen = left.pop()
+        yield seen
+        node = seen.node
+        inner, in_class = seen.function, seen.in_class
+        for name, value in reversed(list(ast.iter_fields(node))):
+            if name in {"annotation", "returns", "type_params"}:
+                continue
+            function, is_class = inner, in_class
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and name == "body":
+                function, is_class = node, in_class and isinstance(seen.parent, ast.ClassDef)
+            elif isinstance(node, ast.ClassDef) and name == "body":
+                is_class = True
+            members = value if isinstance(value, list) else [value]
+            in_text = seen.in_text or isinstance(node, ast.JoinedStr)
+            left += [
+                _SeenNode(one, function, node, is_class, in_text)
+                for one in reversed(members)
+                if isinstance(one, ast.AST)
+            ]
+
+
+def _is_replaced(node: ast.AST) -> bool:
+    is_lazy = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in (*LAZY, *OF_CONTEXT)
+    return is_lazy or isinstance(node, ast.Yield | ast.YieldFrom)
+
+
+def _is_inside(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
+    line = getattr(node, "lineno", 0)
+    return any(first <= line <= last for first, last in spans)
+
+
+def _unknown_module_text(name: str) -> str:
+    return f"there is no module {name!r} in the sandbox, which has {_join_sorted(MODULES.keys() - {'os.path', 'posixpath'})}"
+
+
+def _join_sorted(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,1215 @@
+"""
+Handlers that may not be trusted: an agent file of a stranger, or one that a model wrote, runs in the sandbox and is never imported.
+
+The handler of such an agent is a generator here, which asks the sandbox for turns and yields what the handler yields there: the engine
+knows no difference. What it yields comes out as names and JSON, and is read as foreign text is; what it is sent goes in as JSON. A turn
+is done off the event loop, has limits of time and memory, and is ended at once when its run is stopped. A run that goes on in another
+process, or is replayed, runs the handler again, as with any other.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import linecache
+import math
+import threading
+import zlib
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache, partial
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn
+
+import attrs
+from attrs import frozen
+
+from stepengine import errors
+from stepengine.data import yields as y
+from stepengine.data.alike import list_names
+from stepengine.data.codec import to_json
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.effects import Compute
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, freeze, mended, thaw
+from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
+from stepengine.data.models import ModelReply, ModelSettings, Thinking
+from stepengine.data.programs import RunningProgram, mark_as_sandboxed
+from stepengine.data.state import AgentState, ChildResult, Waited
+from stepengine.data.waits import ChildRef
+from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReached, StepEngineError, ToolError
+from stepengine.machine.author import MAX_CLOSE_ATTEMPTS
+from stepengine.sandbox.byte_counter import ByteBudget, TooManyBytes
+from stepengine.sandbox.prelude import ERRORS, PRELUDE
+from stepengine.sandbox.program_tool import ProgramLimits, check_bounds, shared_sandbox
+from stepengine.sandbox.schemas import SchemaClass
+from stepengine.sandbox.sessions import (
+    BEFORE,
+    PRINTED,
+    CallAnswer,
+    MontySandbox,
+    ProgramEnded,
+    ProgramRaised,
+    ProgramSession,
+    ProgramTurn,
+    ProgramWaiting,
+)
+from stepengine.sandbox.source_rewriter import AgentText, rewrite_for_sandbox
+
+NAME = "<agent>"
+LIMITS = ProgramLimits()
+CLOSE_SECONDS = 1.0
+"""A handler's `finally` blocks have this long; then its worker is ended."""
+MAX_NOTES = 1_000
+"""Of lines for the log, and what is notified, in one turn."""
+MAX_DRAWN_PLACES = 100_000
+"""Places of a list that the host draws at once: it makes the list of them."""
+MAX_AGENTS = 200
+"""More than a person looks through; each of them is read from a file that nobody has looked at."""
+MAX_KEY_CHARS = 1_000
+"""Characters of a key that an error tells of."""
+ASKS = {"_se_yield": "yield", "_se_from": "yield from", "_se_bare": "bare"}
+BEGIN = "".join([f"{name} = {own}\n" for name, own in ERRORS.items()]) + PRELUDE
+OURS: Mapping[str, type[StepEngineError]] = {
+    own: getattr(errors, name)
+    for name, own in ERRORS.items()
+    if own.isidentifier() and issubclass(getattr(errors, name, int), StepEngineError) and name != "ToolNotAvailable"
+}
+"""The sandbox's exception -> ours that it stands for; what fits two is the first of them."""
+THEIRS: tuple[tuple[type[BaseException], str], ...] = tuple(
+    [
+        (getattr(errors, name), own)
+        for name, own in reversed(ERRORS.items())
+        if own.isidentifier() and hasattr(errors, name)
+    ]
+)
+"""Our exceptions, the narrower ones first, and what stands for them there."""
+KEPT_FILES = 64
+"""A process works with a few files; each holds what its agents are."""
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+
+def load_file(path: Path) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents in a file, which is not imported; their handlers run in the sandbox.
+
+    Raises:
+        DefinitionError: naming file and line, for what cannot be run so, and when the extra ``programs`` is not installed.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        msg = f"there is no agent file {str(path)!r}"
+        raise DefinitionError(msg) from None
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{path}: cannot be read: {error}"
+        raise DefinitionError(msg) from error
+    return _load_once(text, str(path))
+
+
+@lru_cache(KEPT_FILES)
+def _load_once(text: str, file: str) -> tuple[AgentDefinition, ...]:
+    """Return the same agents for the same file, as the import of a module does."""
+    return load_source(text, file=file)
+
+
+def load_source(
+    text: str,
+    *,
+    file: str = NAME,
+    limits: ProgramLimits = LIMITS,
+    sandbox: MontySandbox | None = None,
+) -> tuple[AgentDefinition, ...]:
+    """
+    Return the agents that a text defines in ``agent = ...`` or ``agents = [...]``; its code runs only in the sandbox.
+
+    Its handlers may yield everything that a handler may but ``Perform``, and have the tools that the host gives their agents by name.
+
+    Args:
+        text: The text of an agent file, at most 64 KiB.
+        file: What it is called in messages.
+        limits: What each turn of its handlers may use; ``calls`` counts nothing here.
+        sandbox: Where they run; by default Monty, in worker processes that all programs of this process share.
+
+    Raises:
+        DefinitionError: naming file and line, for what cannot be run so, and when the extra ``programs`` is not installed.
+    """
+    known = rewrite_for_sandbox(text, file)
+    if not known.holds:
+        msg = f"{file}:1: expected `agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
+        raise DefinitionError(msg)
+    home = sandbox or _default_sandbox()
+    session = home.open_handler(
+        _refuse_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=0
+    )
+    try:
+        _begin(session, known, BEFORE, limits)
+        turn = session.feed(known.holds, BEFORE)
+        value = _value_of_last_line(turn, known, limits)
+        check_bounds(value, limits.value)
+    except (ToolError, ValueError) as error:
+        msg = f"{file}:{known.line}: {error}"
+        raise DefinitionError(msg) from error
+    finally:
+        session.close()
+    return _Definitions(known, limits, home).read(value)
+
+
+def _default_sandbox() -> MontySandbox:
+    sandbox = shared_sandbox()
+    sandbox.monty  # noqa: B018 - raises where it is not installed
+    return sandbox
+
+
+def _begin(session: ProgramSession, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
+    """Run the prelude and the agent file in a session."""
+    fields = {
+        name: {
+            "order": _field_names(one),
+            "required": [
+                name for name in _field_names(one) if one.aliases.get(name, name) in one.json_schema.get("required", ())
+            ],
+            "defaults": thaw(one.defaults),
+            "models": {name: _constructors(ast.parse(how, mode="eval").body) for name, how in one.models.items()},
+            "aliases": {alias: name for name, alias in one.aliases.items()},
+            "is_dict": one.kind == "typed_dict",
+        }
+        for name, one in known.schemas.items()
+    }
+    for code in (f"{BEGIN}_se_fields.update({fields!r})\n", known.code):
+        _value_of_last_line(session.feed(code, now), known, limits)
+
+
+def _field_names(schema: SchemaClass) -> list[str]:
+    fields = {alias: name for name, alias in schema.aliases.items()}
+    return [fields.get(name, name) for name in schema.json_schema.get("properties", {})]
+
+
+def _constructors(how: ast.expr) -> list[Any]:
+    """Return the constructors of a field's values for the sandbox: class names and containers."""
+    match how:
+        case ast.Subscript(ast.Name("list"), inner):
+            return ["list", _constructors(inner)]
+        case ast.Subscript(ast.Name("dict"), ast.Tuple([_, inner])):
+            return ["dict", _constructors(inner)]
+        case ast.Subscript(ast.Name("tuple"), ast.Tuple(members)):
+            return ["tuple", [_constructors(one) for one in members]]
+        case ast.BinOp(left, ast.BitOr(), right):
+            return ["union", [_constructors(left), _constructors(right)]]
+        case ast.Name(name) if name != "Any":
+            return ["class", name]
+        case _:
+            return ["as it is", None]
+
+
+def _value_of_last_line(turn: ProgramTurn, known: AgentText, limits: ProgramLimits) -> Any:
+    if isinstance(turn, ProgramEnded):
+        return turn.value
+    line = f":{turn.line}" if turn.line else ""
+    if isinstance(turn, ProgramWaiting):
+        msg = f"{known.file}{line}: a file does nothing when it is loaded; this is for a function of it"
+        raise DefinitionError(msg)
+    if turn.is_fatal:
+        msg = f"{known.file}{line or ':1'}: {_turn_end_text(turn, limits)}"
+    else:
+        msg = f"{known.file}{line or ':1'}: {turn.kind}: {mended(turn.text)}"
+    raise DefinitionError(msg)
+
+
+def _turn_end_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
+    """Return why a turn was ended, if possible in the same words as in a replay."""
+    if turn.kind == PRINTED:
+        return f"it printed more than {limits.printed:,} characters"
+    if turn.is_fatal and turn.kind == "TimeoutError":
+        return f"it computed for more than {limits.seconds:g} s without yielding"
+    if turn.is_fatal and turn.kind == "MemoryError":
+        return f"it used more than {limits.memory:,} bytes, or its worker died: {turn.text}"
+    return turn.text
+
+
+def _refuse_host_call(_: Sequence[Any]) -> CallAnswer:
+    return CallAnswer("this is only there while a handler runs", "ValueError")
+
+
+class _Definitions:
+    """Reads the agent definitions in the value that the sandbox returned."""
+
+    def __init__(self, known: AgentText, limits: ProgramLimits, sandbox: MontySandbox) -> None:
+        self._known = known
+        self._limits = limits
+        self._sandbox = sandbox
+        self._count = 0
+        self._made: list[tuple[Any, AgentDefinition]] = []
+
+    def read(self, value: Any) -> tuple[AgentDefinition, ...]:
+        given = list(value) if isinstance(value, list | tuple) else [value]
+        found = [self._read_agent(one) for one in given]
+        if not found:
+            self._refuse("`agents` is empty")
+        ids = [agent.id for agent in found]
+        twice = next((one for n, one in enumerate(ids) if one in ids[:n]), None)
+        if twice is not None:
+            self._refuse(f"`agents` holds two agents of the id {twice!r}; each needs its own")
+        return tuple(found)
+
+    def _read_agent(self, value: Any) -> AgentDefinition:
+        name, fields = _split_object(value)
+        given, agent_id = fields.get("fields"), _id_or_short_repr(fields.get("id"))
+        if name != "AgentDefinition" or not isinstance(given, Mapping):
+            self._refuse(f"expected `AgentDefinition(...)` of stepengine, found {_short_repr(value)}")
+        # One object of the file comes out once for each place where it stands.
+        known = next((agent for one, agent in self._made if one == value), None)
+        if known is not None:
+            return known
+        self._count += 1
+        if self._count > MAX_AGENTS:
+            self._refuse(f"it holds more than {MAX_AGENTS} agents")
+        made: dict[str, Any] = {}
+        for field, one in given.items():
+            if field == "hooks":
+                self._refuse(
+                    f"agent {agent_id!r}: hooks are code of whoever runs the agent; a file in the sandbox has none"
+                )
+            made[str(field)] = self._read_field(agent_id, field, one)
+        try:
+            agent = AgentDefinition(agent_id, **made)
+        except DefinitionError as error:
+            self._refuse(error.message)
+        self._made.append((value, agent))
+        return agent
+
+    def _read_field(self, agent_id: str, field: str, value: Any) -> Any:
+        match field:
+            case "handle_steps":
+                return self._make_handler(agent_id, value)
+            case "input_schema" | "output_schema":
+                return self._schema(agent_id, field, value)
+            case "spawnable_agents" if isinstance(value, list | tuple):
+                return [self._read_spawnable(one) for one in value]
+            case "settings" | "limits":
+                return self._make_object(agent_id, field, value, ModelSettings if field == "settings" else Limits)
+            case _:
+                return self._thaw_field(agent_id, field, value)
+
+    def _make_handler(self, agent_id: str, name: Any) -> Any:
+        line = self._known.lines.get(name) if isinstance(name, str) else None
+        if line is None:
+            self._refuse(
+                f"agent {agent_id!r}: handle_steps is the name of a function of this file that yields, found {_short_repr(name)}"
+            )
+        return make_sandboxed_handler(self._known, name, limits=self._limits, sandbox=self._sandbox)
+
+    def _schema(self, agent_id: str, field: str, value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, Mapping):
+            return {
+                str(key): self._schema(agent_id, field, one)
+                if _is_object(one)
+                else self._thaw_field(agent_id, field, one)
+                for key, one in value.items()
+            }
+        name, fields = _split_object(value)
+        schema = self._known.schemas.get(str(fields.get("name"))) if name == "_se_Schema" else None
+        if schema is None:
+            self._refuse(
+                f"agent {agent_id!r}: {field} is a JSON Schema or a schema class of this file, not {_short_repr(value)}"
+            )
+        return thaw(schema.json_schema)
+
+    def _read_spawnable(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return value
+        name, fields = _split_object(value)
+        if (
+            name == "AgentDefinition"
+            and isinstance(fields.get("fields"), Mapping)
+            and "_se_is_elsewhere" in fields["fields"]
+        ):
+            return _id_or_short_repr(fields.get("id"))
+        return self._read_agent(value)
+
+    def _make_object(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
+        if value is None:
+            return None
+        name, fields = _split_object(value)
+        given = fields.get("fields")
+        if name != kind.__name__ or not isinstance(given, Mapping):
+            self._refuse(f"agent {agent_id!r}: {field} is {kind.__name__}(...), not {_short_repr(value)}")
+        plain = {str(key): self._thaw_field(agent_id, field, one) for key, one in given.items()}
+        try:
+            return _settings(plain) if kind is ModelSettings else OwnLimits(**plain)
+        except (StepEngineError, TypeError, ValueError) as error:
+            self._refuse(f"agent {agent_id!r}: {error}")
+
+    def _thaw_field(self, agent_id: str, field: str, value: Any) -> Any:
+        name, fields = _split_object(value)
+        try:
+            if name == "Thinking":
+                return Thinking(*thaw_plain(fields["words"]), **thaw_plain(fields["fields"]))
+            return thaw_plain(value)
+        except StepEngineError as error:
+            self._refuse(f"agent {agent_id!r}: {error}")
+        except TypeError as error:
+            self._refuse(f"agent {agent_id!r}: {field} is text, a number or JSON in such a file: {error}")
+
+    def _refuse(self, why: str) -> NoReturn:
+        msg = f"{self._known.file}:{self._known.line}: {why}"
+        raise DefinitionError(msg)
+
+
+@frozen(kw_only=True, cache_hash=True)
+class OwnLimits(Limits):
+    """The limits in an untrusted file; they apply where they are lower than those of the engine."""
+
+    def fill_from(self, lower: Limits | None) -> Limits:
+        """Return these limits, each at most that of *lower* or the default."""
+        of_host = (lower or Limits()).fill_from(DEFAULT_LIMITS)
+        found: dict[str, Any] = {}
+        for field in attrs.fields(Limits):
+            ours, theirs = getattr(of_host, field.name), getattr(self, field.name)
+            is_larger = ours is not None and not isinstance(theirs, str) and theirs is not None and theirs > ours
+            found[field.name] = getattr(lower, field.name, None) if theirs is None else ours if is_larger else theirs
+        if self.allow_unpriced and (lower is None or not lower.allow_unpriced):
+            found["allow_unpriced"] = None if lower is None else lower.allow_unpriced
+        # People who run a stranger's file are asked for more where their own limits say so.
+        found["ask"] = None if lower is None else lower.ask
+        return Limits(**found)
+
+
+NOT_OF_STRANGERS: Mapping[str, str] = MappingProxyType(
+    {
+        "extra": "it changes the request itself, its headers among it",
+        "server_tools": "no permission is asked for what a provider runs",
+    }
+)
+
+
+def _settings(fields: Mapping[str, Any]) -> ModelSettings:
+    for name, why in NOT_OF_STRANGERS.items():
+        if fields.get(name):
+            msg = f"ModelSettings(...) of a file in the sandbox has no {name!r}: {why}"
+            raise BadYield(msg)
+    return ModelSettings(**fields)
+
+
+def _id_or_short_repr(value: Any) -> Any:
+    return value if isinstance(value, str) else _short_repr(value)
+
+
+def thaw_plain(value: Any) -> Any:
+    """Return JSON from the sandbox as plain lists and dicts; raise ``TypeError`` for other values."""
+    if isinstance(value, Mapping):
+        return {str(key): thaw_plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [thaw_plain(one) for one in value]
+    if value is None or type(value) in (str, int, float, bool):
+        return _check_number(value)
+    msg = f"{_short_repr(value)} is no JSON"
+    raise TypeError(msg)
+
+
+def _check_number(value: Any) -> Any:
+    """Return a value, and raise an error for numbers that not every JSON reader accepts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        msg = f"{value} is no JSON: only finite numbers are"
+        raise TypeError(msg)
+    if isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
+        msg = "a number of more than 64 bits is no JSON; give it as text"
+        raise TypeError(msg)
+    return value
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {mended(key): _mended(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_mended(one) for one in value]
+    return mended(value) if isinstance(value, str) else value
+
+
+def _is_object(value: object) -> bool:
+    return bool(_split_object(value)[0])
+
+
+def _split_object(value: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the class's name and the attributes of an object of the sandbox; ``""`` for anything else."""
+    attributes = getattr(value, "attributes", None)
+    # A named tuple may have attributes of any name.
+    return (
+        (str(value.name), attributes) if isinstance(attributes, Mapping) and not isinstance(value, tuple) else ("", {})
+    )
+
+
+def _short_repr(value: Any) -> str:
+    name, _ = _split_object(value)
+    if name:
+        return f"an object of the class {name[:60]}"
+    if value is not None and type(value) not in (str, int, float, bool, list, tuple, dict):
+        # What it is called differs from process to process: sets have an order, functions an address.
+        return f"a value of type {type(value).__name__}"
+    text = (
+        f"a {type(value).__name__}"
+        if isinstance(value, list | tuple | dict) or (isinstance(value, int) and abs(value) > MAX_INT)
+        else repr(value)
+    )
+    return text if len(text) <= 80 else f"{text[:77]}..."  # noqa: PLR2004 - characters of a message
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+def make_sandboxed_handler(
+    known: AgentText,
+    name: str,
+    *,
+    limits: ProgramLimits = LIMITS,
+    sandbox: MontySandbox | None = None,
+) -> Callable[[StepContext[Any]], Generator[Any, Any, Any]]:
+    """Return a handler that runs the function *name* of an agent file in the sandbox."""
+
+    def handle_steps(ctx: StepContext[Any]) -> Generator[Any, Any, Any]:
+        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _default_sandbox()).steps())
+
+    handle_steps.__name__ = handle_steps.__qualname__ = name
+    # Whoever asks where it is defined, or for its source, is told of the file; what it waits for has places of its own.
+    handle_steps.__code__ = handle_steps.__code__.replace(
+        co_filename=known.file, co_firstlineno=known.lines[name], co_name=name, co_qualname=name
+    )
+    if not Path(known.file).is_file():
+        lines = known.source.splitlines(keepends=True)
+        linecache.cache[known.file] = (len(known.source), None, lines, known.file)
+    mark_as_sandboxed(handle_steps)
+    return handle_steps
+
+
+class _SentToHandler(NamedTuple):
+    """The answer to a yield of a handler: a value, or an error to raise."""
+
+    told: Any = None
+    error: BaseException | None = None
+
+
+class _HandlerRun(RunningProgram):
+    """
+    One execution of a handler.
+
+    A turn is JSON: ``{"asked": ..., "how": ..., "line": ...}`` for one that yields, ``{"returned": ...}`` or
+    ``{"raised": kind, "text": ..., "line": ...}`` for one that is over.
+    """
+
+    def __init__(
+        self, known: AgentText, name: str, ctx: StepContext[Any], limits: ProgramLimits, sandbox: MontySandbox
+    ) -> None:
+        self._known = known
+        self._name = name
+        self._ctx = ctx
+        self._limits = limits
+        self._sandbox = sandbox
+        self._session: ProgramSession | None = None
+        self._is_stopped = False
+        self._asked = 0
+        self._line = known.lines[name]
+        self._thrown: BaseException | None = None
+        self._states: list[AgentState] = [ctx.agent_state]
+        self._sent: list[Message] = []
+        self._now = ctx.now()
+        self._bytes = ByteBudget(limits.turn, limits.total)
+        self._is_over = False
+        self._shown = 0
+        self._notes: list[Callable[[], None]] = []
+        self._noted = 0
+
+    # --- what is seen of it -------------------------------------------------------------------------------------------
+
+    @property
+    def code(self) -> str:
+        """The source of the handler's file."""
+        return self._known.source
+
+    @property
+    def line(self) -> int:
+        """The number of the waiting line, or of the line that raised."""
+        return self._line
+
+    @property
+    def file(self) -> str:
+        """The name of the handler's file."""
+        return self._known.file
+
+    def printed(self) -> str | None:
+        """Return the output so far."""
+        return None if self._session is None else self._session.printed
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Generator[Any, Any, Any]:
+        try:
+            turn = yield from self._compute_turn(self._begin)
+            while "asked" in turn:
+                try:
+                    sent = yield from self._perform_yield(turn)
+                    turn = yield from self._compute_turn(partial(self._resume, sent))
+                except GeneratorExit:
+                    last = self._close_inside()
+                    if last is None:
+                        raise
+                    turn = last
+            return self._result(turn)
+        finally:
+            self._is_over = True
+            self._stop()
+
+    def _compute_turn(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
+        self._now = self._ctx.now()
+        turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value
+        self._log_notes()
+        self._line = turn.get("line") or self._line
+        return turn
+
+    def _perform_yield(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _SentToHandler]:
+        """Perform a yield of the handler, and return the value or the error to send."""
+        try:
+            step = _YieldReading(self._known, self._states[-1].tool_definitions).step(turn["asked"])
+            if turn["how"] == "yield from":
+                return _SentToHandler(self._encode_for_sandbox((yield from step)))
+            if turn["how"] == "yield":
+                return _SentToHandler(self._encode_for_sandbox((yield step)))
+            yield step  # what the handler throws away is thrown away here: whoever warns of that looks at this line
+            return _SentToHandler()
+        except (StepEngineError, LimitReached) as error:
+            error.__traceback__ = None
+            return _SentToHandler(error=error)
+
+    def _begin(self) -> Mapping[str, Any]:
+        limits = self._limits
+        # Where its chance begins; the run's own is left as it is, for `ctx.random`.
+        seed = zlib.crc32(repr(self._ctx.random.getstate()).encode())
+        session = self._sandbox.open_handler(
+            self._answer_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=seed
+        )
+        self._session = session
+        if self._is_stopped:
+            session.close()
+        try:
+            _begin(session, self._known, self._now, self._limits)
+        except DefinitionError as error:
+            return {"raised": "HandlerError", "text": error.message}
+        return self._run_turn(lambda: session.feed(f"await {self._name}(_se_context())", self._now))
+
+    def _resume(self, sent: _SentToHandler) -> Mapping[str, Any]:
+        session = self._session
+        assert session is not None  # noqa: S101
+        self._thrown = sent.error
+        answer = CallAnswer(sent.told) if sent.error is None else CallAnswer(*_sandbox_error(sent.error))
+        self._bytes.start_turn()
+        try:
+            self._bytes.add(answer.value)
+        except TooManyBytes as error:
+            self._is_over = True
+            return {"raised": "HandlerError", "text": str(error)}
+        return self._run_turn(lambda: session.answer({self._asked: answer}, self._now))
+
+    def _run_turn(self, ask: Callable[[], ProgramTurn]) -> Mapping[str, Any]:
+        try:
+            turn = ask()
+        except ToolError as error:  # there is no worker
+            return {"raised": "HandlerError", "text": error.message}
+        if isinstance(turn, ProgramWaiting):
+            return self._read_yield(turn)
+        self._is_over = True
+        if isinstance(turn, ProgramRaised):
+            return {
+                "raised": turn.kind,
+                "text": mended(_turn_end_text(turn, self._limits)),
+                "line": turn.line,
+                "lost": turn.is_fatal,
+            }
+        try:
+            check_bounds(turn.value, self._limits.value)
+            return {"returned": _Form().encode_value(turn.value)}
+        except (TypeError, ValueError) as error:
+            return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
+
+    def _read_yield(self, turn: ProgramWaiting) -> Mapping[str, Any]:
+        call = turn.calls[-1]
+        if len(turn.calls) != 1 or call.name not in ASKS or len(call.args) != 1:
+            called = ", ".join(dict.fromkeys([repr(one.name[:40]) for one in turn.calls[:5]]))
+            text = f"it waits for {called}; a handler waits for one thing at a time, with `yield` or `yield from`"
+            return {"raised": "HandlerError", "text": text, "line": turn.line}
+        self._asked = call.id
+        try:
+            check_bounds(call.args[0], self._limits.value)
+            asked = _Form().encode_value(call.args[0])
+            self._bytes.add(asked)
+        except TooManyBytes as error:
+            self._is_over = True
+            return {"raised": "HandlerError", "text": str(error), "line": turn.line}
+        except (TypeError, ValueError) as error:
+            asked = {"wrong": str(error)}
+        return {"asked": asked, "how": ASKS[call.name], "line": turn.line}
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        if self._session is not None:
+            self._session.close()
+
+    def _close_inside(self) -> Mapping[str, Any] | None:
+        """
+        Ask the handler to end at once, and return its last turn; ``None`` if it has ended.
+
+        Raises:
+            RuntimeError: when it yields instead; a generator that goes on so would be closed again by whoever drops it.
+        """
+        yielded: list[int] = []
+        turn: Mapping[str, Any] | None = None
+        for _ in range(MAX_CLOSE_ATTEMPTS):
+            turn = self._attempt_close()
+            if turn is None or "asked" not in turn:
+                break
+            yielded.append(self._line)
+        if yielded:
+            self._stop()
+            places = ", ".join(dict.fromkeys([f"{self.file}:{line}" for line in yielded]))
+            msg = f"it yields at {places}, which is not carried out"
+            raise RuntimeError(msg)
+        return turn
+
+    def _attempt_close(self) -> Mapping[str, Any] | None:
+        session = self._session
+        if session is None or self._is_over or self._is_stopped:
+            return None
+        # Whoever closes a generator waits for it: a handler that computes for ever is ended.
+        timer = threading.Timer(CLOSE_SECONDS, self._stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            turn = self._run_turn(
+                lambda: session.answer({self._asked: CallAnswer("the run ends here", "SystemExit")}, self._now)
+            )
+        finally:
+            timer.cancel()
+        self._log_notes()
+        self._line = turn.get("line") or self._line
+        return None if turn.get("raised") == "SystemExit" or turn.get("lost") or "returned" in turn else turn
+
+    def _result(self, turn: Mapping[str, Any]) -> Any:
+        if "returned" in turn:
+            return _YieldReading(self._known).json(turn["returned"])
+        kind, text, thrown = turn["raised"], turn["text"], self._thrown
+        if thrown is not None and _sandbox_error(thrown) == (text, kind):
+            raise thrown
+        if kind == "HandlerError" or turn.get("lost"):
+            msg = f"the handler {self._name!r} was ended in the sandbox: {text}"
+            raise HandlerError(msg, kind=kind, location=f"{self.file}:{self._line}")
+        if kind in OURS:
+            raise OURS[kind](text)
+        own = getattr(builtins, kind, None)
+        if isinstance(own, type) and issubclass(own, Exception) and not issubclass(own, UnicodeError | StopIteration):
+            # The others are not made of words, or would end the generator here.
+            raise own(_key(text) if own is KeyError else text)
+        msg = f"{kind}: {text}"
+        raise RuntimeError(msg)
+
+    # --- what it is told ----------------------------------------------------------------------------------------------
+
+    def _encode_for_sandbox(self, value: Any) -> Any:
+        if type(value) is y.StepResult:
+            return ["StepResult", self._result_fields(value)]
+        return _encode_value(value, self._state_number)
+
+    def _result_fields(self, result: y.StepResult) -> dict[str, Any]:
+        last = result.tool_result
+        return {
+            "agent_state": _encode_value(result.agent_state, self._state_number),
+            "tool_results": _encode_value(result.tool_results),
+            "tool_result": _encode_value(last),
+            "steps_complete": ["json", result.steps_complete],
+            "n_responses": _encode_value(result.n_responses),
+            "value": _encode_value(result.value, self._state_number),
+            "output": _encode_value(result.output),
+            "text": ["json", result.text],
+        }
+
+    def _state_number(self, state: AgentState) -> int:
+        if self._states[-1] is not state:
+            self._states.append(state)
+        return len(self._states) - 1
+
+    def _add_note(self, tell: Callable[[], None]) -> None:
+        """Store a message for the end of the turn, since a run may only be notified in its own thread."""
+        if len(self._notes) >= MAX_NOTES:
+            msg = f"more than {MAX_NOTES:,} lines are logged between two yields"
+            raise ValueError(msg)
+        self._notes.append(tell)
+
+    def _check_note(self, message: Any, data: Any) -> tuple[str, Any]:
+        """Return text and data of a note, after checking the size of all notes of the turn."""
+        text = message if isinstance(message, str) else json.dumps(thaw_plain(message))
+        check_bounds(data, self._limits.value)
+        given = thaw_plain(data)
+        self._noted += len(text) + len(json.dumps(given))
+        if self._noted > self._limits.value:
+            msg = f"more than {self._limits.value:,} characters are logged between two yields"
+            raise ValueError(msg)
+        return mended(text), freeze(_mended(given))
+
+    def _log_notes(self) -> None:
+        """Log the notes and the output of a turn, without control characters for a terminal."""
+        notes, self._notes, self._noted = self._notes, [], 0
+        for tell in notes:
+            tell()
+        printed = "" if self._session is None else self._session.printed
+        if len(printed) > self._shown:
+            self._ctx.logger.info(mended(printed[self._shown :].rstrip("\n")))
+            self._shown = len(printed)
+
+    def _answer_host_call(self, args: Sequence[Any]) -> CallAnswer:
+        """Answer a call of the handler that is not a yield."""
+        try:
+            what, *given = args
+            answer = self._answer_call(str(what), given)
+            self._bytes.add(answer)
+            return CallAnswer(answer)
+        except TooManyBytes:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is asked for in whatever way, it is the handler that is told
+            words = mended(str(error))
+            self._bytes.add(words)
+            return CallAnswer(words, "ValueError")
+
+    def _answer_call(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
+        ctx = self._ctx
+        match what:
+            case "begin":
+                return self._context_as_json()
+            case "now":
+                return ["time", self._now.isoformat()]
+            case "message_history" | "view":
+                return self._new_messages(getattr(self._states[given[0]], what))
+            case "inherited_messages" | "prompt_messages":
+                return self._new_messages(getattr(ctx, what))
+            case "context" | "system_prompt":
+                return ["json", thaw(getattr(self._states[given[0]], what))]
+            case "tool_definitions":
+                found = self._states[given[0]].tool_definitions
+                return ["json", {name: to_json(spec) for name, spec in found.items()}]
+            case "log":
+                level, message, data = given
+                tell = getattr(ctx.logger, {"debug": "debug", "info": "info", "warning": "warning"}.get(level, "error"))
+                message, data = self._check_note(message, dict(data))
+                return self._add_note(
+                    lambda: tell(message, **{key: one for key, one in data.items() if key != "message"})
+                )
+            case "notify":
+                message, data = self._check_note(*given)
+                return self._add_note(lambda: ctx.notify(message, data))
+            case "random":
+                return _draw_random(ctx.random, *given)
+            case _:
+                msg = f"the host has no {what!r}"
+                raise ValueError(msg)
+
+    def _context_as_json(self) -> dict[str, Any]:
+        ctx = self._ctx
+        params = ctx.params
+        told = _encode_value(params)
+        if told[0] == "json":
+            schema = self._params_class()
+            if schema is not None and isinstance(told[1], Mapping):
+                told = [f"model:{schema}", told[1]]
+        return {
+            "prompt": ["json", ctx.prompt],
+            "params": told,
+            "agent_state": _encode_value(ctx.agent_state, self._state_number),
+            "model": ["json", ctx.model],
+            "is_asked": ["json", ctx.is_asked],
+        }
+
+    def _params_class(self) -> str | None:
+        return self._known.params_of.get(self._name)
+
+    def _new_messages(self, messages: Iterable[Message]) -> list[Any]:
+        """Return the number of leading messages that the sandbox already has, and the messages after them."""
+        now = list(messages)
+        same = 0
+        for old, new in zip(self._sent, now, strict=False):
+            if old is not new:
+                break
+            same += 1
+        self._sent = now
+        return [same, [_encode_value(message) for message in now[same:]]]
+
+
+def _key(text: str) -> Any:
+    """Return the key of a ``KeyError``, parsed from its text."""
+    if len(text) > MAX_KEY_CHARS:
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (MemoryError, RecursionError, SyntaxError, ValueError):
+        return text
+
+
+def _draw_random(random: Random, how: Any, args: Any) -> Any:
+    """Return a random value of the run; for collections, only indices."""
+    match how:
+        case "random" | "uniform" | "randint" | "randrange" | "gauss" | "getrandbits":
+            if how == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
+                msg = "getrandbits takes 0 to 4096 bits"
+                raise ValueError(msg)
+            return getattr(random, how)(*args)
+        case "choice":
+            return random.choice(range(args[0]))
+        case "sample":
+            return random.sample(range(args[0]), _check_count(args[1]))
+        case "shuffle":
+            order = list(range(_check_count(args[0])))
+            random.shuffle(order)
+            return order
+        case _:
+            msg = f"the chance of a run has no {how!r}"
+            raise ValueError(msg)
+
+
+def _check_count(number: int) -> int:
+    if number > MAX_DRAWN_PLACES:
+        msg = f"at most {MAX_DRAWN_PLACES:,} places are drawn at once"
+        raise ValueError(msg)
+    return number
+
+
+def _sandbox_error(error: BaseException) -> tuple[str, str]:
+    """Return the message of an error, and the name of the sandbox exception that represents it."""
+    kind = next((own for ours, own in THEIRS if isinstance(error, ours)), "OSError")
+    return mended(str(error)), kind
+
+
+def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = None) -> Any:  # noqa: C901, PLR0912 - one for each kind
+    """Encode a value for the sandbox as its kind and JSON."""
+    match value:
+        case None | str() | int() | float() | bool():
+            return ["json", value]
+        case datetime():
+            return ["time", value.isoformat()]
+        case AgentState():
+            return ["AgentState", _state_as_json(value, 0 if number_of is None else number_of(value))]
+        case ToolResult():
+            return ["ToolResult", _tool_result_as_json(value)]
+        case ChildResult():
+            return ["ChildResult", _child_as_json(value)]
+        case ChildRef():
+            return ["ChildRef", {name: ["json", getattr(value, name)] for name in ("id", "agent_id", "path")}]
+        case Waited():
+            return ["Waited", {"done": _encode_value(value.done), "open": _encode_value(value.open)}]
+        case ModelReply():
+            calls = [_encode_value(part) for part in value.tool_calls]
+            return [
+                "object",
+                {
+                    "text": ["json", value.text],
+                    "tool_calls": ["list", calls],
+                    "stop_reason": ["json", str(value.stop_reason)],
+                },
+            ]
+        case UserMessage() | AssistantMessage() | ToolMessage():
+            return [type(value).__name__, _message_as_json(value)]
+        case ToolCallPart():
+            return [
+                "ToolCallPart",
+                {name: ["json", thaw(getattr(value, name))] for name in ("tool_call_id", "tool_name", "input")},
+            ]
+        case StepEngineError():
+            return ["object", {"message": ["json", value.message], "kind": ["json", type(value).__name__]}]
+        case JsonDict():
+            return ["json", thaw(value)]
+        case tuple():
+            return ["tuple", [_encode_value(one) for one in value]]
+        case Mapping() | list():
+            return ["json", thaw(freeze(value))]
+        case _:
+            pass
+    dump = getattr(value, "model_dump", None)
+    return ["json", thaw(freeze(value))] if dump is None else _encode_model(value, dump(mode="json"))
+
+
+def _encode_model(value: Any, plain: Any) -> Any:
+    """Encode a pydantic model of the host, whose class the sandbox may not know; *plain* is its JSON."""
+    if hasattr(value, "model_dump") and isinstance(plain, Mapping):
+        return [
+            "record",
+            [
+                type(value).__name__,
+                {name: _encode_model(getattr(value, name, one), one) for name, one in plain.items()},
+            ],
+        ]
+    if isinstance(value, list | tuple) and isinstance(plain, list):
+        return ["list", [_encode_model(inner, one) for inner, one in zip(value, plain, strict=True)]]
+    if isinstance(value, Mapping) and isinstance(plain, Mapping):
+        return ["dict", {name: _encode_model(value.get(name, one), one) for name, one in plain.items()}]
+    return ["json", plain]
+
+
+def _state_as_json(state: AgentState, number: int) -> dict[str, Any]:
+    plain = ("run_id", "agent_id", "parent_id", "steps_remaining", "step_index", "credits_used", "next_call")
+    lists = ("ancestor_run_ids", "child_run_ids")
+    return {
+        **{name: ["json", getattr(state, name)] for name in plain},
+        **{name: ["json", list(getattr(state, name))] for name in lists},
+        "output": _encode_value(state.output),
+        "cost": ["json", None if state.cost is None else float(state.cost)],
+        "_se_number": ["json", number],
+    }
+
+
+def _tool_result_as_json(result: ToolResult) -> dict[str, Any]:
+    return {
+        "tool_name": ["json", result.tool_name],
+        "tool_call_id": ["json", result.tool_call_id],
+        "status": ["json", result.status],
+        "is_error": ["json", result.is_error],
+        "text": ["json", result.text],
+        "data": ["json", thaw(result.data)],
+        "structured": ["json", thaw(result.structured)],
+    }
+
+
+def _child_as_json(child: ChildResult[Any]) -> dict[str, Any]:
+    return {
+        "agent_id": ["json", child.agent_id],
+        "run_id": ["json", child.run_id],
+        "status": ["json", child.status.value],
+        "is_error": ["json", child.is_error],
+        "why": ["json", child.why],
+        "text": ["json", child.text],
+        "output": _encode_value(child.output),
+        "error": _encode_value(child.error),
+    }
+
+
+def _message_as_json(message: Message) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "role": ["json", message.role],
+        "text": ["json", message.text],
+        "_se_stored": ["json", to_json(message)],
+    }
+    if type(message) is ToolMessage:
+        told |= {
+            "tool_name": ["json", message.tool_name],
+            "tool_call_id": ["json", message.tool_call_id],
+            "status": ["json", message.status],
+            "is_error": ["json", message.is_error],
+            "result": _encode_value(message.result),
+            "tags": ["json", []],
+        }
+    elif not isinstance(message, ToolMessage):
+        told["tags"] = ["json", list(message.tags)]
+    if type(message) is AssistantMessage:
+        told |= {
+            "said": ["json", message.said],
+            "thinking": ["json", list(message.thinking)],
+            "tool_calls": ["list", [_encode_value(call) for call in message.tool_calls]],
+        }
+    told["content"] = ["json", told["_se_stored"][1].get("content")]
+    return told
+
+
+# --- what it asks for -------------------------------------------------------------------------------------------------
+
+
+class _Form:
+    """
+    Encodes values of the sandbox as JSON.
+
+    A list is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}``.
+    """
+
+    def encode_value(self, value: Any) -> Any:
+        if value is None or type(value) in (str, bool, int, float):
+            return mended(value) if type(value) is str else _check_number(value)
+        if isinstance(value, list | tuple):
+            return {"list": [self.encode_value(one) for one in value]}
+        if isinstance(value, Mapping):
+            return {"dict": [[self._key(key), self.encode_value(one)] for key, one in value.items()]}
+        if isinstance(value, datetime):
+            return value.isoformat()
+        name, attributes = _split_object(value)
+        if name:
+            return {"object": name, "has": {str(key): self.encode_value(one) for key, one in attributes.items()}}
+        msg = f"a value of type {type(value).__name__} is no JSON"
+        raise TypeError(msg)
+
+    def _key(self, key: Any) -> str:
+        if isinstance(key, str):
+            return mended(key)
+        if key is None or isinstance(key, bool | int | float):
+            return json.dumps(key)
+        msg = f"a key of type {type(key).__name__} is no JSON"
+        raise TypeError(msg)
+
+
+SENTINEL = "_se_Sentinel"
+
+
+class _YieldReading:
+    """Decodes the yields of a handler; an invalid one raises ``BadYield``."""
+
+    def __init__(self, known: AgentText, offered: Collection[str] = ()) -> None:
+        self._known = known
+        self._offered = offered
+
+    def step(self, form: Any) -> Any:
+        if not isinstance(form, Mapping) or "object" not in form:
+            if isinstance(form, Mapping) and "wrong" in form:
+                raise BadYield(str(form["wrong"]))
+            return self.json(form)  # refused by the machine, in its own words
+        name, has = form["object"], form["has"]
+        if name not in MADE:
+            msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted({*MADE} - {SENTINEL}), name)}, STEP or STEP_ALL"
+            raise BadYield(msg)
+        own = getattr(self, f"_of_{name.lower().strip('_')}", None)
+        try:
+            return own(has) if own is not None else self._make_yieldable(MADE[name], has)
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"{name}: {error}"
+            raise BadYield(msg) from error
+
+    def json(self, form: Any) -> Any:
+        """Return a value as JSON: the fields of schema objects and the stored form of messages."""
+        if not isinstance(form, Mapping):
+            return form
+        if "list" in form:
+            return [self.json(one) for one in form["list"]]
+        if "dict" in form:
+            return {key: self.json(one) for key, one in form["dict"]}
+        name, has = form["object"], form["has"]
+        if name == "_se_Record":
+            kind = self._known.schemas.get(str(has.get("_se_kind")))
+            names = {} if kind is None else kind.aliases
+            order = self.json(has["_se_order"])
+            return {names.get(field, str(field)): self.json(has[field]) for field in order if field in has}
+        if "_se_stored" in has:
+            return _message_input(self.json(has["_se_stored"]))
+        return {key: self.json(one) for key, one in has.items() if not key.startswith("_")}
+
+    def _decode_fields(self, has: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: self.json(has[name]) for name in names if name in has}
+
+    def _decode_items(self, form: Any) -> list[Any]:
+        if not isinstance(form, Mapping) or "list" not in form:
+            msg = f"expected a list, not {self.json(form)!r}"
+            raise TypeError(msg)
+        return list(form["list"])
+
+    def _decode_agent(self, form: Any) -> Any:
+        return (
+            form["has"]["id"]
+            if isinstance(form, Mapping) and form.get("object") == "AgentDefinition"
+            else self.json(form)
+        )
+
+    def _make_yieldable(self, kind: type, has: Mapping[str, Any]) -> Any:
+        return kind(**self._decode_fields(has, *[attribute.name for attribute in attrs.fields(kind)]))
+
+    def _of_se_sentinel(self, has: Mapping[str, Any]) -> Any:
+        return {"STEP": y.STEP, "STEP_ALL": y.STEP_ALL}[has["name"]]
+
+    def _of_toolcall(self, has: Mapping[str, Any]) -> Any:
+        fields = self._decode_fields(has, "tool", "input", "include_tool_call")
+        # A hidden call reaches every tool of an engine; a stranger's agent has those which its definition shows, and no others.
+        if fields.get("include_tool_call") is False and fields["tool"] not in self._offered:
+            del fields["include_tool_call"]
+        return y.ToolCall(**fields)
+
+    def _of_agentcall(self, has: Mapping[str, Any]) -> Any:
+        return y.AgentCall(self._decode_agent(has["agent"]), **self._decode_fields(has, "prompt", "params"))
+
+    def _of_parallel(self, has: Mapping[str, Any]) -> Any:
+        return y.Parallel(
+            [self.step(one) for one in self._decode_items(has["calls"])],
+            **self._decode_fields(has, "fail_fast", "concurrency"),
+        )
+
+    def _of_race(self, has: Mapping[str, Any]) -> Any:
+        return y.Race([self.step(one) for one in self._decode_items(has["members"])])
+
+    def _of_sleep(self, has: Mapping[str, Any]) -> Any:
+        until = has.get("until")
+        return y.Sleep(self.json(has.get("seconds")), until=None if until is None else datetime.fromisoformat(until))
+
+    def _of_receive(self, has: Mapping[str, Any]) -> Any:
+        return y.Receive(self.json(has["topic"]), self.json(has.get("timeout")), schema=self._schema(has.get("schema")))
+
+    def _schema(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "_se_Schema":
+            return thaw(self._known.schemas[form["has"]["name"]].json_schema)
+        return self.json(form)
+
+    def _of_start(self, has: Mapping[str, Any]) -> Any:
+        return y.Start(
+            *[self.step(one) for one in self._decode_items(has["calls"])], on_return=self.json(has["on_return"])
+        )
+
+    def _decode_ref(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "ChildRef":
+            return ChildRef(**{name: str(form["has"][name]) for name in ("id", "agent_id", "path")})
+        return self.json(form)
+
+    def _of_wait(self, has: Mapping[str, Any]) -> Any:
+        return y.Wait(
+            *[self._decode_ref(one) for one in self._decode_items(has["refs"])],
+            **self._decode_fields(has, "need", "timeout"),
+        )
+
+    def _of_send(self, has: Mapping[str, Any]) -> Any:
+        return y.Send(self._decode_ref(has["ref"]), self.json(has["value"]), topic=self.json(has["topic"]))
+
+    def _of_cancel(self, has: Mapping[str, Any]) -> Any:
+        return y.Cancel(self._decode_ref(has["ref"]), self.json(has["reason"]))
+
+    def _of_stepwith(self, has: Mapping[str, Any]) -> Any:
+        return y.StepWith(
+            **self._decode_fields(has, "model", "tools", "tool_choice"), settings=self._settings(has.get("settings"))
+        )
+
+    def _settings(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "ModelSettings":
+            given = {str(name): self._decode_thinking(one) for name, one in form["has"]["fields"]["dict"]}
+            return _settings(given)
+        settings = self.json(form)
+        if settings is not None:
+            msg = "settings are ModelSettings(...)"
+            raise TypeError(msg)
+        return None
+
+    def _decode_thinking(self, form: Any) -> Any:
+        if isinstance(form, Mapping) and form.get("object") == "Thinking":
+            return Thinking(*self.json(form["has"]["words"]), **self.json(form["has"]["fields"]))
+        return self.json(form)
+
+    def _of_complete(self, has: Mapping[str, Any]) -> Any:
+        messages = self.json(has["messages"])
+        given = messages if isinstance(messages, str) else list(AgentState.from_dicts(messages).message_history)
+        return y.Complete(
+            given, **self._decode_fields(has, "model", "system_prompt"), settings=self._settings(has.get("settings"))
+        )
+
+
+def _message_input(message: Any) -> Any:
+    """Return a message in the form of a tool input."""
+    kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(message.get("type"))
+    if kind is not None and isinstance(message.get("content"), str):
+        message = to_json(kind(message["content"], tags=message.get("tags", ())))
+    return {name: value for name, value in message.items() if name != "stepengine"}
+
+
+MADE: Mapping[str, type] = {
+    SENTINEL if row.kind is y.Sentinel else row.name: row.kind for row in y.YIELDS if row.for_sandbox
+}
+"""The class of each yieldable, by the name of its class in the sandbox."""

@@ -1,0 +1,605 @@
+"""
+Requests of the page that walk back in runs, show the effect of an edit, and evaluate runs.
+
+These routes are there where a server was told how its engine is made again (``EngineSpec``). Whoever asks has the scope ``debug``; what spends
+money, runs tools or writes files needs ``admin``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+from starlette.responses import Response, StreamingResponse
+
+from stepengine.debugging.texts import SafeTexts
+from stepengine.debugging.viewer.rendering import PageSource, make_payload
+from stepengine.engine.stepper import Tape
+from stepengine.errors import InputError, JournalError, JournalMissing
+from stepengine.journal import diff
+from stepengine.journal.records import format_address
+from stepengine.journal.store import MemoryJournal
+from stepengine.server.access import caller_of
+from stepengine.server.bodies import Body, View, parse_body
+from stepengine.server.event_json import PING_SECONDS
+from stepengine.server.openapi import HttpParameter, Operation
+from stepengine.server.problems import Problem
+from stepengine.server.workshop import EvaluationJob, JobKind
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from stepengine.journal.history import History
+    from stepengine.journal.records import Address
+    from stepengine.journal.run_diff import RunChange
+    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.ledger import RunRow
+    from stepengine.server.reports import Reports
+    from stepengine.server.workshop import InspectionProcess, InspectionService
+
+__all__ = ("OPERATIONS",)
+
+EVENTS = "text/event-stream"
+MOST_PLACES = 20_000
+MOST_CHANGES = 100
+MAX_AT = 200
+MAX_SAMPLE = 4_096
+NAMED = 120
+
+
+# --- what is sent -----------------------------------------------------------------------------------------------------
+
+
+class GoTo(Body):
+    """The step or effect to move to."""
+
+    at: Annotated[str, Field(description="A step, such as 12, or an effect, such as #5 or 3.2#1.", max_length=MAX_AT)]
+
+
+class StartJob(Body):
+    """The runs to evaluate, and how."""
+
+    kind: JobKind
+    runs: Annotated[
+        list[str], Field(min_length=1, max_length=100, description="Their ids; one, unless the kind is impact.")
+    ]
+    check: Annotated[
+        str, Field(max_length=10_000, description="For blame and pin: what the run had to do, an expression.")
+    ] = ""
+    samples: Annotated[int, Field(ge=1, le=50, description="For impact, and for each step of blame.")] = 3
+    name: Annotated[
+        str, Field(max_length=60, description="For pin: the name of the test; by default that of the run.")
+    ] = ""
+
+
+class Agree(Body):
+    """The approval of the model calls of a job, up to a budget."""
+
+    budget: Annotated[
+        str | None, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$", description="US dollars at most; null for no bound.")
+    ] = None
+
+
+# --- what comes back --------------------------------------------------------------------------------------------------
+
+
+class PlaceView(View):
+    """A position in a run: before the outcome of an effect is returned."""
+
+    position: int
+    address: str
+    step: Annotated[int, Field(description="The step of its run that it belongs to.")]
+    type: Annotated[str, Field(description="The kind of effect, such as CallModel.")]
+    name: str
+    is_step: Annotated[bool, Field(description="Whether it is the model call of a step of the root.")]
+
+
+class PlaceList(View):
+    """The positions of a run, in the order in which results were recorded."""
+
+    run_id: str
+    agent: str
+    steps: int
+    places: list[PlaceView]
+    is_cut: bool
+
+
+class FrameView(View):
+    """A stack frame of the author's code that waits."""
+
+    function: str
+    file: str
+    line: int
+    kind: str
+    source: str
+    locals: Annotated[dict[str, str], Field(description="Its variables as texts, without what looks like a secret.")]
+    printed: str | None = None
+
+
+class HookView(View):
+    """A hook that was called."""
+
+    point: str
+    hook: str
+    said: str
+
+
+class MomentView(View):
+    """The state of a run at one position: frames, hooks, cost and variables."""
+
+    position: int
+    step: int
+    address: str
+    agent_id: str
+    asked: str
+    outcome: str | None
+    location: str
+    at: int
+    messages: int
+    frames: list[FrameView]
+    hooks: list[HookView]
+    cost: str | None
+    tokens: int
+    variables: dict[str, str]
+
+
+class MessageView(View):
+    """A message."""
+
+    role: str
+    text: str
+
+
+class ToolView(View):
+    """A tool that a model is offered."""
+
+    name: str
+    description: str
+
+
+class RequestView(View):
+    """A request to a model."""
+
+    model: str
+    system: str
+    tools: list[ToolView]
+    settings: str
+    messages: Annotated[list[MessageView], Field(description="The last ones.")]
+    left_out: int
+
+
+class StateView(View):
+    """The state of the run that waits."""
+
+    messages: Annotated[list[MessageView], Field(description="The last ones.")]
+    left_out: int
+    context: dict[str, str]
+    output: str
+    steps_remaining: int
+
+
+class WholeView(View):
+    """The state, the last request and the outcome at one position."""
+
+    state: StateView
+    request: Annotated[RequestView | None, Field(description="The last one that this run made; what the model saw.")]
+    outcome: list[str]
+    kind: Annotated[
+        Literal["reply", "result", "answer"] | None, Field(description="What a fork may give another value.")
+    ]
+    value: Annotated[
+        Any, Field(description="As a fork takes it; null where it is too long, or holds what is not shown.")
+    ]
+
+
+class LookView(View):
+    """A position of a run, replayed with the current code."""
+
+    place: Annotated[MomentView | None, Field(description="Null where the code could not be walked.")]
+    lines: Annotated[list[tuple[int, str]], Field(description="The source around the line that waits.")]
+    problem: Annotated[str, Field(description="Why there is no place.")]
+    differs: Annotated[str, Field(description="How the code goes another way than is recorded, there or later.")]
+    differs_at: str
+    ends: Annotated[list[str], Field(description="What is recorded of the end and what comes now, where these differ.")]
+    is_before: Annotated[bool, Field(description="Whether it is the last place before the one that was asked for.")]
+    changed: Annotated[
+        list[str], Field(description="Where a model would be asked something else; it is taken to say the same.")
+    ]
+    files: list[str]
+    whole: WholeView | None
+
+
+class LooksView(View):
+    """A place under the present code, and under the code before the last save."""
+
+    now: LookView
+    before: LookView | None
+
+
+class NextView(View):
+    """The next model request that the record does not answer."""
+
+    address: str
+    request: RequestView | None
+    price: Annotated[str | None, Field(description="US dollars that reading it costs at most.")]
+    served: Annotated[int, Field(description="Calls on the way that the record answered.")]
+    why: Annotated[str, Field(description="Why there is none.")]
+
+
+class FieldView(View):
+    """A field that differs."""
+
+    pointer: str
+    a: str
+    b: str
+
+
+class ChangeView(View):
+    """A difference of two runs."""
+
+    kind: str
+    a: str
+    b: str
+    what: str
+    fields: list[FieldView]
+
+
+class DifferenceView(View):
+    """The differences between two runs."""
+
+    first: ChangeView | None
+    changes: Annotated[list[ChangeView], Field(description=f"The first {MOST_CHANGES}.")]
+    more: int
+    totals: dict[str, list[Any]]
+
+
+class PriceView(View):
+    """The number and the cost of the model calls that a job will make, estimated from the record."""
+
+    calls: int
+    low: str | None
+    high: str | None
+
+
+class JobView(View):
+    """An evaluation job."""
+
+    id: str
+    kind: str
+    runs: list[str]
+    status: Literal["begun", "priced", "running", "done", "failed", "cancelled"]
+    created: str
+    price: Annotated[PriceView | None, Field(description="With the status priced: it waits until somebody agrees.")]
+    progress: dict[str, Any]
+    result: dict[str, Any] | None
+    error: str
+
+
+class JobList(View):
+    """Your jobs, newest first."""
+
+    jobs: list[JobView]
+
+
+# --- reading requests -------------------------------------------------------------------------------------------------
+
+
+def _get_inspection_service(request: Request) -> InspectionService:
+    found: InspectionService = request.app.state.workshop
+    return found
+
+
+async def _find_requested_run(request: Request, name: str = "run") -> RunRow:
+    runs: AnyRuns = request.app.state.runs
+    return await runs.reader.find(caller_of(request), request.path_params[name])
+
+
+async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
+    runs: AnyRuns = request.app.state.runs
+    try:
+        content = await runs.reader.content(row)
+    except JournalMissing:
+        msg = f"nothing of the run {row.run} is recorded yet"
+        raise Problem(msg, status=409, kind="not_begun") from None
+    return await asyncio.to_thread(lambda: MemoryJournal(content.splitlines(keepends=True)))
+
+
+def _json_response(view: BaseModel, status: int = 200) -> Response:
+    return Response(view.model_dump_json(), status, media_type="application/json")
+
+
+# --- going back -------------------------------------------------------------------------------------------------------
+
+
+async def list_places(request: Request) -> Response:
+    row = await _find_requested_run(request)
+    journal = await _load_journal(request, row)
+    return _json_response(await asyncio.to_thread(_list_places, row, journal))
+
+
+def _list_places(row: RunRow, journal: MemoryJournal) -> PlaceList:
+    tape, texts = Tape(journal), SafeTexts()
+    waiting = tape.waiting()
+    order = [*tape.order, *([waiting] if waiting is not None and waiting not in tape.places else [])]
+    return PlaceList(
+        run_id=row.run,
+        agent=str(tape.history.root["agent_id"]),
+        steps=len(tape.steps.get("", ())),
+        places=[_describe_place(tape, number, address, texts) for number, address in enumerate(order[:MOST_PLACES])],
+        is_cut=len(order) > MOST_PLACES,
+    )
+
+
+def _describe_place(tape: Tape, position: int, address: Address, texts: SafeTexts) -> PlaceView:
+    intent = tape.history.intents.get(address)
+    kind = "End" if intent is None else intent.type
+    return PlaceView(
+        position=position,
+        address=format_address(*address),
+        step=tape.step_of(address),
+        type=kind,
+        name="" if intent is None else texts.clean(_describe_effect(tape.history, intent), NAMED),
+        is_step=kind == "model_call" and not address[0],
+    )
+
+
+def _describe_effect(history: History, intent: Any) -> str:
+    if intent.type == "model_call":
+        return str(history.model(intent))
+    form = history.form(intent)
+    if intent.type == "ask":
+        return " ".join([str(each["text"]) for each in form.get("questions", ())])
+    return str(form.get("tool_name") or form.get("agent_id") or form.get("name") or form.get("topic") or "")
+
+
+async def get_comparison_page_data(request: Request) -> Response:
+    one, other = await _find_requested_run(request), await _find_requested_run(request, "other")
+    journals = [await _load_journal(request, row) for row in (one, other)]
+    sources = [
+        PageSource(journal=journal, file=row.run, without="")
+        for journal, row in zip(journals, (one, other), strict=True)
+    ]
+    made = await asyncio.to_thread(make_payload, *sources)
+    return Response(await asyncio.to_thread(json.dumps, made.told), media_type="application/json")
+
+
+async def list_run_differences(request: Request) -> Response:
+    one, other = await _find_requested_run(request), await _find_requested_run(request, "other")
+    a, b = [await _load_journal(request, row) for row in (one, other)]
+    found = await asyncio.to_thread(diff, a, b)
+    texts = SafeTexts()
+    changes = [_describe_change(change, texts) for change in found.changes[:MOST_CHANGES]]
+    return _json_response(
+        DifferenceView(
+            first=changes[0] if changes else None,
+            changes=changes,
+            more=len(found.changes) - len(changes),
+            totals={
+                name: [None if each is None else str(each) for each in pair] for name, pair in found.totals.items()
+            },
+        )
+    )
+
+
+async def get_sample_page_data(request: Request) -> Response:
+    reports: Reports | None = request.app.state.reports
+    report, name = [request.query_params.get(each, "")[:MAX_SAMPLE] for each in ("report", "journal")]
+    journal = None if reports is None else await asyncio.to_thread(reports.journal, report, name)
+    if journal is None:
+        msg = f"the report {report[:200]!r} has no journal {name[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_sample")
+    source = PageSource(journal=journal, file=f"{report}/{name}", without="")
+    try:
+        made = await asyncio.to_thread(make_payload, source)
+    except JournalError as error:
+        msg = f"the journal {name[:200]!r} cannot be shown: {error.message.replace(journal.name, name)}"
+        raise Problem(msg, status=409, kind="unreadable") from None
+    return Response(await asyncio.to_thread(json.dumps, made.told), media_type="application/json")
+
+
+def _describe_change(change: RunChange, texts: SafeTexts) -> ChangeView:
+    fields = [
+        FieldView(pointer=f.pointer, a=texts.clean(str(f.recorded)), b=texts.clean(str(f.now))) for f in change.fields
+    ]
+    return ChangeView(kind=change.kind, a=change.a, b=change.b, what=texts.clean(change.what), fields=fields)
+
+
+# --- edit and see -----------------------------------------------------------------------------------------------------
+
+
+async def start_inspection_stream(request: Request) -> Response:
+    row, at = await _find_requested_run(request), request.query_params.get("at", "")
+    if len(at) > MAX_AT:
+        msg = f"at: a step or an effect has no more than {MAX_AT} characters"
+        raise InputError(msg, issues=(msg,))
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type=EVENTS)
+    workshop = _get_inspection_service(request)
+    try:
+        desk = await workshop.start_inspection(caller_of(request), row, at)
+    except JournalMissing:
+        msg = f"nothing of the run {row.run} is recorded yet"
+        raise Problem(msg, status=409, kind="not_begun") from None
+    runs: AnyRuns = request.app.state.runs
+    return StreamingResponse(
+        _stream_inspection_events(workshop, desk, runs.stopping), media_type=EVENTS, headers=headers
+    )
+
+
+async def _stream_inspection_events(
+    workshop: InspectionService, desk: InspectionProcess, stopping: asyncio.Event
+) -> AsyncIterator[str]:
+    """Yield the events of an inspection as server-sent events; end it when its page disconnects."""
+    events = desk.events()
+    coming: asyncio.Future[dict[str, Any] | None] = asyncio.ensure_future(anext(events, None))
+    ending = asyncio.ensure_future(stopping.wait())
+    try:
+        yield _encode_sse_event("desk", {"desk": desk.id})
+        while not ending.done():
+            if coming.done():
+                told = coming.result()
+                if told is None:
+                    return
+                yield _encode_sse_event(str(told.pop("event")), told)
+                coming = asyncio.ensure_future(anext(events, None))
+                continue
+            await asyncio.wait((coming, ending), timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not (coming.done() or ending.done()):
+                yield ": ping\n\n"
+    finally:
+        ending.cancel()
+        coming.cancel()
+        # Whoever listened is gone, and this with it unless it is shielded: the processes are to end all the same.
+        await asyncio.shield(asyncio.ensure_future(workshop.leave(desk)))
+
+
+def _encode_sse_event(kind: str, told: Mapping[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(told)}\n\n"
+
+
+def _find_inspection(request: Request) -> InspectionProcess:
+    return _get_inspection_service(request).desk(
+        caller_of(request), request.path_params["run"], request.path_params["desk"]
+    )
+
+
+async def move_inspection(request: Request) -> Response:
+    body = await parse_body(request, GoTo)
+    desk = _find_inspection(request)
+    return _json_response(LooksView.model_validate(await desk.ask("go", at=body.at)))
+
+
+async def predict_next_request(request: Request) -> Response:
+    """Return the first model request that the record does not answer, under the current code."""
+    return _json_response(NextView.model_validate(await _find_inspection(request).ask("next")))
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+async def start_job(request: Request) -> Response:
+    body, caller = await parse_body(request, StartJob), caller_of(request)
+    if body.kind != "impact" and len(body.runs) != 1:
+        msg = f"runs: {body.kind} is of one run"
+        raise InputError(msg, issues=(msg,))
+    if body.kind in ("blame", "pin") and not body.check.strip():
+        msg = "check: what the run had to do is missing, such as 'refund' not in tools"
+        raise InputError(msg, issues=(msg,))
+    runs: AnyRuns = request.app.state.runs
+    rows = [await runs.reader.find(caller, run) for run in dict.fromkeys(body.runs)]
+    asked = {"check": body.check, "samples": body.samples, "name": body.name or rows[0].run[:12]}
+    try:
+        job = await _get_inspection_service(request).start(caller, body.kind, rows, asked)
+    except JournalMissing as error:
+        msg = f"nothing of it is recorded yet: {error.message}"
+        raise Problem(msg, status=409, kind="not_begun") from None
+    return _json_response(_describe_job(job), 202)
+
+
+def _describe_job(job: EvaluationJob) -> JobView:
+    return JobView(
+        id=job.id,
+        kind=job.kind,
+        runs=list(job.runs),
+        status=job.status,  # type: ignore[arg-type]  # which are these words
+        created=datetime.fromtimestamp(job.created, UTC).isoformat(),
+        price=None if job.price is None else PriceView(**job.price),
+        progress=job.progress,
+        result=job.result,
+        error=job.error,
+    )
+
+
+async def list_jobs(request: Request) -> Response:
+    return _json_response(
+        JobList(jobs=[_describe_job(job) for job in _get_inspection_service(request).jobs(caller_of(request))])
+    )
+
+
+async def get_job(request: Request) -> Response:
+    return _json_response(
+        _describe_job(_get_inspection_service(request).job(caller_of(request), request.path_params["job"]))
+    )
+
+
+async def approve_job(request: Request) -> Response:
+    workshop, body = _get_inspection_service(request), await parse_body(request, Agree)
+    job = workshop.job(caller_of(request), request.path_params["job"])
+    await workshop.agree(job, body.budget)
+    return _json_response(_describe_job(job), 202)
+
+
+async def cancel_job(request: Request) -> Response:
+    workshop = _get_inspection_service(request)
+    job = workshop.job(caller_of(request), request.path_params["job"])
+    await workshop.cancel(job)
+    return _json_response(_describe_job(job))
+
+
+AT = HttpParameter("at", "Where to begin: a step, or an effect; the beginning by default.")
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="GET", path="/runs/{run}/places", name="list_places", scope="debug", handler=list_places, gives={200: PlaceList},
+        refuses=(404, 409), about="List the places of a run that can be gone to: each effect that has an outcome, and the one that waits.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/compare/{other}", name="compare_runs", scope="debug", handler=get_comparison_page_data,
+        gives={200: "application/json"}, refuses=(404, 409), about="Give two runs side by side, as the page of a run shows them.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/difference/{other}", name="difference_of_runs", scope="debug", handler=list_run_differences,
+        gives={200: DifferenceView}, refuses=(404, 409), about="Say what two runs did differently, and where first.",
+    ),
+    Operation(
+        method="GET", path="/samples", name="look_at_sample", scope="debug", handler=get_sample_page_data, gives={200: "application/json"},
+        refuses=(404, 409),
+        parameters=(HttpParameter("report", "The id of a report."), HttpParameter("journal", "The journal of a sample, as the report names it.")),
+        about="Give the run of a case of an evaluation, as the page of a run shows it.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/edits", name="open_desk", scope="debug", handler=start_inspection_stream, gives={200: EVENTS},
+        refuses=(404, 409, 422, 429), parameters=(AT,),
+        about=(
+            "Look at a place of a run under the agent's code as it is in its files, again at every save, as server-sent events.\n"
+            "The first event names the desk. No tool runs and no model is asked; code that does not come back is ended after 5 s."
+        ),
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/edits/{desk}", name="go_to_place", scope="debug", handler=move_inspection, body=GoTo,
+        gives={200: LooksView}, refuses=(404, 409, 503),
+        about="Go to another place: variables, state, what the model saw, and what of it a fork may change.",
+    ),
+    Operation(
+        method="GET", path="/runs/{run}/edits/{desk}/next", name="ask_what_is_next", scope="debug", handler=predict_next_request,
+        gives={200: NextView}, refuses=(404, 409, 422, 503),
+        about="Say what a model would be asked next under the present code, where the record serves the way there. Nobody is asked.",
+    ),
+    Operation(
+        method="POST", path="/jobs", name="start_job", scope="admin", handler=start_job, body=StartJob, gives={202: JobView},
+        refuses=(404, 409, 429),
+        about=(
+            "Judge runs by the agent's code as it is in its files: impact, blame, pin, or ask what a model would be asked next.\n"
+            "What costs something waits, with its price, until somebody agrees."
+        ),
+    ),
+    Operation(
+        method="GET", path="/jobs", name="list_jobs", scope="admin", handler=list_jobs, gives={200: JobList}, about="List your jobs, newest first.",
+    ),
+    Operation(
+        method="GET", path="/jobs/{job}", name="look_at_job", scope="admin", handler=get_job, gives={200: JobView}, refuses=(404,),
+        about="Look at a job: its price, how far it is, what came of it.",
+    ),
+    Operation(
+        method="POST", path="/jobs/{job}/agree", name="agree_to_job", scope="admin", handler=approve_job, body=Agree, gives={202: JobView},
+        refuses=(404, 409), about="Let a job ask models for what it said, within a budget.",
+    ),
+    Operation(
+        method="POST", path="/jobs/{job}/cancel", name="cancel_job", scope="admin", handler=cancel_job, gives={200: JobView},
+        refuses=(404,), about="End a job.",
+    ),
+)  # fmt: skip

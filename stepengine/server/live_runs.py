@@ -1,0 +1,204 @@
+"""``LiveRuns``: the handles of the runs that this process executes, and of those that ended here a short time ago."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data import codec
+from stepengine.data.state import RunResult, RunStatus
+from stepengine.errors import JournalError
+from stepengine.journal.records import to_compact_json
+from stepengine.journal.sleepers import make_row_from_journal
+from stepengine.server.ended_runs import EndedRuns, journal_size
+from stepengine.server.ledger import RunRow, make_conversation_state_act, make_status_act, make_suspend_act
+from stepengine.server.problems import Problem
+from stepengine.server.run_requests import check_not_closing
+
+if TYPE_CHECKING:
+    from stepengine.runtime.handle import RunHandle
+    from stepengine.server.background_tasks import BackgroundTasks
+    from stepengine.server.current_engine import CurrentEngine
+    from stepengine.server.run_store import RunStore
+
+RUNNING = ("started", "running")
+"""The statuses of a run that some process executes, or is about to."""
+
+
+class LiveRuns:
+    """
+    The runs of this process, from the start or resume of each until its end is in the ledger.
+
+    Args:
+        store: The journals and the ledger.
+        engines: The engine, and those that it replaced.
+        tasks: The background tasks of the server.
+        max_live: How many runs may be executed at a time.
+        resume: Resumes a suspended run that got a message while it was being suspended.
+
+    Attributes:
+        handles: The handles of the runs that are executed, by run id.
+        is_closing: Whether the server shuts down and starts nothing more.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        engines: CurrentEngine,
+        tasks: BackgroundTasks,
+        *,
+        max_live: int,
+        resume: Callable[[RunRow], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.handles: dict[str, RunHandle] = {}
+        self.is_closing = False
+        self._store = store
+        self._engines = engines
+        self._tasks = tasks
+        self._max_live = max_live
+        self._resume = resume
+        self._ended = EndedRuns()
+        self._ended_at: dict[str, float] = {}
+        self._resumed: set[str] = set()
+        self._watching: dict[str, asyncio.Task[Any]] = {}
+
+    def __contains__(self, run: object) -> bool:
+        return run in self.handles
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    @property
+    def open_question_count(self) -> int:
+        """The number of unanswered questions of these runs."""
+        return sum([len(handle.questions) for handle in list(self.handles.values())])
+
+    def has_room(self) -> bool:
+        """Return whether one more run may start: fewer than *max_live* are open, and the server is not closing."""
+        return len(self.handles) < self._max_live and not self.is_closing
+
+    def check_room(self) -> None:
+        """Raise ``Problem`` if no run may start here now."""
+        check_not_closing(is_closing=self.is_closing)
+        # Refused and not queued: the client knows best whether waiting makes sense, and a queue in memory is lost with
+        # the process.
+        if not self.has_room():
+            msg = f"{self._max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
+            raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
+
+    # --- from the start of a run to its end ----------------------------------------------------------------------------
+
+    def add(self, run: str, handle: RunHandle, *, is_resumed: bool = False) -> None:
+        """Add a started or resumed run, and record its end in the ledger when it ends."""
+        self._drop_handle(run)
+        self.handles[run] = handle
+        if is_resumed:
+            self._resumed.add(run)
+        self._watching[run] = task = self._tasks.spawn(self._wait_and_record_end(run, handle))
+        task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
+
+    def _drop_handle(self, run: str) -> None:
+        self._ended.remove(run)
+        self._ended_at.pop(run, None)
+        self._resumed.discard(run)
+
+    async def _wait_and_record_end(self, run: str, handle: RunHandle) -> None:
+        """Wait for the end of a run, and record it in the ledger."""
+        error: BaseException | None = None
+        try:
+            result: RunResult | None = await handle.result()
+        except asyncio.CancelledError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - a divergence or a broken agent is recorded in the ledger
+            result, error = None, problem
+        self.handles.pop(run, None)
+        if self._engines.has_replaced_engines:
+            self._tasks.spawn(self._engines.close_unused())
+        self._store_ended_handle(run, handle)
+        if result is not None and isinstance(result.error, JournalError):
+            error = result.error
+        if error is not None:
+            await self._store.record_failed_resume(run, error)
+        # A run that shutdown cut off is resumed by the next process, so no end is recorded.
+        elif result is not None and not (self.is_closing and result.status is RunStatus.CANCELLED):
+            await self._record_end(run, handle, result)
+        size = await asyncio.to_thread(journal_size, self._store.journal(run))
+        if self._ended.get(run) is handle:
+            self._store_ended_handle(run, handle, size)
+
+    def _store_ended_handle(self, run: str, handle: RunHandle, size: int = 0) -> None:
+        self._ended.put(run, handle, size)
+        for one in self._ended.list_excess_runs():
+            self._drop_handle(one)
+
+    async def _record_end(self, run: str, handle: RunHandle, result: RunResult) -> None:
+        """Record how a run ended or was suspended, and resume it if a message arrived in the meantime."""
+        if handle.session_id is not None:
+            left = await asyncio.to_thread(lambda: to_compact_json(codec.to_json(result.state)))
+            await self._store.write(make_conversation_state_act(handle.session_id, run, result.status.value, left))
+        now = time.time()
+        if result.status is RunStatus.SUSPENDED:
+            # In this order: the counter shows messages that arrive after it was read, the mailbox those from before. If
+            # this process dies in between, the ledger still says "running", and the next sweep resumes the run.
+            woken = await asyncio.to_thread(self._store.ledger.woken, run)
+            has_mail = woken > 0 and await asyncio.to_thread(self._is_due_now, run)
+            if has_mail or not await self._store.write(make_suspend_act(run, now, woken)):
+                row = await self._store.find(run)
+                if row is not None:
+                    self._tasks.spawn(self._resume(row))
+                return
+        else:
+            await self._store.write(make_status_act(run, result.status.value, now))
+        if self._ended.get(run) is handle:
+            self._ended_at[run] = now
+
+    def _is_due_now(self, run: str) -> bool:
+        """Return whether a suspended run has unread messages, or its waiting time is over."""
+        found = make_row_from_journal(self._store.journal(run), run)
+        return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
+
+    def is_recording(self, run: str) -> bool:
+        """Return whether this process has a run whose end is not in the ledger yet, whether it still runs or not."""
+        return run in self._watching
+
+    async def wait_recorded(self, run: str) -> None:
+        """Wait until the ledger has the end of a run that ended in this process."""
+        task = self._watching.get(run)
+        if task is not None:
+            await asyncio.wait((task,))
+
+    async def wait_for_ends(self, seconds: float) -> list[asyncio.Future[Any]]:
+        """Wait up to *seconds* for the ends of the runs; return the futures of their ends, some of which may be unfinished."""
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(handle.wait()) for handle in self.handles.values()]
+        if waits:
+            await asyncio.wait(waits, timeout=seconds)
+        return waits
+
+    async def interrupt_all(self) -> None:
+        """Interrupt the runs that still execute; the next process resumes them."""
+        for handle in list(self.handles.values()):
+            await handle.shutdown()
+
+    # --- the handles that have the events of a run ---------------------------------------------------------------------
+
+    def find_ended_handle(self, run: str) -> RunHandle | None:
+        """Return the handle of a run that ended here a short time ago, or ``None``."""
+        return self._ended.get(run)
+
+    def was_resumed_here(self, run: str) -> bool:
+        """Return whether this process resumed the run, so that its handle lacks the events from before."""
+        return run in self._resumed
+
+    def find_newest_handle(self, row: RunRow) -> RunHandle | None:
+        """Return the handle that has the newest events of a run, or ``None`` if another process has them."""
+        handle, ended = self.handles.get(row.run), self._ended_at.get(row.run, math.inf)
+        # Another server may have resumed a run that was suspended here; and the row of one that just ended may be older.
+        is_newest = row.changed < ended or (row.changed == ended and row.status not in RUNNING)
+        return handle if handle is not None or not is_newest else self._ended.get(row.run)
+
+    def find_complete_handle(self, run: str) -> RunHandle | None:
+        """Return the handle that has all events of a run, pieces of texts included; ``None`` if there is none here."""
+        return (self.handles.get(run) or self._ended.get(run)) if run not in self._resumed else None

@@ -1,0 +1,360 @@
+"""``RunLauncher``: starts, resumes, adopts and forks the runs of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data.codec import plain
+from stepengine.data.questions import Answer
+from stepengine.data.state import RunStatus
+from stepengine.errors import InputError, JournalError, JournalLocked, JournalMissing, StepEngineError
+from stepengine.journal.forks import branch
+from stepengine.journal.questions import make_doubt_questions
+from stepengine.journal.show import status_of
+from stepengine.server.ended_runs import journal_size
+from stepengine.server.ledger import (
+    OPEN,
+    RunRow,
+    make_decisions_act,
+    make_next_turn_act,
+    make_register_act,
+    make_remove_act,
+    make_resume_act,
+    make_status_act,
+)
+from stepengine.server.problems import Problem
+from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.run_requests import (
+    StartRequest,
+    check_may_continue,
+    check_not_ended,
+    error_for_client,
+    extra_request_fields,
+    make_session_key,
+    options_from_request,
+    resolve_agent,
+)
+
+if TYPE_CHECKING:
+    from stepengine.engine import Engine
+    from stepengine.journal.store import Journal
+    from stepengine.runtime.handle import RunHandle
+    from stepengine.server.access import Caller
+    from stepengine.server.current_engine import CurrentEngine
+    from stepengine.server.live_runs import LiveRuns
+    from stepengine.server.run_reader import RunReader
+    from stepengine.server.run_store import RunStore
+
+
+class RunLauncher:
+    """
+    Starts and resumes runs. A run is registered in the ledger before it starts, so a crash in between loses none.
+
+    Args:
+        store: The journals and the ledger.
+        live: The runs of this process.
+        engines: The engine.
+        reader: Reads the state that the last run of a conversation left.
+        quotas: What each owner uses.
+        wait_for_answers: Seconds that a question waits in memory before the run is suspended.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        live: LiveRuns,
+        engines: CurrentEngine,
+        reader: RunReader,
+        quotas: QuotaTable,
+        *,
+        wait_for_answers: float,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._engines = engines
+        self._reader = reader
+        self._quotas = quotas
+        self._patience = wait_for_answers
+        self._resuming: dict[str, asyncio.Lock] = {}
+
+    # --- starting -----------------------------------------------------------------------------------------------------
+
+    async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
+        """
+        Start a run, and return its id and whether it is new: a repeated *key* returns the earlier run.
+
+        Raises:
+            InputError: when prompt, params or metadata cannot be used.
+            Problem: when there is no such agent, too many runs are executed, the caller's quota is exceeded, or the key
+                belongs to another request.
+        """
+        await self._engines.rebuild_if_saved()
+        engine = self._engines.engine
+        agent = resolve_agent(self._engines.agents, asked.agent)
+        check_may_continue(caller, asked, keeps=engine.sessions is not None)
+        request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
+        now, before = time.time(), None if asked.turn is None else asked.turn.after
+        request |= extra_request_fields(engine.agent(agent).limits, asked)
+        if not asked.is_patient:
+            request["is_patient"] = False
+        if asked.turn is not None:
+            request["turn"] = {"after": None if before is None else before.run}
+            # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
+            now = now if before is None else max(now, before.created + 0.001)
+        session = make_session_key(caller, asked.session)
+        row = RunRow(secrets.token_hex(16), caller.name, agent, "started", now, now, request, session)
+        is_repeat = key is not None and await asyncio.to_thread(self._store.ledger.has_key, row.owner, key, now)
+        # A repeated request starts nothing: it is answered also where a new one would be refused.
+        if not is_repeat:
+            self._live.check_room()
+        size = 0 if is_repeat else json_size(request)
+        async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
+            # Registered first and started then: if this process dies in between, the next sweep starts the run. The
+            # other way round it would be running, and its owner unknown.
+            known = await self._register(row, key)
+            if known is not None:
+                use.refund()
+                return known.run, False
+            try:
+                await self._start_registered_run(row)
+            except StepEngineError as error:
+                # Another server of the place may have started the registered run first. To check that before each start
+                # cost 30 ms a run where a thousand were started at once.
+                is_started = await asyncio.to_thread(self._store.journal(row.run).is_there)
+                if not is_started:
+                    await self._store.write(make_remove_act(row.run))
+                if not (is_started and isinstance(error, JournalError)):
+                    raise
+        return row.run, True
+
+    async def _register(self, row: RunRow, key: str | None) -> RunRow | None:
+        """Add *row* to the ledger; return the earlier row with the same key instead, if there is one."""
+        if "turn" in row.request:
+            try:
+                await self._store.write(make_next_turn_act(row, row.request["turn"]["after"]))
+            except InputError as error:
+                raise Problem(error.message, status=409, kind="under_way") from error
+            return None
+        try:
+            known: RunRow | None = await self._store.write(make_register_act(row, key))
+        except InputError as error:
+            raise Problem(error.message, status=409, kind="key_reused") from error
+        return known
+
+    async def _start_registered_run(self, row: RunRow) -> None:
+        request, options = row.request, dict[str, Any]()
+        turn = request.get("turn")
+        if turn is not None and turn["after"] is not None:
+            before = await self._store.find(turn["after"])
+            options["previous"] = None if before is None else await self._reader.state(before)
+        options |= options_from_request(request, options.get("previous"))
+        handle = self._engines.engine.start(
+            row.agent,
+            request["prompt"],
+            run_id=row.run,
+            params=request["params"],
+            metadata=request["metadata"],
+            session_id=row.session,
+            user_id=row.owner or None,
+            journal=self._store.journal(row.run),
+            wait_for_answers=self._seconds_to_wait_for_answers(row),
+            **options,
+        )
+        self._live.add(row.run, handle)
+
+    def _seconds_to_wait_for_answers(self, row: RunRow) -> float:
+        """Return how many seconds a question of the run waits in memory."""
+        return self._patience if row.request.get("is_patient", True) else 0.0
+
+    async def add_scheduled(self, run: str, agent: str, handle: RunHandle) -> None:
+        """Register a run that a schedule started. It has no owner, so only admins see it."""
+        now = time.time()
+        request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
+        await self._store.write(make_register_act(RunRow(run, "", agent, "running", now, now, request), None))
+        self._live.add(run, handle)
+
+    # --- resuming -----------------------------------------------------------------------------------------------------
+
+    async def resume(self, row: RunRow) -> None:
+        """
+        Resume a stranded or interrupted run for a caller.
+
+        Raises:
+            JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
+            Problem: when it has ended, or too many runs are executed.
+        """
+        if row.run in self._live:
+            return
+        if row.status not in (*OPEN, "stranded"):
+            check_not_ended(row)
+        self._live.check_room()
+        await self._store.write(make_status_act(row.run, "running", time.time()))
+        await self._resume_or_start(attrs.evolve(row, status="running"))
+
+    async def resume_in_background(self, row: RunRow) -> None:
+        """Resume a run that no process has; an error is recorded in the ledger and not raised."""
+        try:
+            await self._resume_or_start(row)
+        except JournalLocked:
+            pass  # another process has it
+        except Exception as error:  # noqa: BLE001 - a fault of one run must not stop the resumption of others
+            await self._store.record_failed_resume(row.run, error)
+
+    async def _resume_or_start(self, row: RunRow) -> None:
+        lock = self._resuming.setdefault(row.run, asyncio.Lock())
+        try:
+            async with lock:
+                if row.run in self._live or self._live.is_closing:
+                    return
+                journal = self._store.journal(row.run)
+                try:
+                    ended = await asyncio.to_thread(find_recorded_end, journal)
+                except JournalMissing:
+                    if row.status != "started":
+                        raise
+                    await self._start_registered_run(row)
+                    return
+                if ended is not None:
+                    await self._store.write(make_status_act(row.run, ended, time.time()))
+                    return
+                await self._resume_journal(row, journal)
+        finally:
+            if not lock.locked():
+                self._resuming.pop(row.run, None)
+
+    async def _resume_journal(self, row: RunRow, journal: Journal) -> None:
+        decided: dict[str, Answer] = await self._store.write(make_resume_act(row.run))
+        options: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._seconds_to_wait_for_answers(row)}
+        if decided:
+            open_ = await asyncio.to_thread(
+                lambda: {question.id for question in make_doubt_questions(journal.history())}
+            )
+            options["answers"] = {question: answer for question, answer in decided.items() if question in open_}
+        try:
+            await self._engines.try_rebuild()
+            with self._engines.reserve() as engine:
+                handle = await engine.start_resume(journal, **_make_changed_agent_options(row, engine), **options)
+        except JournalLocked:
+            # The process that has the run resumed it before the decision, and leaves it to the next resumption.
+            if decided:
+                await self._store.write(make_decisions_act(row.run, decided))
+            raise
+        self._live.add(row.run, handle, is_resumed=True)
+
+    async def resume_foreign_journal(self, caller: Caller, run: str, agent: str, prompt: str) -> None:
+        """
+        Resume a journal that no server of this folder started, as a run of *caller*.
+
+        Permissions in the journal are asked for again: its author may have written any approval into it.
+
+        Raises:
+            JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
+            Problem: when too many runs are executed, or the caller's quota is exceeded.
+        """
+        self._live.check_room()
+        now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
+        row = RunRow(run, caller.name, agent, "running", now, now, request)
+        options: dict[str, Any] = {"in_doubt": "ask", "ask_again": True, "wait_for_answers": self._patience}
+        await self._engines.try_rebuild()
+        async with self._quotas.use(row.owner, 0, runs=1):
+            with self._engines.reserve() as engine:
+                handle = await engine.start_resume(self._store.journal(run), **options)
+            # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
+            await self._register(row, None)
+            self._live.add(run, handle, is_resumed=True)
+
+    # --- forking ------------------------------------------------------------------------------------------------------
+
+    async def fork(
+        self,
+        caller: Caller,
+        row: RunRow,
+        *,
+        at: int | str,
+        edit: Any,
+        has_edit: bool,
+        allow_repeat: bool,
+        changes: Mapping[str, Any] = {},
+    ) -> str:  # fmt: skip
+        """
+        Fork a run at an effect, and return the id of the new run.
+
+        Raises:
+            Problem: when there is no such effect, too many runs are executed, or the caller's quota is exceeded.
+            UndoRefused: when effects that changed the world could happen again.
+        """
+        await self._engines.rebuild_if_saved()
+        self._live.check_room()
+        now, run = time.time(), secrets.token_hex(16)
+        changes = {**row.request.get("changes", {}), **changes}
+        request = {**row.request, **({"changes": changes} if changes else {})}
+        new = attrs.evolve(
+            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error="", request=request
+        )  # fmt: skip
+        options: dict[str, Any] = {"run_id": run, **({"edit": edit} if has_edit else {})}
+        source, into = self._store.journal(row.run), self._store.journal(run)
+        # At most the whole journal is copied.
+        size = json_size(request) + json_size(edit) + await asyncio.to_thread(journal_size, source)
+        async with self._quotas.use(new.owner, size, runs=1):
+            try:
+                if changes:
+                    # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
+                    await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
+                    with self._engines.reserve() as engine:
+                        asked = {**_make_changed_agent_options(new, engine), "wait_for_answers": self._patience}
+                        handle = await engine.start_resume(into, **asked)
+                else:
+                    with self._engines.reserve() as engine:
+                        handle = await engine.start_fork(
+                            source,
+                            at=at,
+                            into=into,
+                            allow_repeat=allow_repeat,
+                            wait_for_answers=self._patience,
+                            **options,
+                        )
+            except JournalError as error:
+                raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
+            await self._register(new, None)
+            self._live.add(run, handle, is_resumed=True)
+        return run
+
+
+def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
+    """Return the options of a resume with the changes of the agent that a fork asked for; nothing for any other run."""
+    changes = dict(row.request.get("changes", {}))
+    if not changes:
+        return {}
+    agent = engine.agent(row.agent)
+    settings = {name: changes.pop(name) for name in ("temperature", "max_tokens") if name in changes}
+    # Not as the agent's own model: the model that the server or the start of the run chose has precedence over it.
+    model = {"agent_models": {row.agent: changes.pop("model")}} if "model" in changes else {}
+    agent = attrs.evolve(agent, **changes, settings=attrs.evolve(agent.settings, **settings))
+    return {"agent": agent, "on_divergence": "keep", **model}
+
+
+def find_recorded_end(journal: Journal) -> str | None:
+    """
+    Return the final status of a run in its journal; ``None`` if it has not ended.
+
+    Raises:
+        JournalMissing: when it never started.
+    """
+    if not journal.is_there():
+        raise journal.missing()
+    history = journal.history()
+    if history.head is None:
+        raise journal.missing()
+    if history.is_complete:
+        return status_of(history)
+    # Its server was killed before it could record the end. A cancel by a person is a message of the mailbox, recorded with
+    # the end; what a server cuts off as it stops has none, and is resumed.
+    messages = [one.input for one in history.inputs if one.path == "" and one.input.get("type") == "mailbox_message"]
+    was_cancelled = history.stop is not None and any(one.get("kind") == "cancel" for one in messages)
+    return RunStatus.CANCELLED.value if was_cancelled else None

@@ -1,0 +1,232 @@
+"""``RunMessenger``: answers, messages, input, cancels and tool results for the runs of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.codec import bare
+from stepengine.data.questions import AnswerLike, Question
+from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError
+from stepengine.journal.mailbox import Letter
+from stepengine.journal.messages import send_tool_result
+from stepengine.journal.questions import DOUBT
+from stepengine.journal.sleepers import wake_for_letter
+from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act
+from stepengine.server.problems import Problem
+from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.run_requests import check_answers, check_not_ended, error_for_client
+
+if TYPE_CHECKING:
+    from stepengine.runtime.handle import RunHandle
+    from stepengine.server.access import Caller
+    from stepengine.server.background_tasks import BackgroundTasks
+    from stepengine.server.current_engine import CurrentEngine
+    from stepengine.server.live_runs import LiveRuns
+    from stepengine.server.run_launcher import RunLauncher
+    from stepengine.server.run_reader import RunReader
+    from stepengine.server.run_store import RunStore
+
+SUSPEND_SECONDS = 2.0
+"""How long a request waits for a run that is being suspended: writing its last records takes milliseconds."""
+SUSPEND_PAUSE_SECONDS = 0.02
+"""The pause between two looks at such a run."""
+
+
+class RunMessenger:
+    """
+    Delivers messages to runs.
+
+    Each message is in the mailbox next to the run's journal before the sender is told that it arrived. Then the run is notified,
+    in this process or through the ledger. So any server of the place may be asked, and one that dies in between loses nothing.
+
+    Args:
+        store: The journals and the ledger.
+        live: The runs of this process.
+        engines: The engines of these runs.
+        reader: Finds the open questions of a run.
+        launcher: Resumes a suspended run for which something arrived.
+        tasks: The background tasks of the server.
+        quotas: What each owner uses.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        live: LiveRuns,
+        *,
+        engines: CurrentEngine,
+        reader: RunReader,
+        launcher: RunLauncher,
+        tasks: BackgroundTasks,
+        quotas: QuotaTable,
+    ) -> None:
+        self._store = store
+        self._live = live
+        self._engines = engines
+        self._reader = reader
+        self._launcher = launcher
+        self._tasks = tasks
+        self._quotas = quotas
+        self._resuming: dict[str, asyncio.Task[Any]] = {}
+
+    async def answer(
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
+    ) -> None:
+        """
+        Answer open questions, all or none of them.
+
+        Args:
+            caller: Who answers.
+            row: The run.
+            answers: By the ids of their questions.
+            by: Who answers in the name of *caller*: a tool of a page.
+            say: User input that the next model call gets with the answers.
+
+        Raises:
+            AnswerRejected: when a question is not open, or the answer does not fit it.
+            Problem: when *caller* may not give such an answer.
+        """
+        check_not_ended(row)
+        given = check_answers(caller, answers, await self._find_open_questions(row, answers), by)
+        letters = [
+            # The same id for two people who answer one question at the same time, so that the second is refused.
+            Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
+            for question, answer in given.items()
+            if not question.startswith(DOUBT)
+        ]
+        if say:
+            letters.append(Letter(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
+        # In the ledger and not in the mailbox: a run that is killed while it repeats an effect would find the decision
+        # there again, and repeat the effect once more.
+        decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
+        try:
+            if decided:
+                await self._store.write(make_decisions_act(row.run, decided))
+            await asyncio.to_thread(self._write_letters, row, letters)
+        except InputError:
+            msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
+            raise AnswerRejected(msg) from None
+        await self._notify_run(row)
+
+    async def answer_turn(
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
+    ) -> RunHandle | None:
+        """
+        Answer a suspended run, and return the handle of its resumption; ``None`` if no run of this process resumes it.
+
+        Arguments and errors are those of ``answer``.
+        """
+        before = self._live.find_ended_handle(row.run)
+        await self.answer(caller, row, answers, by=by, say=say)
+        if row.run in self._resuming:
+            await asyncio.wait((self._resuming[row.run],))
+        handle = self._live.handles.get(row.run) or self._live.find_ended_handle(row.run)
+        return None if handle is before else handle
+
+    async def _find_open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
+        """Return the open questions of a run, those in *wanted* also while the run is being suspended."""
+        until = time.monotonic() + SUSPEND_SECONDS
+        while True:
+            is_live = row.run in self._live
+            known = {question.id: question for question in (await self._reader.details(row)).questions}
+            if not is_live or known.keys() >= set(wanted) or time.monotonic() > until:
+                return known
+            # A run drops its questions before it is suspended; an answer that arrives in between is in time.
+            with contextlib.suppress(JournalMissing):
+                recorded = (await self._reader.read_recorded_details(row)).questions
+                if not {question.id for question in recorded}.intersection(wanted):
+                    return known
+            await asyncio.sleep(SUSPEND_PAUSE_SECONDS)
+
+    async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
+        """Send a message to the receiver of *topic*; errors are those of ``Engine.post``, and ``Problem`` over a quota."""
+        check_not_ended(row)
+        journal = self._store.journal(row.run)
+        handle = self._live.handles.get(row.run)
+        async with self._quotas.use(row.owner, json_size(value)) as use:
+            try:
+                try:
+                    engine = self._engines.engine_for_run(row.run)
+                    is_new = await engine.post(handle or journal, topic, value, id=id, path=path)
+                except StepEngineError:
+                    if handle is None or not handle.done:
+                        raise
+                    # It was suspended in the meantime, and still has its mailbox.
+                    is_new = await self._engines.engine.post(journal, topic, value, id=id, path=path)
+            except StepEngineError as error:
+                raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+            if not is_new:
+                use.refund()
+        await self._notify_run(row)
+        return is_new
+
+    async def say(self, row: RunRow, text: str) -> None:
+        """Send user input to a run: its next model call gets it."""
+        check_not_ended(row)
+        async with self._quotas.use(row.owner, json_size(text)):
+            if await self._send(row, Letter(kind="input", value=text)) is None:
+                self._live.handles[row.run].send_input(text)
+
+    async def cancel(self, row: RunRow, reason: str) -> None:
+        """Cancel a run; one that has ended stays as it is."""
+        if row.status not in OPEN:
+            return
+        if await self._send(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
+            self._live.handles[row.run].interrupt()
+
+    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+        """
+        Deliver the result of a call of a deferred tool, whichever process has the run.
+
+        Raises:
+            InputError: when the call has another result already, or this one is too long.
+            Problem: when no such call waits.
+        """
+        check_not_ended(row)
+        handle, journal = self._live.handles.get(row.run), self._store.journal(row.run)
+        give = partial(send_tool_result, journal) if handle is None else handle.post_tool_result
+        try:
+            await asyncio.to_thread(give, call_id, result, path=path)
+        except ToolError as error:
+            raise Problem(error.message, status=409, kind="no_such_call") from error
+        except StepEngineError as error:
+            raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+        await self._notify_run(row)
+
+    async def _send(self, row: RunRow, letter: Letter) -> Letter | None:
+        """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
+        try:
+            await asyncio.to_thread(self._write_letters, row, [letter])
+        except JournalMissing:
+            if row.run not in self._live:
+                raise
+            return None
+        except InputError:  # the run was cancelled before, with another reason
+            return letter
+        await self._notify_run(row)
+        return letter
+
+    def _write_letters(self, row: RunRow, letters: Iterable[Letter]) -> None:
+        box = self._store.journal(row.run).mailbox()
+        for letter in letters:
+            box.post(letter)
+
+    async def _notify_run(self, row: RunRow) -> None:
+        """Notify a run of what is in its mailbox, whichever process has it."""
+        # In the ledger first, also for a run of this process, which may be suspended at this moment: if this process dies
+        # now, the run is resumed.
+        await self._store.write(make_message_arrived_act(row.run))
+        handle = self._live.handles.get(row.run)
+        if handle is not None:
+            await handle.fetch_mail()
+            return
+        # If another process has the run, that one reads the mailbox by itself, and this one finds its lock.
+        await asyncio.to_thread(wake_for_letter, self._store.journal(row.run))
+        if row.status in OPEN:
+            self._resuming[row.run] = task = self._tasks.spawn(self._launcher.resume_in_background(row))
+            task.add_done_callback(lambda _: self._resuming.get(row.run) is task and self._resuming.pop(row.run))

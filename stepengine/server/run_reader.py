@@ -1,0 +1,263 @@
+"""``RunReader``: finds the runs of a server and reads what became of them, from their handles or their journals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.data import codec
+from stepengine.data.codec import plain
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.usage import Spending
+from stepengine.errors import JournalMissing, StepEngineError
+from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.questions import make_doubt_questions
+from stepengine.journal.show import find_root_end, spending_of, status_of
+from stepengine.server.ledger import OPEN, RunRow
+from stepengine.server.live_runs import RUNNING
+from stepengine.server.run_requests import require_own_run, resolve_owner, session_key
+
+if TYPE_CHECKING:
+    from stepengine.data.questions import Question
+    from stepengine.data.waits import Waits
+    from stepengine.journal.history import History
+    from stepengine.server.access import Caller
+    from stepengine.server.current_engine import CurrentEngine
+    from stepengine.server.live_runs import LiveRuns
+    from stepengine.server.run_store import RunStore
+
+MAX_DETAILS = 200
+"""How many ended runs have their details in memory: about as many as the studio lists on a few pages."""
+
+
+@frozen(kw_only=True)
+class ServedRun:
+    """
+    The details of a run, as the HTTP API returns it.
+
+    Attributes:
+        row: What the ledger has.
+        status: ``"running"`` while a process executes it, else how it ended, ``"suspended"`` or ``"stranded"``.
+        phase: What a run of this process is doing.
+        epoch: The beginning of the ids of its events, for a run of this process.
+        questions: Its open questions.
+        output: Its output.
+        text: The output as text.
+        error: Why it failed.
+        usage: Tokens.
+        cost: US dollars; ``None`` if a price is unknown.
+        waits_for: What a suspended run waits for.
+        parent: Of a fork the id of its parent, ``run``, and the last effect that it kept, ``at``.
+    """
+
+    row: RunRow
+    status: str
+    phase: str | None = None
+    epoch: str | None = None
+    questions: tuple[Question, ...] = ()
+    output: Any = None
+    text: str = ""
+    error: str = ""
+    usage: Any = None
+    cost: Any = None
+    waits_for: tuple[Waits, ...] = ()
+    parent: Mapping[str, str] | None = None
+
+
+class RunReader:
+    """
+    Reads runs.
+
+    Args:
+        store: The journals and the ledger.
+        live: The runs of this process.
+        engines: The engine, which replays a journal whose state is stored nowhere else.
+    """
+
+    def __init__(self, store: RunStore, live: LiveRuns, engines: CurrentEngine) -> None:
+        self._store = store
+        self._live = live
+        self._engines = engines
+        self._details: OrderedDict[tuple[str, str, float], ServedRun] = OrderedDict()
+
+    async def find(self, caller: Caller, run: str) -> RunRow:
+        """
+        Return a run of *caller*.
+
+        Raises:
+            Problem: when there is no such run, or it belongs to somebody else; both look the same.
+        """
+        was_here = self._live.is_recording(run)
+        row = await self._store.find(run)
+        if row is not None and row.status in RUNNING and was_here and run not in self._live:
+            # The caller may have seen the end of the run, and must not be told that it runs. Whether this process records
+            # the end was checked before the row was read, since that may finish meanwhile.
+            await self._live.wait_recorded(run)
+            row = await self._store.find(run)
+        return require_own_run(caller, run, row)
+
+    async def listed(
+        self,
+        caller: Caller,
+        *,
+        agent: str | None,
+        statuses: Sequence[str],
+        before: tuple[float, str] | None,
+        limit: int,
+        owner: str | None = None,
+        session: str | None = None,
+        search: str | None = None,
+    ) -> list[RunRow]:
+        """
+        Return the runs of *caller*, for an admin those of everybody, newest first.
+
+        *owner* selects one owner's, which an admin may ask for, *session* those of a conversation, *search* those whose
+        request, id or agent contains it.
+
+        Raises:
+            Problem: when *owner* is somebody else.
+        """
+        whose = resolve_owner(caller, owner)
+        is_everybodys = owner is None and session is None and caller.may("admin")
+        return await asyncio.to_thread(
+            partial(
+                self._store.ledger.listed,
+                owner=None if is_everybodys else whose,
+                agent=agent,
+                statuses=statuses,
+                before=before,
+                limit=limit,
+                session=None if session is None else session_key(whose, session),
+                search=search,
+            )
+        )
+
+    async def counts(self) -> list[tuple[str, str, int]]:
+        """Return the number of runs of each agent in each status."""
+        query = "SELECT agent, status, count(*) FROM served GROUP BY agent, status"
+        return await asyncio.to_thread(self._store.ledger.read, query)
+
+    async def details(self, row: RunRow) -> ServedRun:
+        """Return the details of a run: from its handle if this process has it, else from its journal."""
+        handle = self._live.handles.get(row.run)
+        if handle is not None:
+            return ServedRun(
+                row=row, status="running", phase=handle.phase.value, epoch=handle.epoch, questions=handle.questions
+            )
+        # A run that does not run does not change, so its journal is read once.
+        key = (row.run, row.status, row.changed)
+        known = self._details.get(key)
+        if known is not None:
+            return attrs.evolve(known, row=row)
+        try:
+            details = await self.read_recorded_details(row)
+        except JournalMissing:
+            return ServedRun(row=row, status=row.status, error=row.error)
+        if row.status not in RUNNING:
+            self._details[key] = details
+            while len(self._details) > MAX_DETAILS:
+                self._details.popitem(last=False)
+        return details
+
+    async def read_recorded_details(self, row: RunRow) -> ServedRun:
+        """Return the details of a run that its journal has; raise ``JournalMissing`` if there is none."""
+        return await asyncio.to_thread(self._details_from_journal, row)
+
+    def _details_from_journal(self, row: RunRow) -> ServedRun:
+        history = self._store.journal(row.run).history()
+        ended, spending = find_root_end(history), spending_of(history)
+        questions = [] if ended is not None else [one for _, one in open_questions(history).values()]
+        if ended is None and row.status == "suspended":
+            # Only of a suspended run: every effect that another process executes now would look in doubt.
+            questions += make_doubt_questions(history)
+        error = row.error if ended is None or ended.error is None else str(ended.error)
+        handle = self._live.find_ended_handle(row.run)
+        return ServedRun(
+            row=row,
+            status=_find_status(row, history),
+            epoch=None if handle is None else handle.epoch,
+            questions=tuple(questions),
+            output=None if ended is None else plain(ended.output),
+            text="" if ended is None else ended.text,
+            error=error,
+            usage=plain(spending.usage),
+            cost=None if spending.cost is None else str(spending.cost),
+            # The record of a run that another process executes may be behind.
+            waits_for=tuple(find_waits(history)) if ended is None and row.status == "suspended" else (),
+            parent=None if history.head is None else history.head.parent,
+        )
+
+    async def state(self, row: RunRow) -> AgentState:
+        """
+        Return the last state of a run that is not running.
+
+        Raises:
+            JournalError: when its journal cannot be read.
+            ReplayDivergence: when its process was killed as it ended, and its agent has changed since.
+        """
+        stored = None
+        if row.session is not None:
+            stored = await asyncio.to_thread(self._store.ledger.find_conversation_state, row)
+        if stored is not None:
+            return await asyncio.to_thread(lambda: codec.from_json(json.loads(stored)))
+        return (await self._engines.engine.replay(self._store.journal(row.run), on_divergence="keep")).state
+
+    async def result(self, row: RunRow) -> RunResult:
+        """Return the result of a run that is not running; errors are those of ``state``."""
+        state = await self.state(row)
+        return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
+
+    async def is_idle(self, run: str) -> bool:
+        """Return whether no process executes the run, so that its state only changes when it is resumed."""
+        row = await self._store.find(run)
+        return row is None or (row.status not in RUNNING and run not in self._live)
+
+    async def content(self, row: RunRow) -> bytes:
+        """Return the bytes of the journal of a run."""
+        return await asyncio.to_thread(lambda: self._store.journal(row.run).content())
+
+    async def spending(self, row: RunRow) -> Spending:
+        """Return the tokens and the cost of a run according to its journal."""
+        journal = self._store.journal(row.run)
+        try:
+            return await asyncio.to_thread(lambda: spending_of(journal.history()))
+        except JournalMissing:
+            return Spending()
+
+
+def _find_status(row: RunRow, history: History) -> str:
+    if history.is_complete:
+        return status_of(history)
+    if row.status not in OPEN:
+        # The journal of a cancelled run has no result and could be resumed; the ledger says that it is not.
+        return row.status
+    return "suspended" if "suspended" in (row.status, status_of(history)) else "running"
+
+
+def _result_from_state(read_history: Callable[[], History], row: RunRow, state: AgentState) -> RunResult:
+    """Return the result of a run that no process executes, from its last state *state*."""
+    history = read_history()
+    ended = find_root_end(history)
+    if row.status == "stranded":
+        return RunResult(status=RunStatus.FAILED, state=state, error=StepEngineError(row.error))
+    if ended is None:
+        # The journal of a stopped run has no result, nor has that of one that can be resumed.
+        status = RunStatus.SUSPENDED if row.status in OPEN else RunStatus(row.status)
+        waits = tuple(find_waits(history)) if row.status in OPEN else ()
+        more: dict[str, Any] = {"pending_questions": state.pending, "waits_for": waits}
+        return RunResult(status=status, state=state, spending=spending_of(history), **more)
+    return RunResult(
+        status=ended.status,
+        output=ended.output,
+        text=ended.text,
+        error=ended.error,
+        spending=ended.spending,
+        state=state,
+    )

@@ -1,0 +1,103 @@
+"""``RunRecovery``: resumes the runs of a place whose time has come, and those whose process died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from stepengine.errors import StepEngineError
+from stepengine.journal.sleepers import open_wake_index
+from stepengine.runtime.logs import LOGGER
+from stepengine.server.ledger import OPEN, RunRow
+
+if TYPE_CHECKING:
+    from stepengine.server.live_runs import LiveRuns
+    from stepengine.server.run_launcher import RunLauncher
+    from stepengine.server.run_store import RunStore
+
+LOOK_SECONDS = 1.0
+"""How often the place is checked: a run that is due starts at most this late."""
+START_SECONDS = 2.0
+"""How long a run may be registered without a journal: another server may be about to start it."""
+MAX_DUE = 100
+"""How many runs that are due are read at a time; the others follow a second later."""
+
+
+class RunRecovery:
+    """
+    Resumes runs in the background.
+
+    Args:
+        store: The journals and the ledger.
+        live: The runs of this process.
+        launcher: Resumes a run.
+        tidy: Called once a second, to drop what no client reads any more.
+    """
+
+    def __init__(self, store: RunStore, live: LiveRuns, launcher: RunLauncher, tidy: Callable[[], None]) -> None:
+        self._store = store
+        self._live = live
+        self._launcher = launcher
+        self._tidy = tidy
+        self._third_party: set[str] = set()
+
+    async def watch(self) -> None:
+        """Resume runs that are due or lost their process, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._tidy()
+            try:
+                for row in await asyncio.to_thread(self._find_due_runs):
+                    if not self._live.has_room():
+                        break
+                    await self._launcher.resume_in_background(row)
+                await self.sweep()
+            except StepEngineError as error:
+                LOGGER.error("what is to go on is not known now: %s", error)
+            except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it no run is resumed any more
+                LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
+
+    def _find_due_runs(self) -> list[RunRow]:
+        """
+        Return the runs of the ledger whose time has come.
+
+        Other journals of the place are third-party: whoever put one here could have written an approval into it.
+        """
+        with open_wake_index(self._store.place) as index:
+            due = index.due(datetime.now(UTC), MAX_DUE + len(self._third_party) + len(self._live))
+        rows: list[RunRow] = []
+        third_party: set[str] = set()
+        for one in due:
+            run = one.run if self._store.is_database else one.run.removesuffix(".jsonl")
+            if run in self._live:
+                continue
+            row = self._store.ledger.find(run)
+            if row is None:
+                third_party.add(run)
+            elif row.status in OPEN:
+                rows.append(row)
+        for run in third_party - self._third_party:
+            LOGGER.warning("run %s is due, and was not started by this server: it is left alone", run)
+        self._third_party = third_party
+        return rows
+
+    async def sweep(self, *, at_once: bool = False) -> None:
+        """Resume the runs whose process died, as far as there is room; *at_once* also those registered just now."""
+        for row in await asyncio.to_thread(self._find_orphaned_runs, frozenset(self._live.handles), at_once=at_once):
+            if not self._live.has_room():
+                return
+            if row.run not in self._live:
+                await self._launcher.resume_in_background(row)
+
+    def _find_orphaned_runs(self, live: Collection[str], *, at_once: bool) -> list[RunRow]:
+        """Return the runs whose process died: nobody holds their locks, which are checked before their rows are read."""
+        ledger = self._store.ledger
+        others = [run for run in ledger.under_way() if run not in live]
+        free = [
+            row for run in others if not self._store.journal(run).is_held() and (row := ledger.find(run)) is not None
+        ]
+        latest = time.time() - (0.0 if at_once else START_SECONDS)
+        return [row for row in free if row.status == "running" or (row.status == "started" and row.created <= latest)]

@@ -1,0 +1,208 @@
+"""What callers ask of runs, checked the same way wherever the runs are: ``StartRequest``, and who may ask for what."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.limits import DEFAULT_LIMITS, Limits
+from stepengine.data.messages import ImagePart, UserMessage
+from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.state import AgentState
+from stepengine.data.transcript import Transcript
+from stepengine.errors import InputError, StepEngineError
+from stepengine.journal.messages import match_answers
+from stepengine.journal.questions import DOUBT
+from stepengine.server.ledger import OPEN, RunRow
+from stepengine.server.problems import Problem
+
+if TYPE_CHECKING:
+    from stepengine.journal.store import Journal
+    from stepengine.server.access import Caller
+
+
+@frozen
+class NextTurn:
+    """
+    The next turn of a conversation.
+
+    Attributes:
+        after: The last run of the conversation, as the client knows it; ``None`` if there is none.
+    """
+
+    after: RunRow | None = None
+
+
+@frozen(kw_only=True)
+class StartRequest:
+    """
+    A request to start a run.
+
+    Attributes:
+        agent: The agent's id.
+        prompt: What it should do.
+        params: A JSON object for the agent's schema.
+        metadata: A JSON object for hooks and tools.
+        session: The conversation, by the name that its owner gave it.
+        limits: Members of ``Limits`` for this run, each at most what its agent may have.
+        model: Its agent's model in this run.
+        images: Pictures before the prompt, each with ``mime_type`` and ``data`` in base64.
+        turn: Set if it is the next turn of the conversation, which starts from the state that the last run left.
+        is_patient: Whether a question waits in memory for a while before the run is suspended.
+    """
+
+    agent: str
+    prompt: str = ""
+    params: Any = None
+    metadata: Mapping[str, Any] | None = None
+    session: str | None = None
+    limits: Mapping[str, float] | None = None
+    model: str | None = None
+    images: Sequence[Mapping[str, str]] = ()
+    turn: NextTurn | None = None
+    is_patient: bool = True
+
+
+def resolve_agent(agents: Sequence[str], name: str) -> str:
+    """Return the id of the agent *name*; raise ``InputError`` if clients may not start it."""
+    # Exactly as listed: the engine itself would also accept paths and other spellings.
+    if name not in agents:
+        msg = f"there is no agent {name[:200]!r} here; there are: {list_names(sorted(agents), name)}"
+        raise InputError(msg, issues=(f"agent: {msg}",))
+    return name
+
+
+def extra_request_fields(most: Limits, asked: StartRequest) -> dict[str, Any]:
+    """
+    Return the limits, model and pictures of a request as JSON; absent ones are left out.
+
+    Raises:
+        InputError: for a limit above *most*.
+    """
+    for name, value in (asked.limits or {}).items():
+        here = getattr(most.fill_from(DEFAULT_LIMITS), name)
+        if here is not None and value > here:
+            msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
+            raise InputError(msg, issues=(msg,))
+    extras = {
+        "limits": asked.limits and dict(asked.limits),
+        "models": asked.model and {asked.agent: asked.model},
+        "images": [dict(one) for one in asked.images],
+    }
+    return {name: value for name, value in extras.items() if value}
+
+
+def options_from_request(request: Mapping[str, Any], previous: AgentState | None = None) -> dict[str, Any]:
+    """Return the options of ``Engine.start`` for the JSON of ``extra_request_fields``; the run continues from *previous*."""
+    options: dict[str, Any] = {}
+    if request.get("limits"):
+        options["limits"] = Limits(**request["limits"])
+    if request.get("models"):
+        options["agent_models"] = request["models"]
+    if request.get("images"):
+        parts = [ImagePart(data=base64.b64decode(one["data"]), mime_type=one["mime_type"]) for one in request["images"]]
+        state = AgentState() if previous is None else previous
+        pictures = [UserMessage(parts)]
+        options["previous"] = attrs.evolve(
+            state,
+            message_history=Transcript([*state.message_history, *pictures]),
+            view=Transcript([*state.view, *pictures]),
+        )
+    return options
+
+
+def check_may_continue(caller: Caller, asked: StartRequest, *, keeps: bool) -> None:
+    """Raise ``Problem`` if *caller* continues a stored conversation without the scope ``answer``."""
+    if asked.session is not None and keeps and not caller.may("answer"):
+        msg = (
+            "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
+            "beside 'run'; leave `session_id` out, or use another token"
+        )
+        raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
+
+
+def make_session_key(caller: Caller, session: str | None) -> str | None:
+    """Return the key of a conversation of *caller*; raise ``InputError`` for a name that cannot be in a URL."""
+    if session is not None and not session.isprintable():
+        msg = "the name of a conversation has printable characters alone, so that it can stand in an address"
+        raise InputError(msg, issues=(f"session_id: {msg}",))
+    return None if session is None else session_key(caller.name, session)
+
+
+def session_key(owner: str, session: str) -> str:
+    """Return the key of a conversation of *owner*; names of other owners never have the same key."""
+    return f"{hashlib.sha256(owner.encode()).hexdigest()[:16]}:{session}"
+
+
+def require_own_run(caller: Caller, run: str, row: RunRow | None) -> RunRow:
+    """Return *row* for its owner or an admin; raise the same ``Problem`` for a missing run and for one of another owner."""
+    if row is None or not (row.owner == caller.name or caller.may("admin")):
+        msg = f"there is no run {run[:200]!r}"
+        raise Problem(msg, status=404, kind="no_such_run")
+    return row
+
+
+def resolve_owner(caller: Caller, owner: str | None) -> str:
+    """Return *caller*'s name, or for an admin the given *owner*; raise ``Problem`` if another caller gives an owner."""
+    if owner is None or owner == caller.name:
+        return caller.name
+    caller.must("admin")
+    return owner
+
+
+def check_not_closing(*, is_closing: bool) -> None:
+    """Raise ``Problem`` while the server shuts down."""
+    if is_closing:
+        msg = "the server is about to stop and starts nothing; ask again in a moment"
+        raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
+
+
+def check_not_ended(row: RunRow) -> None:
+    """Raise ``Problem`` for a run that has ended."""
+    if row.status not in OPEN:
+        msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
+        raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
+
+
+def check_answers(
+    caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question], by: str | None = None
+) -> dict[str, Answer]:
+    """Return the answers as those of *caller*; raise unless each fits an open question and *caller* may give it."""
+    given = match_answers(answers, open_, by=by or caller.name)
+    needs_admin = any(
+        one.remember == "always" or one.edited_input is not None or (question.startswith(DOUBT) and one.agrees)
+        for question, one in given.items()
+    )
+    if needs_admin and not caller.may("admin"):
+        msg = (
+            "to allow something for good, to change what is run, or to do again what may have happened, the scope `admin` is "
+            "needed; nothing was taken"
+        )
+        raise Problem(msg, status=403, kind="scope_missing", members={"scope": "admin"})
+    return given
+
+
+def error_for_client(
+    error: StepEngineError, own: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
+) -> Exception:
+    """
+    Return the error that a client receives if a request about a run fails.
+
+    Args:
+        error: The error.
+        own: Errors of exactly this class say that the run cannot do what was requested.
+        row: The run.
+        journal: Its journal, whose path the client must not see.
+        status: The HTTP status for errors of class *own*.
+        kind: The kind of problem for errors of class *own*.
+    """
+    message = error.message.replace(journal.name, f"run {row.run}")
+    if isinstance(error, InputError):
+        return InputError(message, issues=(message,))
+    return Problem(message, status=status, kind=kind) if type(error) is own else error

@@ -1,0 +1,122 @@
+"""``RunStore``: the journals of the runs of a server and the ledger that says whose they are, in one folder or SQLite file."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepengine.errors import JournalError, JournalLocked, StepEngineError
+from stepengine.journal.files import FileJournal
+from stepengine.journal.sleepers import open_wake_index
+from stepengine.journal.sources import parse_database_path
+from stepengine.journal.sqlite import SqliteJournal
+from stepengine.runtime.logs import LOGGER
+from stepengine.server.access import check_folder
+from stepengine.server.ledger import Act, Ledger, RunRow, make_status_act
+
+if TYPE_CHECKING:
+    from stepengine.server.quotas import QuotaUsage
+
+MAX_RESUME_TRIES = 3
+"""A run that failed to resume this often has the same fault each time, and is left to its owner."""
+
+
+class RunStore:
+    """
+    The journals and the ledger in one folder or database. Any number of servers may share them.
+
+    Args:
+        place: A folder of journals, created if there is none, or an SQLite file.
+
+    Attributes:
+        ledger: The register of runs, read and written in worker threads.
+        is_database: Whether the place is an SQLite file.
+    """
+
+    def __init__(self, place: str | Path) -> None:
+        self.place = Path(place)
+        self.ledger = Ledger(place)
+        self.is_database = parse_database_path(str(place)) is not None
+        self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    def prepare(self) -> None:
+        """
+        Create the folder and the missing files, and read the ledger and the wake index once to check them.
+
+        Raises:
+            DefinitionError: when others could write the place.
+            JournalError: when it cannot be used.
+        """
+        folder = self.place.parent if self.is_database else self.place
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"{str(folder)!r} cannot be a folder of runs: {error.strerror or type(error).__name__}"
+            raise JournalError(msg) from error
+        check_folder(folder)
+        if self.is_database and self.place.exists():
+            check_folder(self.place)
+        self.ledger.under_way()
+        with open_wake_index(self.place) as index:
+            index.all()
+
+    async def close(self) -> None:
+        """Finish the requested writes, and close the ledger."""
+        if self._writing is not None:
+            await self._writing
+        await asyncio.to_thread(self.ledger.close)
+
+    def journal(self, run: str) -> FileJournal | SqliteJournal:
+        """Return the journal of a run."""
+        return SqliteJournal(self.place, run) if self.is_database else FileJournal(self.place / f"{run}.jsonl")
+
+    async def find(self, run: str) -> RunRow | None:
+        """Return the row of a run, or ``None``."""
+        return await asyncio.to_thread(self.ledger.find, run)
+
+    async def usage(self, owner: str) -> QuotaUsage:
+        """Return the open runs and stored bytes of an owner."""
+        return await asyncio.to_thread(self.ledger.usage, owner)
+
+    async def write(self, act: Act) -> Any:
+        """Write to the ledger and return the result of *act*; requests that arrive together share one transaction."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        # SQLite has one writer and each commit is a sync: a thousand starts at once were a thousand syncs, one after
+        # the other. So all requests that arrive during one commit go into the next.
+        self._acts.append((act, future))
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write_waiting_acts())
+        # A cancelled request must not cancel the writes of others, nor its own, which a client may have been told of.
+        return await asyncio.shield(future)
+
+    async def _write_waiting_acts(self) -> None:
+        try:
+            while self._acts:
+                batch, self._acts = self._acts, []
+                try:
+                    made = await asyncio.to_thread(self.ledger.write, [act for act, _ in batch])
+                except Exception as error:  # noqa: BLE001 - the callers get it
+                    made = [error] * len(batch)
+                for (_, future), value in zip(batch, made, strict=True):
+                    if future.done():
+                        continue
+                    if isinstance(value, Exception):
+                        future.set_exception(value)
+                    else:
+                        future.set_result(value)
+        finally:
+            self._writing = None
+
+    async def record_failed_resume(self, run: str, error: BaseException) -> None:
+        """Record that a run could not continue; after three failures it is stranded. Locked runs do not count."""
+        if isinstance(error, JournalLocked):
+            return
+        row = await self.find(run)
+        tries = 1 if row is None else row.tries + 1
+        reason = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
+        LOGGER.error("run %s could not go on (%d of %d tries): %s", run, tries, MAX_RESUME_TRIES, reason)
+        status = "stranded" if tries >= MAX_RESUME_TRIES else "running"
+        await self.write(make_status_act(run, status, time.time(), tries=tries, error=reason[:2_000]))

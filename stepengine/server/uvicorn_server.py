@@ -1,0 +1,79 @@
+"""Serve an application with uvicorn until this process is stopped. The limits of connections are in ``system.http_connections``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepengine.workspace.http_connections import logging_once_per_second, protocol_options
+
+if TYPE_CHECKING:
+    from stepengine.server.application import Application
+
+
+async def serve_until_signal(served: Application, host: str, port: int, begun: Callable[[str], object]) -> bool:
+    """
+    Serve requests until SIGTERM or SIGINT; return False if the address could not be used.
+
+    Args:
+        served: What answers.
+        host: The address.
+        port: The port; 0 for a free one.
+        begun: Is told the URL once it listens.
+
+    Returns:
+        Whether it ever listened; uvicorn's log says why not.
+
+    Raises:
+        StepEngineError: when the place of the runs cannot be used.
+    """
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    config = uvicorn.Config(
+        served,
+        host=host,
+        port=port,
+        log_level="warning",
+        # By uvicorn's own way what cannot begin is told with a traceback, and as nothing else.
+        lifespan="off",
+        server_header=False,
+        **protocol_options(H11Protocol),
+        # Whoever is slow to read would hold the end up.
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    begin = server.startup
+
+    async def started(sockets: Any = None) -> None:
+        await begin(sockets)
+        if server.started:
+            begun(_find_server_url(server))
+
+    def stop() -> None:
+        server.should_exit = True
+        served.end_watching()
+
+    server.startup = started  # type: ignore[method-assign]
+    # By uvicorn's own way a signal is raised again behind its end, and the process would be killed by it.
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        async with served.lifespan():
+            # uvicorn raises SystemExit where it cannot listen.
+            with logging_once_per_second(), contextlib.suppress(SystemExit):
+                await server.serve()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    return server.started
+
+
+def _find_server_url(server: Any) -> str:
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

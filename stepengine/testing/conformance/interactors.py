@@ -1,0 +1,88 @@
+"""``check_interactor``: the promises of a surface that asks people, in runs that ask questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.questions import Interactor, validate_interactor
+from stepengine.data.yields import Ask, Parallel
+from stepengine.engine.engine import Engine
+from stepengine.testing.conformance.promises import Promises, require_equal
+
+MakeInteractor: TypeAlias = Callable[[Sequence[str]], Interactor]
+
+INTERACTOR: Promises[MakeInteractor] = Promises("check_interactor(make")
+
+
+def check_interactor(make: MakeInteractor, *, only: str = "") -> None:
+    """
+    Check that an interactor meets the promises of its interface.
+
+    Args:
+        make: Returns a surface whose person says these texts, one after the other, and then leaves.
+        only: The name of one promise; by default all are checked.
+
+    Raises:
+        AssertionError: when a promise is broken; it says which one and how to check it alone.
+    """
+    INTERACTOR.check(make, only)
+
+
+def _ask(interactor: Interactor, *questions: Ask) -> Any:
+    """Return the result of a run that asks questions one after the other."""
+
+    def handle(_ctx: Any) -> Any:
+        answers: list[str] = []
+        for question in questions:
+            answers.append((yield from question))  # noqa: PERF401 - a comprehension cannot yield
+        return answers
+
+    with Engine([AgentDefinition("asker", handle_steps=handle)], interactor=interactor) as engine:
+        return engine.run_sync("asker")
+
+
+@INTERACTOR.add("object", "It is an object with a method `ask` that takes one question.")
+def _check_object(make: MakeInteractor) -> None:
+    validate_interactor(make([]), "the surface")
+
+
+@INTERACTOR.add("text", "A question without options returns the text that the person says, unchanged.")
+def _check_text(make: MakeInteractor) -> None:
+    for said in ("four, at the window", "ünïcode 漢字", "no"):
+        require_equal([said], _ask(make([said]), Ask("Which table?")).output, "answer")
+
+
+@INTERACTOR.add("options", "A question with options returns one of them.")
+def _check_options(make: MakeInteractor) -> None:
+    for said in ("left", "right"):
+        found = _ask(make([said]), Ask("Where to?", options=["left", "right"])).output
+        require_equal([said], found, "answer")
+
+
+@INTERACTOR.add("invalid", "An invalid answer is asked again; no other answer is made of it.")
+def _check_invalid(make: MakeInteractor) -> None:
+    found = _ask(make(["sideways", "right"]), Ask("Where to?", options=["left", "right"])).output
+    require_equal(["right"], found, "answer after an invalid one")
+
+
+@INTERACTOR.add("order", "Each question gets the answer that was given to it.")
+def _check_order(make: MakeInteractor) -> None:
+    names = ["one", "two", "three"]
+    require_equal(names, _ask(make(names), *[Ask(f"Name {n}?") for n in range(3)]).output, "answers")
+
+
+@INTERACTOR.add("together", "Of questions that are open at the same time each gets one answer.")
+def _check_together(make: MakeInteractor) -> None:
+    def handle(_ctx: Any) -> Any:
+        return list((yield from Parallel(Ask("First?"), Ask("Second?"))))
+
+    with Engine([AgentDefinition("asker", handle_steps=handle)], interactor=make(["one", "two"])) as engine:
+        require_equal(["one", "two"], sorted(engine.run_sync("asker").unwrap()), "answers")
+
+
+@INTERACTOR.add("gone", "When the person has left, the question stays open and the run waits for an answer.")
+def _check_gone(make: MakeInteractor) -> None:
+    result = _ask(make(["one"]), Ask("First?"), Ask("Second?"))
+    require_equal(["Second?"], [question.text for question in result.pending_questions], "open questions")

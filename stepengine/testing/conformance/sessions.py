@@ -1,0 +1,230 @@
+"""``check_sessions``: the promises of a session store, by its abilities: those of ``SessionStore``, and of each protocol it has."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.yields import STEP, Ask
+from stepengine.engine.engine import Engine
+from stepengine.errors import SessionConflict
+from stepengine.models.scripted import ScriptedModel, text
+from stepengine.sessions.session import CacheStore, SessionStore, StateStore, VersionedStore
+from stepengine.testing.conformance.promises import Promises, require, require_equal
+
+MakeSessions: TypeAlias = Callable[[], Any]
+WRITERS = 8
+IDS = ("ann:chat", "Ann:chat", "ann/../chat", "..", "a b\n", "ünïcode-漢字", "%61nn:chat", "x" * 1_000)
+STATE = {"run": "r1", "depth": [1, {"two": None}], "words": "ünï"}
+
+SESSIONS: Promises[MakeSessions] = Promises("check_sessions(make")
+
+
+def check_sessions(make: MakeSessions, *, only: str = "") -> None:
+    """
+    Check that a session store meets the promises of its interface.
+
+    Args:
+        make: Returns a store. Called again, it returns another object over the same place. The place is empty at first.
+        only: The name of one promise; by default all are checked that the abilities of the store allow.
+
+    Raises:
+        AssertionError: when a promise is broken; it says which one and how to check it alone.
+    """
+    SESSIONS.check(make, only)
+
+
+def _ask(_ctx: Any) -> Any:
+    answer = yield from Ask("For how many?")
+    yield STEP
+    return f"a table for {answer}"
+
+
+HISTORY: tuple[Message, ...] = (
+    UserMessage("Add them."),
+    AssistantMessage([ToolCallPart("c1", "add", {"a": 1, "b": ["ü", None, 2.5]})]),
+    ToolMessage("c1", "add", "3"),
+    AssistantMessage("It is 3."),
+)
+
+
+@SESSIONS.add(
+    "history",
+    "`get_history` returns what `save_history` stored last, also to another object; nothing for an unknown id.",
+)
+def _check_history(make: MakeSessions) -> None:
+    if not isinstance(make(), SessionStore):
+        return
+    require_equal([], list(_await_if_needed(make().get_history("nobody"))), "messages of an unknown id")
+    for messages in (HISTORY, HISTORY[:1], (), HISTORY * 1):
+        _await_if_needed(make().save_history("history", messages))
+        require_equal(list(messages), list(_await_if_needed(make().get_history("history"))), "messages")
+
+
+@SESSIONS.add("ids", "Every id of 1 to 1,000 characters has a session of its own.")
+def _check_ids(make: MakeSessions) -> None:
+    if not isinstance(make(), SessionStore):
+        return
+    for session_id in IDS:
+        _await_if_needed(make().save_history(session_id, [UserMessage(session_id)]))
+    for session_id in IDS:
+        found = [message.text for message in _await_if_needed(make().get_history(session_id))]
+        require_equal([session_id], found, f"messages of the id {session_id[:20]!r}")
+
+
+@SESSIONS.add("state", "`get_state` returns what `save_state` stored, `None` for an unknown id.")
+def _check_state(make: MakeSessions) -> None:
+    store = make()
+    # A store of whole sessions keeps agent states, and the promise "question" checks those.
+    if not isinstance(store, StateStore) or isinstance(store, VersionedStore):
+        return
+    require_equal(None, _await_if_needed(store.get_state("nobody")), "state of an unknown id")
+    _await_if_needed(store.save_state("state", STATE))
+    require_equal(STATE, _await_if_needed(make().get_state("state")), "state")
+
+
+@SESSIONS.add("cache", "`get_cached` returns JSON values until their time is over.")
+def _check_cache(make: MakeSessions) -> None:
+    store = make()
+    if not isinstance(store, CacheStore):
+        return
+    require_equal(None, _await_if_needed(store.get_cached("nothing")), "value of an unknown key")
+    for value in (STATE, 0, "text", [1]):
+        _await_if_needed(store.set_cached("key", value))
+        require_equal(value, _await_if_needed(make().get_cached("key")), "cached value")
+    _await_if_needed(store.set_cached("short", 1, 0.001))
+    _await_if_needed(store.set_cached("long", 2, 3_600.0))
+    time.sleep(1.1)  # some stores count whole seconds
+    require_equal(
+        (None, 2),
+        (_await_if_needed(make().get_cached("short")), _await_if_needed(make().get_cached("long"))),
+        "values after a second",
+    )
+
+
+@SESSIONS.add("versions", "`save` raises SessionConflict if another writer saved since `load`, and changes nothing.")
+def _check_versions(make: MakeSessions) -> None:
+    store = make()
+    if not isinstance(store, VersionedStore):
+        return
+    require_equal(0, _await_if_needed(store.load("versions")).version, "version of an unknown id")
+    saved = _save(make(), "versions", HISTORY)
+    require_equal(
+        (1, list(HISTORY)), (saved.version, list(saved.messages)), "version and messages of the saved session"
+    )
+    first, second = _await_if_needed(make().load("versions")), _await_if_needed(make().load("versions"))
+    require_equal(saved, first, "the session that is loaded")
+    _await_if_needed(make().save(attrs.evolve(first, messages=first.messages.append(UserMessage("first")))))
+    try:
+        _await_if_needed(make().save(attrs.evolve(second, messages=second.messages.append(UserMessage("second")))))
+    except SessionConflict:
+        pass
+    else:
+        msg = "the second of two saves of version 1 succeeded"
+        raise AssertionError(msg)
+    require_equal(
+        "first", _await_if_needed(make().load("versions")).messages[-1].text, "the last message after the conflict"
+    )
+
+
+@SESSIONS.add("writers", "Of several threads that save one version, exactly one succeeds.")
+def _check_writers(make: MakeSessions) -> None:
+    if not isinstance(make(), VersionedStore):
+        return
+    for attempt in range(4):
+        won: list[str] = []
+        failed: list[BaseException] = []
+        start = threading.Barrier(WRITERS)
+
+        def save(name: str, start: threading.Barrier, won: list[str], failed: list[BaseException], id_: str) -> None:
+            store = make()
+            loaded = _await_if_needed(store.load(id_))
+            start.wait()
+            try:
+                _await_if_needed(store.save(attrs.evolve(loaded, messages=loaded.messages.append(UserMessage(name)))))
+                won.append(name)
+            except SessionConflict:
+                pass
+            except Exception as error:  # noqa: BLE001 - the caller reports it
+                failed.append(error)
+
+        threads = [
+            threading.Thread(target=save, args=(f"writer {n}", start, won, failed, f"writers {attempt}"))
+            for n in range(WRITERS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        require_equal(([], 1), (failed, len(won)), "errors, and number of saves that succeeded")
+        require_equal(
+            won, [m.text for m in _await_if_needed(make().load(f"writers {attempt}")).messages], "stored messages"
+        )
+
+
+@SESSIONS.add("list", "`list` names each session once until `delete` removes it.")
+def _check_list(make: MakeSessions) -> None:
+    store = make()
+    if not (isinstance(store, VersionedStore) and hasattr(store, "list") and hasattr(store, "delete")):
+        return
+    before = len(_await_if_needed(store.list()))
+    for session_id in ("listed one", "listed two"):
+        _save(store, session_id, HISTORY)
+    found = [info.session_id for info in _await_if_needed(make().list()) if info.session_id.startswith("listed")]
+    require_equal(
+        (["listed one", "listed two"], before + 2),
+        (sorted(found), len(_await_if_needed(make().list()))),
+        "listed sessions",
+    )
+    _await_if_needed(make().delete("listed one"))
+    _await_if_needed(make().delete("listed one"))
+    require_equal(before + 1, len(_await_if_needed(make().list())), "number of sessions after `delete`")
+    require_equal([], list(_await_if_needed(make().load("listed one")).messages), "messages of a deleted session")
+
+
+@SESSIONS.add("conversation", "An engine continues a conversation from the store alone.")
+def _check_conversation(make: MakeSessions) -> None:
+    for number, words in enumerate(("one", "two", "three")):
+        agent = AgentDefinition("guide", model="anthropic/claude-haiku-4-5")
+        with Engine([agent], models=ScriptedModel([text("yes")]), pricing=None, sessions=make()) as engine:
+            result = engine.run_sync(agent, words, session_id="conversation")
+        require(result.session_saved, f"the session was not saved: {result.warnings}")
+        require_equal(2 * number + 2, len(result.state.message_history), "messages of the conversation")
+
+
+@SESSIONS.add(
+    "question", "If the store keeps states, the next message answers a question, in another engine and store object."
+)
+def _check_question(make: MakeSessions) -> None:
+    if not isinstance(make(), StateStore | VersionedStore):
+        return
+    agent = AgentDefinition("waiter", model="anthropic/claude-haiku-4-5", handle_steps=_ask)
+    outputs: list[Any] = []
+    for words in ("A table, please.", "four"):
+        with Engine([agent], models=ScriptedModel([text("I see.")]), pricing=None, sessions=make()) as engine:
+            outputs.append(engine.run_sync(agent, words, session_id="question").output)
+    require_equal([None, "a table for four"], outputs, "outputs of both messages")
+
+
+def _await_if_needed(value: Any) -> Any:
+    """Return a value, or the result of an awaitable."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait())
+
+
+def _save(store: Any, session_id: str, messages: Sequence[Message]) -> Any:
+    loaded = _await_if_needed(store.load(session_id))
+    return _await_if_needed(store.save(attrs.evolve(loaded, messages=type(loaded.messages)(messages))))

@@ -1,0 +1,122 @@
+"""``check_tool_source``: the promises of a source of tools, in runs of an agent that calls one of its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from stepengine.data.definition import AgentDefinition, ToolSource
+from stepengine.data.state import RunStatus
+from stepengine.data.yields import Ask, ToolCall
+from stepengine.engine.engine import Engine
+from stepengine.journal.store import MemoryJournal
+from stepengine.testing.conformance.promises import Promises, require, require_equal
+
+MakeSource: TypeAlias = Callable[[bool], ToolSource]
+
+
+class _Given(NamedTuple):
+    make: MakeSource
+    tool: str
+    input: Mapping[str, Any]
+
+
+TOOL_SOURCE: Promises[_Given] = Promises("check_tool_source(make, tool, input")
+
+
+def check_tool_source(make: MakeSource, tool: str, input: Mapping[str, Any], *, only: str = "") -> None:
+    """
+    Check that a source of tools meets the promises of its interface.
+
+    Args:
+        make: Returns a source. It is called with True, or with False for one whose server cannot be reached.
+        tool: The name of one of its tools, as a model sees it.
+        input: An input with which this tool succeeds.
+        only: The name of one promise; by default all are checked.
+
+    Raises:
+        AssertionError: when a promise is broken; it says which one and how to check it alone.
+    """
+    TOOL_SOURCE.check(_Given(make, tool, input), only)
+
+
+def _make_asking_agent(given: _Given) -> AgentDefinition[Any]:
+    def call(_ctx: Any) -> Any:
+        result = yield from ToolCall(given.tool, dict(given.input))
+        answer = yield from Ask("Again?", options=["yes", "no"])
+        return [result.text, (yield from ToolCall(given.tool, dict(given.input))).text, answer]
+
+    return AgentDefinition("caller", tools=[given.make(True)], handle_steps=call)
+
+
+def _make_agent(given: _Given, source: ToolSource) -> AgentDefinition[Any]:
+    def call(_ctx: Any) -> Any:
+        return (yield from ToolCall(given.tool, dict(given.input))).text
+
+    return AgentDefinition("caller", tools=[source], handle_steps=call)
+
+
+def _run(given: _Given, source: ToolSource, **options: Any) -> Any:
+    with Engine([_make_agent(given, source)]) as engine:
+        return engine.run_sync("caller", **options)
+
+
+@TOOL_SOURCE.add(
+    "source", "It has a name, `pre_run` and `aclose`, and each tool has a description and an object as its schema."
+)
+def _check_source(given: _Given) -> None:
+    source = given.make(True)
+    require(isinstance(source, ToolSource), f"{source!r} lacks `name`, `pre_run` or `aclose`")
+    require(source.name and source.name == given.make(True).name, "`name` is empty, or another one each time")
+    result = _run(given, source)
+    for name, shown in result.state.tool_definitions.items():
+        require(shown.description, f"the tool {name!r} has no description")
+        require_equal("object", shown.input_schema.get("type"), f"type in the schema of {name!r}")
+
+
+@TOOL_SOURCE.add(
+    "call", "A tool of the source runs like any other, also when one source object serves several engines in turn."
+)
+def _check_call(given: _Given) -> None:
+    source = given.make(True)
+    for _ in range(2):
+        result = _run(given, source)
+        require_equal(RunStatus.COMPLETED, result.status, f"status of a run, which says {result.error!r}")
+
+
+@TOOL_SOURCE.add("engines", "Closing one engine leaves the source usable for another engine.")
+def _check_engines(given: _Given) -> None:
+    agent = _make_agent(given, given.make(True))
+    with Engine([agent]) as first:
+        with Engine([agent]) as second:
+            second.run_sync("caller").unwrap()
+        first.run_sync("caller").unwrap()
+
+
+@TOOL_SOURCE.add(
+    "unreachable",
+    "If its server cannot be reached, the run fails with the reason before the first step; it does not hang.",
+)
+def _check_unreachable(given: _Given) -> None:
+    result = _run(given, given.make(False))
+    require_equal(RunStatus.FAILED, result.status, "status of the run")
+    require(result.error is not None and str(result.error), "the run has no error text")
+
+
+@TOOL_SOURCE.add("replay", "A recorded run replays without its server: look-ups of tools are recorded with Perform.")
+def _check_replay(given: _Given) -> None:
+    journal = MemoryJournal()
+    recorded = _run(given, given.make(True), journal=journal).unwrap()
+    with Engine([_make_agent(given, given.make(False))]) as engine:
+        require_equal(recorded, engine.replay_sync(journal).unwrap(), "output of the replay")
+
+
+@TOOL_SOURCE.add("resume", "A run that waits for a person is resumed with another object, and its tools work.")
+def _check_resume(given: _Given) -> None:
+    journal = MemoryJournal()
+    with Engine([_make_asking_agent(given)]) as engine:
+        waiting = engine.run_sync("caller", journal=journal)
+    require_equal(1, len(waiting.pending_questions), f"open questions of a run, which says {waiting.error!r}")
+    with Engine([_make_asking_agent(given)]) as engine:
+        result = engine.resume_sync(journal, answers={waiting.pending_questions[0].id: "yes"})
+    require_equal("yes", result.unwrap()[2], "answer in the resumed run")

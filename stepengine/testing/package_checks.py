@@ -1,0 +1,440 @@
+"""
+``check_package``: a package of agents as its users will find it.
+
+A wheel is read without an import. Code runs only in processes of its own, which have an empty home and none of the caller's
+variables. The first of them runs ``package_probe``.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from stepengine.engine.packages import FILE, FORMAT, GROUP, Package, read_declaration
+from stepengine.engine.trust import find_unapproved_access
+from stepengine.errors import DefinitionError
+from stepengine.journal.secret_scan import scan
+
+SECONDS = 300
+WHEEL_BYTES = 256 * 1024 * 1024
+WHEEL_FILES, WHEEL_DEPTH, NAME_BYTES = 20_000, 64, 2_048
+"""More than any wheel needs, and less than what fills a disk or a path."""
+SHOWN_CHARS = 200
+ZIP_START = b"PK\x03\x04"
+ENCRYPTED = 0x1
+"""The bit of a zip file by which a member is encrypted."""
+TEXT_BYTES = 4 * 1024 * 1024
+HOMES = re.compile(rb"(?:/home/|/Users/|[A-Za-z]:\\{1,2}Users\\{1,2})[A-Za-z0-9._-]{1,64}")
+HOSTS = re.compile(r"https?://([A-Za-z0-9.-]{1,253})")
+FOLDERS = {"read": "reads", "write": "writes", "network": "hosts"}
+"""What a package with a tool of that category has to name."""
+
+
+@attrs.define
+class PackageCheck:
+    """
+    The findings of a check.
+
+    Attributes:
+        good: What is as it should be.
+        problems: What somebody who installs it would stumble over.
+        notes: What may be meant so.
+    """
+
+    good: list[str] = attrs.field(factory=list)
+    problems: list[str] = attrs.field(factory=list)
+    notes: list[str] = attrs.field(factory=list)
+
+
+def check_package(path: Path = Path(), *, write: bool = False, imports: bool = False) -> PackageCheck:
+    """
+    Check a package of agents as its users will find it: its metadata, its declaration, its files and its recorded runs.
+
+    A project is built, and its code runs with the rights of the caller. A wheel is only read, unless its package was approved.
+
+    Args:
+        path: The folder of a project, or a wheel.
+        write: Write the tools and agents that the code of a project has into ``stepengine-agents.json`` first.
+        imports: Run the code of a wheel, too.
+
+    Raises:
+        DefinitionError: when it is neither a project with agents nor a wheel, or it cannot be built.
+    """
+    if write and path.is_file():
+        msg = f"--write changes {FILE!r} in a project; {str(path)!r} is a wheel"
+        raise DefinitionError(msg)
+    found = PackageCheck()
+    with tempfile.TemporaryDirectory(prefix="stepengine-package-") as name:
+        scratch = Path(name)
+        site = _unpack_wheel(path, scratch)
+        if path.is_file() and not imports and not _is_package_approved(site):
+            _check_without_import(site, path, found)
+        else:
+            _check_by_import(site, path, scratch, found, write=write)
+    return found
+
+
+def _check_by_import(site: Path, path: Path, scratch: Path, found: PackageCheck, *, write: bool) -> None:
+    told = _probe_package(site, path, scratch)
+    if write:
+        found.good.append(f"written: {_write_declaration(path, told)}")
+        told = _probe_package(_unpack_wheel(path, scratch), path, scratch)
+    found.problems += told["problems"]
+    if told["agents"]:
+        _check_loaded_package(scratch, path, told, found)
+
+
+# --- a wheel, and a process that has nothing else -----------------------------------------------------------------------
+
+
+def _unpack_wheel(path: Path, scratch: Path) -> Path:
+    """Return a folder with the content of the wheel at *path*, or of one built from the project there."""
+    site = Path(tempfile.mkdtemp(prefix="site-", dir=scratch))
+    wheel = path if path.is_file() else _build_wheel(path, scratch)
+    try:
+        with wheel.open("rb") as file:
+            starts_as_zip = file.read(len(ZIP_START)) == ZIP_START
+        if not starts_as_zip:
+            # Programs differ in what they make of a zip file behind something else, and so in what was checked.
+            msg = f"{wheel.name} is not a wheel: it does not start like a zip file; build it again"
+            raise DefinitionError(msg)
+        with zipfile.ZipFile(wheel) as opened:
+            members = opened.infolist()
+            if len(members) > WHEEL_FILES or sum(info.file_size for info in members) > WHEEL_BYTES:
+                msg = f"{wheel.name} holds more than {WHEEL_FILES:,} files or {WHEEL_BYTES:,} bytes"
+                raise DefinitionError(msg)
+            seen = set[str]()
+            for info in members:
+                # Programs that install a wheel differ in which one of two they take, and so in what was checked.
+                is_twice = info.filename.casefold() in seen
+                seen.add(info.filename.casefold())
+                if why := "is in it twice" if is_twice else _find_member_problem(info):
+                    msg = f"{wheel.name} is not installed safely: its member {info.filename[:SHOWN_CHARS]!r} {why}"
+                    raise DefinitionError(msg)
+            opened.extractall(site)
+    # What zip files may hold is open-ended, and each kind of damage has an error of its own.
+    except (
+        zipfile.BadZipFile,
+        OSError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        RecursionError,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
+        msg = f"{str(path)!r} is not a wheel: {error}; the folder of a project, or a *.whl, would be fine"
+        raise DefinitionError(msg) from None
+    if len([*site.glob("*.dist-info")]) != 1:
+        msg = f"{wheel.name} holds no package: a wheel has one folder *.dist-info"
+        raise DefinitionError(msg)
+    return site
+
+
+def _find_member_problem(info: zipfile.ZipInfo) -> str:
+    """Return why a member of a wheel must not be unpacked; ``""`` if it may be."""
+    names = info.orig_filename.removesuffix("/").split("/")
+    if (
+        any(name in ("", ".", "..") for name in names)
+        or not info.orig_filename.isprintable()
+        or "\\" in info.orig_filename
+        or ":" in info.orig_filename
+    ):
+        return "has a name that leads elsewhere"
+    if len(names) > WHEEL_DEPTH or len(info.orig_filename.encode()) > NAME_BYTES:
+        return f"has a name of more than {WHEEL_DEPTH} folders or {NAME_BYTES:,} bytes"
+    if info.flag_bits & ENCRYPTED:
+        return "is encrypted"
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return "is compressed in a way that wheels are not"
+    return ""
+
+
+def _build_wheel(project: Path, scratch: Path) -> Path:
+    try:
+        told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+    except OSError:
+        msg = f"there is no pyproject.toml in {str(project)!r}; pass a project folder or a wheel; `stepengine init NAME --package` creates one"
+        raise DefinitionError(msg) from None
+    except (ValueError, RecursionError) as error:
+        msg = f"{project / 'pyproject.toml'} cannot be read: {error}"
+        raise DefinitionError(msg) from None
+    if find_spec("pip") is None:
+        msg = "building needs pip, which this environment has not; pass the wheel instead of the folder"
+        raise DefinitionError(msg)
+    system = told.get("build-system", {})
+    if not isinstance(system, dict):
+        msg = f"{project / 'pyproject.toml'} has {system!r} as build-system; a table `[build-system]` would be fine"
+        raise DefinitionError(msg)
+    backend = str(system.get("build-backend", "setuptools.build_meta"))
+    alone = ["--no-build-isolation"] if find_spec(backend.partition(".")[0]) is not None else []
+    target = Path(tempfile.mkdtemp(prefix="wheel-", dir=scratch))
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        *alone,
+        "-w",
+        str(target),
+        str(project.resolve()),
+    ]
+    try:
+        done = subprocess.run(  # noqa: S603
+            command, check=False, capture_output=True, encoding="utf-8", errors="replace", cwd=scratch, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        msg = f"building {str(project)!r} took more than {SECONDS} seconds"
+        raise DefinitionError(msg) from None
+    wheels = [*target.glob("*.whl")]
+    if done.returncode or len(wheels) != 1:
+        msg = f"{str(project)!r} cannot be built: {done.stderr.strip()[-2000:] or 'no wheel came of it'}"
+        raise DefinitionError(msg)
+    return wheels[0]
+
+
+def _run_python_isolated(arguments: Sequence[str], site: Path, scratch: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with the content of *site* installed, in an empty home, without the variables of this process."""
+    home = scratch / "home"
+    (home / "empty").mkdir(parents=True, exist_ok=True)
+    own = str(Path(__file__).resolve().parents[2])
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(home),
+        "PYTHONPATH": f"{site}:{own}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    variables |= {"PYTHONSAFEPATH": "1", "STEPENGINE_STATE_DIR": str(home / "state")}
+    command = [sys.executable, *arguments]
+    return subprocess.run(  # noqa: S603
+        command, check=False, capture_output=True, encoding="utf-8", errors="replace", cwd=home / "empty", env=variables,
+        timeout=SECONDS,
+    )  # fmt: skip
+
+
+def _probe_package(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
+    project = "" if path.is_file() else str(path.resolve())
+    try:
+        out = scratch / f"{site.name}.json"
+        done = _run_python_isolated(
+            ["-m", "stepengine.testing.package_probe", str(site), project, str(out)], site, scratch
+        )
+    except subprocess.TimeoutExpired:
+        return {"problems": [f"importing it took more than {SECONDS} seconds"], "agents": {}, "site": site}
+    try:
+        told: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        last = (done.stderr.strip() or "it said nothing").rpartition("\n")[2][:500]
+        return {
+            "problems": [f"importing it ended the process with {done.returncode}: {last}"],
+            "agents": {},
+            "site": site,
+        }
+    return {**told, "site": site}
+
+
+# --- a wheel that is only read ------------------------------------------------------------------------------------------
+
+
+def _read_package_metadata(site: Path) -> Package:
+    """
+    Return the package of an unpacked wheel from its metadata, without an import.
+
+    Raises:
+        DefinitionError: when its metadata names no agents, or cannot be read.
+    """
+    try:
+        (dist,) = metadata.distributions(path=[str(site)])
+        name, version = str(dist.metadata["Name"]), str(dist.metadata["Version"])
+        entries = [*dist.entry_points.select(group=GROUP)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        msg = f"its metadata cannot be read: {error}"
+        raise DefinitionError(msg) from None
+    if len(entries) != 1:
+        msg = f"it has {len(entries)} entries in the group {GROUP!r}; one, called like its publisher, would be fine"
+        raise DefinitionError(msg)
+    module = entries[0].module.split(".")
+    if not all(part.isidentifier() for part in module):
+        msg = f"its entry in {GROUP!r} names {entries[0].module[:SHOWN_CHARS]!r}, which is not a module"
+        raise DefinitionError(msg)
+    folders = [site.joinpath(*module), site.joinpath(*module[:-1])]
+    folder = next((place for place in folders if (place / FILE).is_file()), None)
+    if folder is None:
+        msg = f"no {FILE} lies in {entries[0].module!r}"
+        raise DefinitionError(msg)
+    declared = read_declaration(folder / FILE)
+    return Package(
+        name=name, version=version, publisher=entries[0].name, value=entries[0].value, folder=folder, **declared
+    )
+
+
+def _is_package_approved(site: Path) -> bool:
+    """Return whether a person approved the requests of the package when it was installed."""
+    try:
+        return find_unapproved_access(_read_package_metadata(site).wishes) == ()
+    except DefinitionError:
+        return False
+
+
+def _check_without_import(site: Path, path: Path, found: PackageCheck) -> None:
+    """Check a wheel by its files, without an import."""
+    try:
+        package = _read_package_metadata(site)
+    except DefinitionError as error:
+        found.problems.append(error.message)
+    else:
+        said = {name: getattr(package, name) for name in ("reads", "writes", "hosts")}
+        agents = {agent_id: {"tools": agent.tools} for agent_id, agent in package.agents.items()}
+        found.problems += _find_missing_scopes(said, agents)
+        found.notes += _find_undeclared_hosts(package.folder, package.hosts)
+    found.problems += _find_leaked_data(site, path)
+    found.notes.append("its code was not run, so nothing is known of what it does; --import runs it with your rights")
+    if not found.problems:
+        found.good.append("its metadata and its declaration can be read; no keys, no paths of a machine")
+
+
+# --- what is looked at ------------------------------------------------------------------------------------------------
+
+
+def _write_declaration(project: Path, told: Mapping[str, Any]) -> str:
+    """Write the declaration of the package from its code, and return the file. Declared folders and hosts stay."""
+    if not told["agents"]:
+        msg = f"{FILE} was not written: {'; '.join(told['problems'])}"
+        raise DefinitionError(msg)
+    inside = Path(*str(told["module"]).split("."))
+    places = [top / folder for folder in (inside, inside.parent) for top in (project / "src", project)]
+    folder = next((place for place in places if place.is_dir() and (told["site"] / inside).parent.is_dir()), project)
+    file = folder / FILE
+    before: dict[str, Any] = {}
+    if file.is_file():
+        try:
+            before = {**json.loads(file.read_bytes())}
+        except (ValueError, TypeError, RecursionError) as error:
+            # Folders and hosts are known to its author alone: written over they would be lost.
+            msg = f"{file.relative_to(project)} cannot be read, and is left as it is: {error}; mend or remove it first"
+            raise DefinitionError(msg) from None
+    kept = {name: before.get(name, []) for name in ("reads", "writes", "hosts")}
+    file.write_text(json.dumps({"format": FORMAT, "agents": told["agents"], **kept}, indent=2) + "\n", encoding="utf-8")
+    return str(file.relative_to(project))
+
+
+def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], found: PackageCheck) -> None:
+    """Check the declaration, keys, paths, hosts and recorded runs of a package whose agents can be loaded."""
+    site: Path = told["site"]
+    places = [site.joinpath(*told["module"].split(".")), site.joinpath(*told["module"].split(".")[:-1])]
+    folder = next((place for place in places if (place / FILE).is_file()), None)
+    if folder is None:
+        found.problems.append(f"no {FILE} lies in {told['module']!r}; --write creates it")
+        return
+    try:
+        said = read_declaration(folder / FILE)
+    except DefinitionError as error:
+        found.problems.append(error.message)
+        return
+    package = Package(name="", version="", publisher=told["publisher"], value=told["module"], folder=folder, **said)
+    found.problems += _find_differences(package.agents, told["agents"])
+    found.problems += _find_missing_scopes(said, told["agents"])
+    found.problems += _find_leaked_data(site, path)
+    found.notes += _find_undeclared_hosts(folder, said["hosts"])
+    if not found.problems:
+        found.good.append(
+            f"loads without its author's folder: {', '.join(f'{package.publisher}/{one}' for one in package.agents)}"
+        )
+        found.good.append(f"{FILE} matches the code; no keys, no machine-specific paths")
+        _replay_recorded_runs(package, scratch, site, found)
+
+
+def _find_differences(said: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences between the declaration and the code."""
+    for agent_id in sorted({*said, *there}):
+        if agent_id not in there or agent_id not in said:
+            where = "declared, and its code has none" if agent_id in said else "not declared"
+            yield f"the agent {agent_id!r} is {where}; --write corrects it"
+            continue
+        tools, declared = there[agent_id]["tools"], said[agent_id].tools
+        for name in sorted({*tools, *declared}):
+            if tools.get(name) != declared.get(name):
+                now = f"of the category {tools[name]!r}" if name in tools else "not there"
+                yield f"the tool {name!r} of {agent_id!r} is {now}, and declared as {declared.get(name, 'nothing')!r}; --write corrects it"
+        if {*there[agent_id]["spawns"]} != {*said[agent_id].spawns}:
+            yield f"{agent_id!r} may spawn {there[agent_id]['spawns']}, and declared is {[*said[agent_id].spawns]}; --write corrects it"
+
+
+def _find_missing_scopes(said: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a problem for each category of tools without declared folders or hosts."""
+    kinds = {(kind, name) for agent in agents.values() for name, kind in agent["tools"].items()}
+    for kind, member in FOLDERS.items():
+        having = sorted([name for of, name in kinds if of == kind])
+        if having and not said[member]:
+            yield (
+                f"{', '.join(having)} {'is' if len(having) == 1 else 'are'} of the category {kind!r}, "
+                f"and {member!r} is empty; say what, such as {_example_declaration(member)}"
+            )
+
+
+def _example_declaration(member: str) -> str:
+    return '["api.example.com"]' if member == "hosts" else '["."] for the folder that it works in'
+
+
+def _find_leaked_data(site: Path, path: Path) -> Iterator[str]:
+    """Yield keys, and paths of the machine that built the package."""
+    for leak in scan([site]):
+        yield str(attrs.evolve(leak, path=str(Path(leak.path).relative_to(site))))
+    own = str((path.parent if path.is_file() else path).resolve()).encode()
+    for file in sorted(site.rglob("*")):
+        content = file.read_bytes() if file.is_file() and file.stat().st_size <= TEXT_BYTES else b""
+        for number, line in enumerate(content.split(b"\n") if b"\0" not in content else (), start=1):
+            home = HOMES.search(line)
+            if home is not None or (own in line and len(own) > 1):
+                shown = home[0] if home is not None else own
+                yield f"{file.relative_to(site)}:{number} holds a path of a machine: {shown.decode('utf-8', 'replace')}"
+
+
+def _find_undeclared_hosts(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
+    """Yield the hosts that the code names but the declaration does not."""
+    for file in sorted(folder.rglob("*.py")):
+        text = file.read_bytes()[:TEXT_BYTES].decode("utf-8", "replace")
+        for host in dict.fromkeys([found.rstrip(".") for found in HOSTS.findall(text)]):
+            if host not in hosts:
+                yield f"{file.relative_to(folder)} names the host {host}, which is not among 'hosts'"
+
+
+def _replay_recorded_runs(package: Any, scratch: Path, site: Path, found: PackageCheck) -> None:
+    """Approve the package in the scratch environment, and replay the recorded runs of its agents."""
+    name = next(iter(site.glob("*.dist-info"))).name.partition("-")[0]
+    done = _run_python_isolated(["-m", "stepengine", "agents", "agree", name], site, scratch)
+    if done.returncode:
+        found.problems.append(done.stderr.strip())
+        return
+    for agent_id in package.agents:
+        full = f"{package.publisher}/{agent_id}"
+        try:
+            done = _run_python_isolated(["-m", "stepengine", "test", full], site, scratch)
+        except subprocess.TimeoutExpired:
+            found.problems.append(f"repeating the runs of {full} took more than {SECONDS} seconds")
+            continue
+        said = done.stdout.strip().rpartition("\n")[2]
+        if done.returncode == 0:
+            found.good.append(f"{full} repeats its recorded runs: {said}")
+        elif "no recorded run" in done.stderr:
+            found.notes.append(
+                f"{full} comes with no recorded run; one below recordings/ lets others try it without a key"
+            )
+        else:
+            found.problems.append(f"{full} does not repeat its recorded runs: {(done.stdout + done.stderr).strip()}")

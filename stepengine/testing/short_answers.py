@@ -1,0 +1,372 @@
+"""Short answers in a test, and the ``StepResult`` that each stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.effects import ROWS
+from stepengine.data.json import ABSENT, freeze
+from stepengine.data.messages import AssistantMessage, ToolResult
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.questions import Question, to_answer
+from stepengine.data.state import AgentState, ChildResult, RunStatus, Waited
+from stepengine.data.waits import ChildRef
+from stepengine.data.yields import (
+    YIELDS,
+    AgentCall,
+    Ask,
+    Cancel,
+    Complete,
+    GenerateN,
+    Parallel,
+    Perform,
+    Race,
+    Receive,
+    Send,
+    Sentinel,
+    Sleep,
+    Start,
+    StepResult,
+    StepText,
+    StepWith,
+    ToolCall,
+    Wait,
+    Yieldable,
+)
+from stepengine.errors import DataError, PerformError, StepEngineError
+from stepengine.machine.author import make_handler_error
+from stepengine.machine.calls import EFFECT_OF
+from stepengine.runtime.mail import make_message_checker
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+
+MISFIT = " is no answer to "
+
+
+@frozen
+class HandlerPlace:
+    """
+    The state of a handler at the yield that is answered.
+
+    Attributes:
+        state: Its state.
+        now: Its time.
+        children: How many children it has started in the background.
+    """
+
+    state: AgentState
+    now: datetime
+    children: int = 0
+
+
+def make_step_result(asked: Yieldable, answer: object, place: HandlerPlace) -> StepResult:
+    """
+    Return the ``StepResult`` for *asked*, yielded at *place*, from a short *answer* such as a text.
+
+    Raises:
+        DataError: when it does not fit.
+    """
+    if isinstance(answer, StepResult):
+        return answer
+    try:
+        make = STEPS.get(type(asked))
+        if make is not None:
+            return make(asked, answer, place)
+        return StepResult(place.state, value=_answer_value(asked, answer, place))
+    except DataError as error:
+        # Raised anew, so that the test is shown its own line and not where the value was looked at.
+        known = MISFIT in error.message
+        msg = error.message if known else f"{answer!r}{MISFIT}{asked!r}: {error.message}"
+        raise DataError(msg) from None
+
+
+def time_after(asked: object, value: object, now: datetime) -> datetime:
+    """Return the time after the yield *asked* at *now* returned *value*. Only waits advance the time."""
+    if isinstance(asked, Sleep) and isinstance(value, datetime):
+        return max(now, value)
+    if isinstance(asked, Race) and isinstance(value, tuple):
+        return time_after(asked.members[value[0]], value[1], now)
+    if isinstance(asked, Parallel) and isinstance(value, tuple):
+        return max([now, *[time_after(one, came, now) for one, came in zip(asked.calls, value, strict=False)]])
+    is_over = isinstance(asked, Receive) and value is None
+    if isinstance(asked, Wait) and isinstance(value, Waited):
+        is_over = len(value.done) < asked.need
+    patience = getattr(asked, "timeout", None) if is_over else None
+    return now if patience is None else now + timedelta(seconds=patience)
+
+
+def _answer_parallel(asked: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
+    answers = _check_items(asked, answer)
+    if len(answers) != len(asked.calls):
+        raise _make_misfit_error(asked, answer, f"a list with one answer for each of its {len(asked.calls)} members")
+    value = tuple([_answer_member(call, given, place) for call, given in zip(asked.calls, answers, strict=True)])
+    return StepResult(place.state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
+
+
+def _answer_member(asked: object, answer: object, place: HandlerPlace) -> Any:
+    """Return the entry of a member of a ``Parallel`` or ``Race``, in which an error is a value: that of what failed."""
+    if not isinstance(answer, Exception):
+        return _answer_value(asked, answer, place)
+    if isinstance(asked, ToolCall):
+        return ToolResult.error(str(answer), tool_name=asked.tool)
+    if isinstance(asked, AgentCall):
+        return ChildResult(agent_id=asked.agent_id, status=RunStatus.FAILED, error=_as_child_error(answer))
+    if isinstance(asked, Perform):
+        return _as_perform_error(asked, answer)
+    raise _make_misfit_error(asked, answer, "an answer, since it does not fail")
+
+
+def _as_child_error(error: Exception) -> StepEngineError:
+    """Return *error* as the error of a child whose handler let it out."""
+    if isinstance(error, StepEngineError):
+        return error
+    known = make_handler_error("the child's handler", error)
+    known.__cause__ = error
+    return known
+
+
+def _as_perform_error(asked: Perform[Any], error: Exception) -> PerformError:
+    if isinstance(error, PerformError):
+        return error
+    kind = type(error).__name__
+    failed = PerformError(f"Perform({asked.name}) raised {kind}: {error}", kind=kind)
+    failed.__cause__ = error
+    return failed
+
+
+def _answer_value(asked: Any, answer: Any, place: HandlerPlace) -> Any:
+    """Return the value for a yield from a short *answer*, alone or as a member of others."""
+    if answer is ABSENT and type(asked) not in MAY_BE_EMPTY:
+        raise _make_misfit_error(asked, answer, FORMS.get(type(asked), "a value"))
+    return VALUES.get(type(asked), _answer_plain)(asked, answer, place)
+
+
+def _answer_plain(asked: object, answer: object, _: HandlerPlace) -> object:
+    """Return the answer to a yield that becomes one effect: a value of that effect's type, by default an empty one."""
+    kind: Any = ROWS[EFFECT_OF[type(asked)]].outcome
+    if answer is ABSENT:
+        return kind()
+    if isinstance(answer, kind):
+        return answer
+    raise _make_misfit_error(asked, answer, FORMS[type(asked)])
+
+
+def _answer_ask(asked: Ask, answer: Any, _: HandlerPlace) -> Any:
+    question = Question("q1", asked.question, asked.options, asked.multi_select, allow_text=asked.allow_text)
+    return to_answer(answer, question).value
+
+
+def _answer_perform(_: object, answer: Any, __: HandlerPlace) -> Any:
+    return answer if isinstance(answer, PerformError) else freeze(answer)
+
+
+# --- what waits -------------------------------------------------------------------------------------------------------
+
+
+def _answer_sleep(asked: Sleep, answer: object, place: HandlerPlace) -> datetime:
+    """Return the wake time of a sleep: its planned time, or the answer of the test."""
+    if answer is ABSENT:
+        due = place.now + timedelta(seconds=asked.seconds or 0)
+        return max(place.now, asked.until.astimezone(UTC)) if asked.until is not None else due
+    if isinstance(answer, datetime) and answer.utcoffset() is not None and answer >= place.now:
+        return answer.astimezone(UTC)
+    raise _make_misfit_error(
+        asked, answer, f"nothing, or a date with a time zone that is not before {place.now.isoformat()}"
+    )
+
+
+def _answer_receive(asked: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
+    if answer is None:
+        if asked.timeout is None:
+            raise _make_misfit_error(asked, answer, "a message, since it has no timeout")
+        return None
+    message = freeze(answer)
+    problem = make_message_checker(asked.topic, asked.schema)(message)
+    if problem:
+        raise _make_misfit_error(asked, answer, f"what fits its schema ({problem})")
+    return message
+
+
+def _answer_start(asked: Start[Any], answer: Any, place: HandlerPlace) -> Any:
+    """Return references to the children, made up where the test gives none."""
+    if answer is ABSENT:
+        numbers = range(place.children, place.children + len(asked.calls))
+        made = [
+            ChildRef(f"{place.state.run_id}-{n}", call.agent_id, str(n))
+            for n, call in zip(numbers, asked.calls, strict=True)
+        ]
+        return made[0] if len(made) == 1 else tuple(made)
+    given = answer if isinstance(answer, list | tuple) else (answer,)
+    fits = all(isinstance(ref, ChildRef) for ref in given) and len({ref.path for ref in given}) == len(asked.calls)
+    if not fits or [ref.agent_id for ref in given] != [call.agent_id for call in asked.calls]:
+        of = ", ".join([repr(call.agent_id) for call in asked.calls])
+        raise _make_misfit_error(asked, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own")
+    return given[0] if len(given) == 1 else tuple(given)
+
+
+def _answer_wait(asked: Wait[Any], answer: object, _: HandlerPlace) -> Waited[Any]:
+    if isinstance(answer, Waited):
+        waited: Waited[Any] = answer
+    else:
+        given = _results_by_ref(asked, answer)
+        done = tuple([_child_result(ref, came, asked) for ref, came in given.items()])
+        waited = Waited(done, tuple([ref for ref in asked.refs if ref not in given]))
+    ids = [*[child.run_id for child in waited.done], *[ref.id for ref in waited.open]]
+    if sorted(ids) != sorted([ref.id for ref in asked.refs]):
+        raise _make_misfit_error(
+            asked, answer, "a Waited with each of its children once, by the ids of their references"
+        )
+    if len(waited.done) < asked.need and asked.timeout is None:
+        raise _make_misfit_error(asked, answer, f"how {asked.need} of them ended, since it has no timeout")
+    return waited
+
+
+def _results_by_ref(asked: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
+    """Return the results by child, in the order in which they ended. Missing children are still running."""
+    if answer is ABSENT:
+        return {}
+    if isinstance(answer, Mapping) and answer and all(isinstance(ref, ChildRef) for ref in answer):
+        if not {*answer} <= {*asked.refs}:
+            raise _make_misfit_error(asked, answer, "no child that it does not wait for")
+        return answer
+    answers = [answer] if len(asked.refs) == 1 else answer
+    if not isinstance(answers, list | tuple) or len(answers) != len(asked.refs):
+        raise _make_misfit_error(asked, answer, FORMS[Wait])
+    return dict(zip(asked.refs, answers, strict=True))
+
+
+def _child_result(ref: ChildRef[Any], answer: object, asked: object) -> ChildResult[Any]:
+    """Return the result of a child in the background."""
+    if isinstance(answer, Exception):
+        return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_as_child_error(answer))
+    if isinstance(answer, ChildResult) and answer.run_id not in ("", ref.id):
+        raise _make_misfit_error(asked, answer, f"a ChildResult whose run_id is {ref.id!r}, or that has none")
+    return attrs.evolve(_make_child_result(asked, ref.agent_id, answer), run_id=ref.id)
+
+
+def _answer_send(asked: Send, answer: object, _: HandlerPlace) -> bool:
+    return True if answer is ABSENT else bool(_checked_answer(bool, asked, answer))
+
+
+def _answer_cancel(asked: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
+    ref = asked.ref
+    if answer is ABSENT:
+        return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.CANCELLED)
+    return _child_result(ref, answer, asked)
+
+
+def _answer_race(asked: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
+    is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
+    if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(asked.members):
+        raise _make_misfit_error(asked, answer, FORMS[Race])
+    return answer[0], _answer_member(asked.members[answer[0]], answer[1], place)
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def _make_tool_result(asked: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
+    result = _block_result(answer)
+    return result if result.tool_name else attrs.evolve(result, tool_name=asked.tool)
+
+
+def _block_result(answer: Any) -> ToolResult:
+    if isinstance(answer, ToolResult):
+        return answer
+    return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
+
+
+def _make_child_result(asked: object, agent_id: str, answer: object) -> ChildResult[Any]:
+    if isinstance(answer, ChildResult):
+        return answer
+    if isinstance(answer, BaseException):
+        raise _make_misfit_error(asked, answer, "a ChildResult, or its output; throw an error that ends it")
+    return ChildResult(agent_id=agent_id, output=answer, text=answer if isinstance(answer, str) else "")
+
+
+def _answer_step(asked: object, answer: object, place: HandlerPlace) -> StepResult:
+    state = place.state
+    if answer is ABSENT:
+        return StepResult(state, steps_complete=asked is Sentinel.STEP_ALL)
+    if isinstance(answer, AgentState):
+        return StepResult(answer, steps_complete=asked is Sentinel.STEP_ALL)
+    reply = _make_reply(asked, answer)
+    if reply.tool_calls:
+        raise _make_misfit_error(asked, answer, "a StepResult, since the results of tool calls belong into its history")
+    history = state.message_history.append(AssistantMessage(reply.content))
+    complete = asked is Sentinel.STEP_ALL or reply.stop_reason is StopReason.END_TURN
+    after = attrs.evolve(state, message_history=history, view=history, step_index=state.step_index + 1)
+    return StepResult(after, steps_complete=complete)
+
+
+def _make_reply(asked: object, answer: object) -> ModelReply:
+    return ModelReply(answer) if isinstance(answer, str) else _checked_answer(ModelReply, asked, answer)
+
+
+def _check_items(asked: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
+    if answer is ABSENT and empty:
+        return ()
+    if isinstance(answer, list | tuple):
+        return answer
+    raise _make_misfit_error(asked, answer, "a list")
+
+
+def _checked_answer(kind: type[object], asked: object, answer: object) -> Any:
+    if isinstance(answer, kind):
+        return answer
+    raise _make_misfit_error(asked, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
+
+
+def _make_misfit_error(asked: object, answer: object, fine: str) -> DataError:
+    given = "nothing" if answer is ABSENT else repr(answer)
+    return DataError(f"{given}{MISFIT}{asked!r}; send {fine}, or a StepResult")
+
+
+def _answer_tool_call(asked: ToolCall, answer: object, place: HandlerPlace) -> StepResult:
+    return StepResult(place.state, (_answer_value(asked, answer, place),))
+
+
+def _answer_step_text(asked: StepText, answer: object, place: HandlerPlace) -> StepResult:
+    return StepResult(place.state, tuple([_block_result(r) for r in _check_items(asked, answer, empty=True)]))
+
+
+def _answer_generate_n(asked: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
+    return StepResult(
+        place.state, n_responses=tuple([_checked_answer(str, asked, t) for t in _check_items(asked, answer)])
+    )
+
+
+STEPS: Mapping[type, Callable[[Any, Any, HandlerPlace], StepResult]] = {
+    Sentinel: _answer_step,
+    StepWith: _answer_step,
+    StepText: _answer_step_text,
+    GenerateN: _answer_generate_n,
+    ToolCall: _answer_tool_call,
+    Parallel: _answer_parallel,
+}
+"""What is sent for what has more than a value."""
+
+VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
+    ToolCall: _make_tool_result,
+    AgentCall: lambda asked, answer, _: _make_child_result(asked, asked.agent_id, answer),
+    Perform: _answer_perform,
+    Ask: _answer_ask,
+    Complete: lambda asked, answer, _: _make_reply(asked, answer),
+    Sleep: _answer_sleep,
+    Receive: _answer_receive,
+    Start: _answer_start,
+    Wait: _answer_wait,
+    Send: _answer_send,
+    Cancel: _answer_cancel,
+    Race: _answer_race,
+}
+"""The value of what has one, unless it just becomes one effect; of a call of a tool, that of its place among others."""
+
+MAY_BE_EMPTY = frozenset([row.kind for row in YIELDS if row.script_may_be_empty])
+FORMS: Mapping[type, str] = {row.kind: row.script for row in YIELDS}

@@ -1,0 +1,424 @@
+"""
+Tools that run other agents: ``spawn_tools``, ``task_tool``, ``agent_tool``.
+
+All of them become the same effect. What an agent expects stands in its ``input_schema``; here it becomes the schema of a
+tool.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stepengine.data.definition import AgentDefinition, split_agent_id
+from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
+from stepengine.data.messages import ToolResult
+from stepengine.data.schemas import nest_schema
+from stepengine.data.state import ChildResult, RunStatus
+from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
+from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
+from stepengine.tools.arguments import without_titles
+from stepengine.tools.control import (
+    ALIASES,
+    ask_user_tool,
+    control_tools_by_name,
+    find_tools_tool,
+    lookup_tool,
+    make_checked_tool,
+)
+from stepengine.tools.definition import Tool, check_name
+from stepengine.tools.repair import make_repairer
+from stepengine.tools.schemas import STRING, JsonSchema, make_validator, object_schema, with_description
+
+SHOWN_CHARS = 100_000
+"""The same as for the result of any tool, which the output of a child is."""
+TAIL_DIVISOR = 5
+"""One part in five is kept of the end, where conclusions are; the beginning says what the text is about."""
+
+SPAWN_AGENTS = """\
+Run one or more agents at the same time and get their results in order.
+
+Usage: give one entry per agent with its id in `agent_type`, what it should do in `prompt`, and `params` if it takes any.
+Examples: {"agents": [{"agent_type": "code-searcher", "params": {"search_queries": [{"pattern": "retry"}]}}]}
+When not to use: for what one of your own tools does directly.
+Notes: a child that fails gives an entry with `error`; the others are not affected."""
+SPAWN_AGENT_INLINE = """\
+Run one agent in this conversation: it goes on from your history, and what it leaves replaces your history.
+
+Usage: give its id in `agent_type`, what it should do in `prompt`, and `params` if it takes any.
+Examples: {"agent_type": "context-pruner", "params": {"max_context_length": 200000}}
+When not to use: when you want an answer from the agent; its output is dropped.
+Notes: when it fails, the history stays as it was."""
+
+_ENTRY = {
+    "agent_type": with_description(STRING, "The agent's id."),
+    "prompt": with_description(STRING, "What the agent should do."),
+    "params": {"type": "object", "description": "The agent's parameters."},
+}
+_AGENT = {"type": "object", "properties": _ENTRY, "required": ["agent_type"], "additionalProperties": False}
+
+
+def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool]:
+    """
+    Return ``spawn_agents``, by which a model runs the agents that its own agent may spawn.
+
+    An agent that has it is offered each of its spawnable agents as a tool of its own, too: ``file-picker`` as
+    ``file_picker(prompt, params)``. A handler may call ``spawn_agents`` and the two below without having them; one agent it
+    runs with ``AgentCall``.
+
+    Args:
+        inline: Add ``spawn_agent_inline``, whose agent goes on from the history and leaves its own in its place.
+        lookup: Add ``lookup_agent_info``, which tells of an agent of the engine.
+    """
+    names = ["spawn_agents", *(["spawn_agent_inline"] if inline else []), *(["lookup_agent_info"] if lookup else [])]
+    return [BUILT_IN[name] for name in names]
+
+
+def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
+    """
+    Return ``task``, a simpler tool than ``spawn_agents``: one agent, one prompt, and the agent's final text as result.
+
+    Args:
+        agents: The agents to offer; those without a description are left out.
+
+    Raises:
+        DefinitionError: when none is left, or an id comes twice.
+    """
+    offered = [agent for agent in agents if agent.description]
+    known = {agent.id: agent for agent in offered}
+    if not offered or len(known) != len(offered):
+        what = "two agents have the same id" if offered else "no agent has a description, so there is nothing to offer"
+        msg = f"task_tool: {what}; given are {[agent.id for agent in agents]}"
+        raise DefinitionError(msg)
+    lines = "\n".join([f"- {agent.id}: {agent.description}" for agent in offered])
+    usage = "\n".join(
+        [f'Use {{"agent": "{agent.id}", "prompt": "..."}} for {agent.display_name}.' for agent in offered]
+    )
+    description = f"Hand a task to one of these agents and get its final text:\n{lines}\n\nUsage:\n{usage}"
+    schema = object_schema(
+        ("agent", "prompt"),
+        agent=with_description({**STRING, "enum": list(known)}, "The agent's id."),
+        prompt=with_description(STRING, "What the agent should do; it knows nothing else."),
+    )
+
+    def entries(value: JsonDict) -> list[ChildRequest]:
+        return [ChildRequest(value["agent"], value["prompt"], None, known[value["agent"]])]
+
+    return _make_spawn_tool("task", description, schema, entries, _result_from_final_text, *offered)
+
+
+def agent_tool(definition: AgentDefinition, *, name: str | None = None, description: str | None = None) -> Tool:
+    """
+    Return an agent as a tool of its own, whose result is the agent's output.
+
+    Whoever has the tool may run the agent; it need not be among its ``spawnable_agents``.
+
+    Args:
+        definition: The agent; its ``input_schema`` becomes the parameters ``prompt`` and ``params``.
+        name: The tool's name; by default the agent's id with ``_`` for ``-``.
+        description: For the model; by default the agent's.
+
+    Raises:
+        DefinitionError: for a name that no provider takes, or params that have no JSON Schema.
+    """
+    name = tool_name(definition) if name is None else name
+    check_name(name)
+    text = _tool_description(definition) if description is None else description
+
+    def entries(value: JsonDict) -> list[ChildRequest]:
+        return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
+
+    return _make_spawn_tool(name, text, _input_schema(definition), entries, _result_from_output, definition)
+
+
+def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
+    """
+    Return the tool that runs an agent, as a parent that may spawn the agent is offered it.
+
+    Its call is one of ``spawn_agents`` with one entry, result included.
+
+    Args:
+        definition: The agent.
+        agent_id: What it is called where that is not its own id: ``publisher/name`` makes the tool ``publisher_name``.
+
+    Raises:
+        DefinitionError: when the params have no JSON Schema.
+    """
+
+    def entries(value: JsonDict) -> list[ChildRequest]:
+        return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
+
+    publisher, name, _ = split_agent_id(agent_id)
+    called = tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
+    return _make_spawn_tool(
+        called, _tool_description(definition), _input_schema(definition), entries, result_from_children
+    )
+
+
+def agents_of_tools(tools: Iterable[object]) -> list[AgentDefinition]:
+    """Return the agents that the tools *tools* may run, such as those of a ``task`` tool."""
+    found: list[AgentDefinition] = []
+    for tool in with_called_tools([tool for tool in tools if isinstance(tool, ToolLike)]):
+        way = tool.binding().runs
+        if isinstance(way, Spawning):
+            found += way.agents
+        elif isinstance(way, Yielding):
+            found += [used for used in way.uses if isinstance(used, AgentDefinition)]
+    return found
+
+
+def with_called_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
+    """Yield *tools*, and the tools that generator tools among them may call."""
+    waiting, met = list(tools), set[int]()
+    for tool in waiting:
+        if id(tool) in met:
+            continue
+        met.add(id(tool))
+        yield tool
+        runs = tool.binding().runs
+        if isinstance(runs, Yielding):
+            waiting += [used for used in runs.uses if isinstance(used, ToolLike)]
+
+
+def tool_name(definition: AgentDefinition) -> str:
+    """Return the name of the tool that runs an agent."""
+    return definition.id.replace("-", "_")
+
+
+def params_schema(definition: AgentDefinition) -> JsonDict | None:
+    """
+    Return the JSON Schema of an agent's params; ``None`` if it accepts any.
+
+    Raises:
+        DefinitionError: when there is none that could be shown.
+    """
+    given: Any = definition.input_schema.params if definition.input_schema is not None else None
+    if given is None:
+        return None
+    try:
+        schema = thaw(given) if isinstance(given, Mapping) else without_titles(given.model_json_schema())
+        frozen = freeze_object(schema)
+    except Exception as error:
+        msg = f"agent {definition.id!r}: its params have no JSON Schema, so it cannot be offered as a tool: {error}"
+        raise DefinitionError(msg) from error
+    if frozen.get("type", "object") != "object":
+        msg = f"agent {definition.id!r}: params are an object, but their schema says {frozen['type']!r}"
+        raise DefinitionError(msg)
+    return frozen
+
+
+def _tool_description(definition: AgentDefinition) -> str:
+    return definition.description or f"Run the agent {definition.display_name}."
+
+
+def _input_schema(definition: AgentDefinition) -> JsonDict:
+    """Return the input schema of a tool that runs an agent. Definitions of the params' schema are at its top."""
+    known = definition.input_schema
+    prompt = (known.prompt if known is not None else None) or "What the agent should do."
+    params = params_schema(definition)
+    free = {"type": "object", "description": "The agent's parameters."}
+    shown, top = nest_schema(free if params is None else {"type": "object", **thaw(params)}, "params")
+    required = ["params"] if shown.get("required") else []
+    properties = {"prompt": with_description(STRING, prompt), "params": shown}
+    whole = {"type": "object", "properties": properties, "required": required, "additionalProperties": False, **top}
+    return JsonDict(freeze(whole))
+
+
+def _make_spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
+    return ToolSpec(name, description, schema, category="agent", requires_permission=False)
+
+
+def _make_spawn_tool(
+    name: str,
+    description: str,
+    schema: JsonDict,
+    entries: Callable[[JsonDict], Sequence[ChildRequest]],
+    shown: Callable[[Sequence[ChildResult]], ToolResult],
+    *agents: AgentDefinition,
+) -> Tool:
+    mend = make_repairer(schema, {})
+
+    def repair(value: JsonDict) -> JsonDict:
+        return _drop_invalid_fields(mend(value))
+
+    spec, runs = _make_spec(name, description, schema), Spawning(entries, shown, agents=agents)
+    return Tool.of_run(ToolBinding(spec, make_validator(name, _replace_params_schema(schema)), repair, runs=runs))
+
+
+def _replace_params_schema(schema: JsonDict) -> JsonDict:
+    """Return *schema* with any object allowed as params. The params are checked when the child is created."""
+    properties = {n: {"type": "object"} if n == "params" else s for n, s in schema["properties"].items()}
+    return JsonDict({**schema, "properties": JsonDict(properties)})
+
+
+def _drop_invalid_fields(value: JsonDict) -> JsonDict:
+    """Drop a prompt that is not text and params that are no object."""
+    right: dict[str, Any] = {"prompt": str, "params": Mapping}
+    kept = {n: v for n, v in value.items() if n not in right or isinstance(v, right[n])}
+    return value if len(kept) == len(value) else JsonDict(kept)
+
+
+def _failure_result(child: ChildResult) -> ToolResult:
+    """Return an error result: why a child did not complete, and its partial output if its budget was spent."""
+    why, kept = f"Agent {child.agent_id} failed: {child_error_text(child)}", partial_output(child)
+    if kept in (None, ""):
+        return ToolResult.error(why)
+    return ToolResult.error(f"{why}\nIts output until then: {kept if isinstance(kept, str) else compact(kept)}")
+
+
+def _result_from_final_text(children: Sequence[ChildResult]) -> ToolResult:
+    (child,) = children
+    if child.is_error:
+        return _failure_result(child)
+    return ToolResult.text(child.text) if child.text or child.output is None else _result_from_output(children)
+
+
+def _result_from_output(children: Sequence[ChildResult]) -> ToolResult:
+    (child,) = children
+    if child.is_error:
+        return _failure_result(child)
+    try:
+        output = output_as_json(child.output)
+    except DataError as error:
+        return ToolResult.error(f"Agent {child.agent_id} failed: its output is not JSON: {error.message}")
+    return ToolResult.text(output) if isinstance(output, str) else ToolResult.json(output)
+
+
+# --- what a parent is shown -----------------------------------------------------------------------------------------
+
+
+def result_from_children(children: Sequence[ChildResult]) -> ToolResult:
+    """Return a result with one entry per child; an error result if there are children and every one failed."""
+    entries: list[Any] = [child_as_json(child) for child in children]
+    all_failed = bool(entries) and all("error" in entry for entry in entries)
+    return ToolResult.json(entries, status="error" if all_failed else "ok")
+
+
+def child_as_json(child: ChildResult) -> dict[str, Any]:
+    """Return the entry for a child in the tool result that the parent's model sees."""
+    entry = {"agent_type": child.agent_id}
+    if child.is_error:
+        kept = partial_output(child)
+        return {**entry, "error": child_error_text(child), **({} if kept in (None, "") else {"output": kept})}
+    try:
+        output = output_as_json(child.output)
+    except DataError as error:
+        return {**entry, "error": f"the output is not JSON: {error.message}"}
+    return {**entry, "run_id": child.run_id, "status": child.status.value, "output": output}
+
+
+def child_error_text(child: ChildResult) -> str:
+    """Return why a child did not complete."""
+    return child.why or f"it ended as {child.status.value}"
+
+
+def partial_output(child: ChildResult) -> JsonValue:
+    """
+    Return the partial output of a child whose budget was spent or whose reply was cut; ``None`` for other children.
+
+    It is paid for, so its parent gets it.
+    """
+    was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
+    try:
+        return output_as_json(child.text if child.output is None and was_cut else child.output)
+    except DataError:
+        return None
+
+
+def output_as_json(output: object) -> JsonValue:
+    """
+    Return a child's output as JSON for the parent's model. A very long one becomes a text that is cut.
+
+    Raises:
+        DataError: when it is not JSON; the message names the place.
+    """
+    dump = getattr(output, "model_dump", None)
+    frozen: JsonValue = freeze(dump(mode="json") if dump else output, "output")
+    text = frozen if isinstance(frozen, str) else compact(frozen)
+    shown = _cut_to_cap(text)
+    return frozen if shown is text else shown
+
+
+def _cut_to_cap(text: str) -> str:
+    if len(text) <= SHOWN_CHARS:
+        return text
+    tail = SHOWN_CHARS // TAIL_DIVISOR
+    missing = len(text) - SHOWN_CHARS
+    return f"{text[: SHOWN_CHARS - tail]}\n[... {missing} characters of this output are not shown ...]\n{text[-tail:]}"
+
+
+# --- the tools that every run knows --------------------------------------------------------------------------------------
+
+
+def _make_child_request(value: JsonDict) -> ChildRequest:
+    return ChildRequest(value["agent_type"], value.get("prompt", ""), value.get("params"))
+
+
+@functools.cache
+def _agent_schema() -> JsonSchema:
+    return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
+
+
+def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
+    """Return a request for each object of ``agents``; an invalid object does not affect the others."""
+    entries: list[ChildRequest] = []
+    for index, given in enumerate(value["agents"]):
+        issues = tuple(_agent_schema().issues(given, f"agents.{index}"))
+        if issues:
+            wanted = given.get("agent_type") if isinstance(given, Mapping) else None
+            error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
+            entries.append(ChildRequest(wanted if isinstance(wanted, str) else "", refused=error))
+        else:
+            entries.append(_make_child_request(given))
+    return entries
+
+
+def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
+    (child,) = children
+    if child.is_error:
+        return ToolResult.error(
+            f"Agent {child.agent_id} did not complete, the history stays as it was: {child_error_text(child)}"
+        )
+    return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
+
+
+def _agents_schema(item: Mapping[str, object]) -> JsonDict:
+    agents = {"type": "array", "items": item, "description": "The agents to run."}
+    return object_schema(("agents",), agents=agents)
+
+
+def _make_spawn_agents_tool() -> Tool:
+    """Return the tool ``spawn_agents``."""
+    spec = _make_spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
+    check = make_validator(spec.name, _agents_schema({}))
+
+    def validate(value: JsonDict) -> Validated:
+        """Check all but the entries, which have their own results; one object is a list of one (generator-contract:L1)."""
+        agents = value.get("agents")
+        if isinstance(agents, Mapping):
+            value = JsonDict(freeze({**value, "agents": [agents]}))
+        return check(value)
+
+    mend = make_repairer(spec.input_schema, ALIASES)
+    return Tool.of_run(ToolBinding(spec, validate, mend, runs=Spawning(_make_child_requests, result_from_children)))
+
+
+def _make_spawn_inline_tool() -> Tool:
+    """Return the tool ``spawn_agent_inline``."""
+    spec = _make_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
+    return make_checked_tool(spec, Spawning(lambda value: [_make_child_request(value)], _inline_result, is_inline=True))
+
+
+BUILT_IN: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (
+        *control_tools_by_name().values(),
+        lookup_tool(),
+        find_tools_tool(),
+        ask_user_tool(),
+        _make_spawn_agents_tool(),
+        _make_spawn_inline_tool(),
+    )
+}
+"""The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""

@@ -1,0 +1,187 @@
+"""
+``propose_write_file`` and ``propose_str_replace``: changes that are shown as a diff and not made.
+
+Proposals stack per run and file. What a file would hold is kept in the run's context, so a replay and a resumed run see
+it; another run does not, also when it continues this one's state.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stepengine.data.hooks import Change
+from stepengine.data.messages import ToolResult
+from stepengine.data.state import AgentState
+from stepengine.data.tools import ToolAnnotations
+from stepengine.errors import ToolError
+from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
+from stepengine.tools.bundled.files.write_tools import ALIASES, WRITE_BYTES, PathText, ReplacementInput
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool
+from stepengine.workspace import calls
+from stepengine.workspace.atomic import stat_target
+from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor
+from stepengine.workspace.calls import FILE
+from stepengine.workspace.paths import display_path
+from stepengine.workspace.root import Missing, OpenedEntry, Root
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_capped
+
+PROPOSED_BYTES = 8 * 1024 * 1024
+"""Proposals are in the memory of a run and its journal; two full files fit."""
+
+PREFIX = "proposed:"
+"""How the members of the context begin that hold proposals; the file's path follows."""
+
+PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
+
+
+def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
+    """Return the tools that propose changes to files below *root*; files that are open in an editor are read from *buffers*."""
+    proposed = _ProposedFiles(root, buffers)
+
+    @tool(category="read", annotations=PROPOSES, destinations=())
+    def propose_write_file(ctx: ToolContext, path: PathText, content: str, instructions: str = "") -> ToolResult:  # noqa: D417  (the context is no parameter of the tool)
+        r"""
+        Propose to create a file, or to overwrite a whole file; nothing is written.
+
+        Usage:
+            - Give the complete content; the result shows what would change as a diff.
+            - A later proposal for the same file starts from this one.
+
+        Examples:
+            {"path": "src/new_module.py", "content": "VALUE = 1\n"}
+
+        When not to use:
+            - To really write a file, use `write_file`.
+            - To propose a change to parts of a file, use `propose_str_replace`.
+
+        Notes:
+            - What could not be written by `write_file` cannot be proposed either.
+            - Reading tools show files as they are, without proposals. Proposals are forgotten when the run ends.
+
+        Args:
+            path: The file.
+            content: The complete new content.
+            instructions: What the change is for, in a few words; it is only logged.
+        """
+        before = proposed.text(ctx.agent_state, path)
+        ctx.logger.info("propose_write_file", path=path, instructions=instructions)
+        word = "create" if before is None else "overwrite"
+        return proposed.propose(ctx.agent_state, path, before or "", content, f"Proposed to {word}")
+
+    @tool(category="read", annotations=PROPOSES, aliases=ALIASES, destinations=())
+    def propose_str_replace(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext, path: PathText, replacements: Annotated[list[ReplacementInput], Field(min_length=1)]
+    ) -> ToolResult:
+        """
+        Propose to replace exact pieces of text in a file, all of them or none; nothing is written.
+
+        Usage:
+            - `old_string` has to match exactly, white space included, and exactly once, unless `allow_multiple` is set.
+            - Replacements are made in order, on what earlier proposals of this run made of the file.
+
+        Examples:
+            {"path": "app.py", "replacements": [{"old_string": "def main(", "new_string": "def run("}]}
+
+        When not to use:
+            - To really change a file, use `str_replace`.
+            - To propose a new file, use `propose_write_file`.
+
+        Notes:
+            - If one replacement fails, nothing is proposed and the error says why, with line numbers.
+            - Reading tools show files as they are, without proposals. Proposals are forgotten when the run ends.
+
+        Args:
+            path: The file.
+            replacements: What to replace.
+        """
+        before = proposed.text(ctx.agent_state, path)
+        if before is None:
+            msg = f"{path!r} does not exist; use propose_write_file to propose it"
+            raise ToolError(msg)
+        made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
+        after = replace_all(before, made, path)
+        count = f"{len(made)} replacement{'s' if len(made) > 1 else ''}"
+        return proposed.propose(ctx.agent_state, path, before, after, f"Proposed {count} in")
+
+    return [propose_write_file, propose_str_replace]
+
+
+class _ProposedFiles:
+    """Computes the content of files with the proposals of a run applied."""
+
+    def __init__(self, root: Root, buffers: Buffers | None = None) -> None:
+        self._root = root
+        self._buffers = buffers
+
+    def text(self, state: AgentState, path: str) -> str | None:
+        """Return the text of a file with the run's proposals applied; ``None`` if the file does not exist."""
+        name = PREFIX + display_path(self._root.parts(path))
+        known = state.context.get(name)
+        if known is not None and known["run_id"] == state.run_id:
+            return str(known["text"])
+        return self._text_on_disk(path)
+
+    def _text_on_disk(self, path: str) -> str | None:
+        try:
+            with self._root.parent(path, create=False) as (folder, name):
+                if stat_target(folder, name, path) is None:
+                    return None
+                fd = calls.open_at(name, FILE, folder)
+                try:
+                    self._root.check_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
+                    data = read_capped(fd)
+                finally:
+                    calls.close(fd)
+        except Missing:
+            return None
+        except OSError as error:
+            msg = f"{path!r} cannot be read: {error.strerror or type(error).__name__}"
+            raise ToolError(msg) from error
+        if data is not None:
+            data = content_in_editor(self._buffers, absolute_path(self._root.real, self._root.parts(path)), data)
+        return _decode_file(data, path)
+
+    def propose(self, state: AgentState, path: str, before: str, after: str, words: str) -> ToolResult:
+        """Store *after* as a proposal in the run's context, and return a result that shows the difference."""
+        file = display_path(self._root.parts(path))
+        stale: dict[str, object] = {}
+        size = len(after.encode("utf-8", "replace"))
+        if size > WRITE_BYTES:
+            msg = f"{path!r} would have {size:,} bytes; at most {WRITE_BYTES:,} are written"
+            raise ToolError(msg)
+        for name, value in state.context.items():
+            if not name.startswith(PREFIX) or name == PREFIX + file:
+                continue
+            if value["run_id"] == state.run_id:
+                size += len(value["text"].encode("utf-8", "replace"))
+            else:
+                stale[name] = None
+        if size > PROPOSED_BYTES:
+            msg = f"the proposals of this run would have {size:,} bytes in all; at most {PROPOSED_BYTES:,} are kept"
+            raise ToolError(msg)
+        kept = {PREFIX + file: {"run_id": state.run_id, "text": after}}
+        value = {"file": file, "message": f"{words} {file}; nothing was written."}
+        return ToolResult.json(
+            {**value, "unified_diff": unified_diff(before, after, file)}, change=Change(context={**stale, **kept})
+        )
+
+
+def _decode_file(data: bytes | None, path: str) -> str:
+    """
+    Return the text of a file.
+
+    Raises:
+        ToolError: when it is too large, or no text that JSON can hold.
+    """
+    if data is None:
+        msg = f"{path!r} has more than {READ_WHOLE_BYTES:,} bytes, which is too much to change"
+        raise ToolError(msg)
+    decoded = decode_text(data)
+    if decoded is None or decoded.text != decoded.shown:
+        msg = f"{path!r} is no text in a Unicode encoding; changes to it cannot be proposed"
+        raise ToolError(msg)
+    return decoded.text

@@ -1,0 +1,189 @@
+"""
+``recall_history``: the tool that searches the messages that a model no longer sees.
+
+**Where it is found.** In the state of the run, never in its journal: a policy changes the view, and the record beside it
+keeps every message. What replaces the record itself (``replace_record=True``, ``compact``, ``set_messages``) leaves what
+stood there in ``AgentState.removed_messages``, since the agent has this tool. So runs without a journal have it, a stored session
+brings it along, and a run that is resumed, replayed or forked comes to the same state and so to the same answer. In a
+journal, what no request held before it was left out is not written down as a message.
+
+**What it costs.** Nothing until it is called: what the view lacks is looked for then. A replaced record is compared once,
+when it is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from stepengine.data.json import compact
+from stepengine.data.messages import (
+    DocumentPart,
+    ImagePart,
+    Message,
+    ThinkingPart,
+    ToolCallPart,
+    ToolMessage,
+    join_text_parts,
+)
+from stepengine.data.state import AgentState
+from stepengine.data.tools import RECALL_HISTORY, ToolAnnotations
+from stepengine.tools.context import ToolContext
+from stepengine.tools.decorator import tool
+from stepengine.tools.definition import Tool
+
+ANSWER_CHARS = 10_000
+"""About 2,500 tokens for an answer, and at most 10,000: a model can ask for the next part."""
+MAX_ANSWER_CHARS = 40_000
+"""About 10,000 tokens: more is rarely read to its end."""
+QUERY_CHARS = 500
+"""No useful query is longer."""
+MAX_HITS = 10
+"""A page of excerpts; a better query finds the others."""
+BEFORE_CHARS = 100
+"""About a line before the hit: who said it, and about what."""
+EXCERPT_CHARS = 400
+"""A short paragraph: enough to decide whether to read on there."""
+TITLE_CHARS = 60
+"""What the title of a message counts for, so that many short ones make no answer much longer than asked for."""
+
+
+def removed_messages(state: AgentState) -> tuple[Message, ...]:
+    """
+    Return the messages that were removed from or replaced in the model's history, oldest first.
+
+    Those that a view leaves out, always; those that a replaced record held, where the agent has ``recall_history``.
+    """
+    return state.left_out + state.message_history.left_out_of(state.view)
+
+
+def message_text(message: Message) -> str:
+    """Return a message as text: thoughts, calls with their input, and a placeholder for each image and document."""
+    return "\n".join(_message_lines(message))
+
+
+def _message_lines(message: Message) -> Iterator[str]:
+    if isinstance(message, ToolMessage):
+        yield f"[result of {message.tool_name} {message.tool_call_id}, {message.status}]"
+    for part in message.content:
+        match part:
+            case ThinkingPart():
+                yield f"[thought] {part.text}"
+            case ToolCallPart():
+                yield f"[call of {part.tool_name} {part.tool_call_id}] {compact(part.input)}"
+            case ImagePart():
+                yield "[image]"
+            case DocumentPart():
+                yield "[document]"
+            case _:
+                yield join_text_parts((part,))
+
+
+def make_recall_tool() -> Tool:
+    """Return the tool that looks up messages that were removed from the conversation."""
+
+    @tool(
+        name=RECALL_HISTORY,
+        category="read",
+        annotations=ToolAnnotations(read_only=True, idempotent=True),
+        parallel_safe=True,
+        requires_permission=False,
+        in_thread=False,
+        destinations=(),
+    )
+    def recall_history(  # noqa: D417  (the context is no parameter of the tool)
+        ctx: ToolContext,
+        query: Annotated[str, Field(max_length=QUERY_CHARS)] = "",
+        place: Annotated[int, Field(ge=1)] = 1,
+        offset: Annotated[int, Field(ge=1)] = 1,
+        limit: Annotated[int, Field(ge=1, le=MAX_ANSWER_CHARS)] = ANSWER_CHARS,
+    ) -> str:
+        """
+        Look up what was left out of this conversation when it became too long.
+
+        Usage:
+            - With `query`, messages that hold all of its words, each with its place and an excerpt.
+            - Without, whole messages from a place on; go on where the answer says.
+
+        Examples:
+            {"query": "invoice 4711"}
+            {"place": 12}
+            {"place": 12, "offset": 10001}
+
+        When not to use:
+            - For what still stands in the conversation, or may have changed since: use the tool again that gave it.
+
+        Notes:
+            - Words are found as they are written, in capitals or not. Places may change when more is left out.
+
+        Args:
+            query: The words to look for; none reads.
+            place: The message to begin at, from 1, the oldest.
+            offset: The character of that message to begin at, from 1.
+            limit: How many characters to answer with.
+        """
+        messages = removed_messages(ctx.agent_state)
+        if not messages:
+            return "Nothing was left out of this conversation."
+        if place > len(messages):
+            return f"There is no message {place}; {len(messages)} were left out."
+        words = [_fold_case(word) for word in query.split()]
+        shown = (
+            _search_messages(messages, words, place) if words else _read_messages(messages, place, offset - 1, limit)
+        )
+        return "\n".join(shown)
+
+    return recall_history
+
+
+def _search_messages(messages: Sequence[Message], words: Sequence[str], place: int) -> Iterator[str]:
+    hits = 0
+    for number in range(place, len(messages) + 1):
+        text = message_text(messages[number - 1])
+        folded = _fold_case(text)
+        places = [folded.find(word) for word in words]
+        if min(places) < 0:
+            continue
+        if hits == MAX_HITS:
+            yield f"[more messages hold these words; go on with place={number}]"
+            return
+        hits += 1
+        start = max(0, min(places) - BEFORE_CHARS)
+        end = start + EXCERPT_CHARS
+        cut = f" ... [{len(text):,} characters]" if start or end < len(text) else ""
+        yield f"--- {_numbered_title(messages, number)}\n{'... ' if start else ''}{text[start:end]}{cut}"
+    if not hits:
+        yield f"None of the {len(messages) - place + 1} messages from place {place} on that were left out holds all of these words."
+
+
+def _read_messages(messages: Sequence[Message], place: int, skip: int, limit: int) -> Iterator[str]:
+    left = limit
+    for number in range(place, len(messages) + 1):
+        text = message_text(messages[number - 1])
+        if left <= 0:
+            yield f"[{len(messages) - number + 1} more messages; go on with place={number}]"
+            return
+        end = skip + left
+        yield f"--- {_numbered_title(messages, number)}\n{text[skip:end]}"
+        if end < len(text):
+            yield f"[{len(text) - end:,} more characters of it; go on with place={number}, offset={end + 1}]"
+            return
+        left -= max(0, len(text) - skip) + TITLE_CHARS
+        skip = 0
+
+
+def _numbered_title(messages: Sequence[Message], number: int) -> str:
+    message = messages[number - 1]
+    tags = "" if isinstance(message, ToolMessage) else " ".join(message.tags)[:TITLE_CHARS]
+    return f"{number} of {len(messages)}: {message.role} {tags}".rstrip()
+
+
+def _fold_case(text: str) -> str:
+    """Return a text in lower case with the same length, so that offsets are valid in both."""
+    lowered = text.lower()
+    if len(lowered) == len(text) and "Σ" not in text:
+        return lowered
+    # What becomes longer stays, and a letter becomes the same wherever it stands in its word.
+    return "".join([small if len(small := letter.lower()) == 1 else letter for letter in text])

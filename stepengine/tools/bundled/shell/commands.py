@@ -1,0 +1,308 @@
+"""``Shell``: from a command as the model gave it to a process, under the policy of one set of shell tools."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, Protocol, TypeVar
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.events import ToolProgress
+from stepengine.errors import ToolError
+from stepengine.tools.bundled.shell.process import CommandProcess, CommandStart, Ending, finish_shielded, start_command
+from stepengine.tools.context import ToolContext
+from stepengine.workspace import calls
+from stepengine.workspace.argv import Argv, Script, parse_command
+from stepengine.workspace.calls import Fd
+from stepengine.workspace.command_guard import CommandGuard
+from stepengine.workspace.environment import NAMES_BYTES, READ_SECONDS, CommandEnvironment, Private, parse_git_query
+from stepengine.workspace.guard import GUARD
+from stepengine.workspace.paths import display_path
+from stepengine.workspace.root import OpenedEntry, Root
+from stepengine.workspace.terminals import TerminalResult, Terminals
+from stepengine.workspace.workspace import resource_limits
+
+COMMANDS_AT_ONCE = 16
+"""Commands use whole cores; more at a time only slow each other down."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PROGRESS_SECONDS = 0.1
+"""An event for each line would flood a reader; a person does not see ten in a second apart."""
+TERMINAL_BYTES = 1024 * 1024
+"""Of what a terminal shows, how much is asked for: a result holds a part of it."""
+PROGRESS_CHARS = 2_000
+"""A screen: what a person sees of a command that prints fast."""
+SHELL = ("/bin/sh", "-eu", "{script}")
+
+
+@frozen(kw_only=True)
+class Launch:
+    """
+    A command that will be started, with its folder and environment.
+
+    Attributes:
+        argv: The program and its arguments; a ``Runner`` may put another program in front.
+        root: The real path of the root folder.
+        cwd: The folder to work in, relative to the root; ``"."`` is the root itself.
+        env: The clean environment.
+    """
+
+    argv: Argv
+    root: str
+    cwd: str
+    env: Mapping[str, str]
+
+
+class Runner(Protocol):
+    """Executes commands elsewhere: in a container, a virtual machine, or on another computer."""
+
+    def __call__(self, launch: Launch) -> Launch:
+        """Return what is executed here to have *launch* executed there."""
+
+
+class Slots:
+    """Limits commands to 16 at once for each engine and event loop."""
+
+    def __init__(self) -> None:
+        self._by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @classmethod
+    def get_semaphore(cls, ctx: ToolContext) -> asyncio.Semaphore:
+        """Return the semaphore for a call."""
+        slots = ctx.resources.get(cls)
+        if slots is None:
+            slots = cls()
+            ctx.resources.insert(slots)
+        return slots._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COMMANDS_AT_ONCE))
+
+
+def limits_text(limits: Mapping[str, int]) -> str:
+    """
+    Return limits in the format of the supervisor. Core dumps are always disabled.
+
+    Raises:
+        DefinitionError: for a limit that is not known, or is no positive number.
+    """
+    made = {"RLIMIT_CORE": 0, **resource_limits(limits)}
+    return ",".join([f"{number}={value}" for number, value in made.items()])
+
+
+class CommandProgress:
+    """Emits the output of a command as ``ToolProgress``, at most ten times a second, the last 2,000 characters each."""
+
+    def __init__(self, ctx: ToolContext) -> None:
+        self._ctx = ctx
+        self._text = ""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, text: str) -> None:
+        """Append text."""
+        self._text = (self._text + text)[-PROGRESS_CHARS:]
+        if self._timer is None and self._text:
+            self._timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Emit the text that was not emitted yet."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        text, self._text = self._text, ""
+        if text:
+            self._ctx.emit(ToolProgress(message=text))
+
+
+@frozen(kw_only=True)
+class Shell:
+    """
+    The policy of one set of shell tools; ``shell_tools`` documents it.
+
+    Attributes:
+        root: The root folder.
+        allow_shell: Whether scripts may be run.
+        environment: What commands see.
+        timeout: Seconds that a command may take, if nothing else is asked for.
+        max_timeout: Seconds that may be asked for.
+        allow_unlimited: Whether no timeout may be asked for.
+        limits: Limits of the system, as the supervisor takes them.
+        runner: What has commands executed elsewhere.
+        terminals: Terminals of an editor, in which commands are run that are waited for.
+    """
+
+    root: Root
+    allow_shell: bool
+    environment: CommandEnvironment
+    timeout: float
+    max_timeout: float
+    allow_unlimited: bool
+    limits: str
+    runner: Runner | None
+    terminals: Terminals | None = None
+
+    def read(self, command: str | list[str]) -> Argv | Script:
+        """
+        Parse *command* into a program call or a shell script.
+
+        Raises:
+            ToolError: when it is nothing, or a script and none may be run.
+        """
+        read = parse_command(command)
+        if isinstance(read, Script) and not self.allow_shell:
+            msg = (
+                f"the command needs a shell, because of {read.reason}, and there is none: a program is executed directly. "
+                'Give one program with its arguments, best as a list such as ["grep", "-r", "a b", "src"]; '
+                "do several things with several calls"
+            )
+            raise ToolError(msg)
+        return read
+
+    def restrict_command(self, command: Argv | Script, cwd: str | None) -> Argv | Script:
+        """
+        Return a command with the restrictions under which a read-only command is allowed without approval.
+
+        Raises:
+            ToolError: when it would show what it must not.
+        """
+        guard = GUARD.get()
+        if not isinstance(guard, CommandGuard) or isinstance(command, Script):
+            return command
+        opened = self.root.open_folder(cwd or ".")
+        calls.close(opened.fd)
+        return guard.confine(self.root, opened.parts, command)
+
+    def seconds(self, asked: float) -> float | None:
+        """Return the time limit of a command for *asked* requested seconds; ``None`` means no limit."""
+        if asked == -1:
+            return None if self.allow_unlimited else self.max_timeout
+        return min(asked, self.max_timeout) if asked > 0 else self.timeout
+
+    async def start(
+        self,
+        command: Argv | Script,
+        cwd: str | None,
+        private: Private,
+        *,
+        sink: Callable[[bytes], None] | None = None,
+        shows: Callable[[str], None] | None = None,
+        reads: Callable[[bytes], None] | None = None,
+        log: str = "",
+    ) -> CommandProcess:
+        """
+        Start a command. On a remote system, its output is also written to the file *log* there.
+
+        Raises:
+            PathOutsideRoot: when *cwd* leads out of the root.
+            ToolError: when it cannot be executed.
+        """
+        opened = await self._call_system(self.root.open_folder, cwd or ".")
+        try:
+            launch = await self._prepare_launch(command, opened, private)
+            script = command.text.encode() if isinstance(command, Script) else None
+            what = await self._call_system(self._start, launch, opened.fd)
+            return await start_command(attrs.evolve(what, script=script, sink=sink, shows=shows, reads=reads, log=log))
+        finally:
+            calls.close(opened.fd)
+
+    async def in_terminal(
+        self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: Private, seconds: float | None
+    ) -> TerminalResult | None:
+        """
+        Run a command to its end in a terminal of the editor; ``None`` if there is no terminal for it, as for a script.
+
+        Raises:
+            PathOutsideRoot: when *cwd* leads out of the root.
+            ToolError: when it cannot be executed.
+        """
+        if self.terminals is None or isinstance(command, Script):
+            return None
+        opened = self.root.open_folder(cwd or ".")
+        try:
+            launch = await self._prepare_launch(command, opened, private)
+            return await self.terminals.run(
+                [self._find_program(launch), *launch.argv[1:]],
+                cwd="/" + "/".join((*self.root.real, *opened.parts)),
+                env=launch.env,
+                output_bytes=TERMINAL_BYTES,
+                seconds=seconds,
+                path=ctx.address.rpartition("#")[0],
+                call_id=ctx.tool_call_id,
+            )
+        finally:
+            calls.close(opened.fd)
+
+    async def _prepare_launch(self, command: Argv | Script, opened: OpenedEntry, private: Private) -> Launch:
+        """Create the private folders of a command, and return its launch in an open folder."""
+        await self._call_system(private.make)
+        launch = Launch(
+            argv=SHELL if isinstance(command, Script) else command,
+            root="/" + "/".join(self.root.real),
+            cwd=display_path(opened.parts),
+            env=await self._call_system(self.environment.variables, private),
+        )
+        if not isinstance(command, Script) and (look := parse_git_query(command)):
+            names = await self._read_git_config_names(attrs.evolve(launch, argv=look.question), opened.fd)
+            launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.variables(names)})
+        return launch
+
+    async def _call_system(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that accesses the system, in a thread if the system is remote."""
+        if self.root.system is None:
+            return do(*args, **kwargs)
+        return await asyncio.to_thread(do, *args, **kwargs)
+
+    async def private(self) -> Private:
+        """Create the private folder of a command."""
+        return await self._call_system(Private.create, self.root.system)
+
+    def _start(self, launch: Launch, folder: Fd) -> CommandStart:
+        """Return the program, arguments and environment of a command to start, after the runner."""
+        if self.runner is not None:
+            launch = self.runner(launch)
+        program = self._find_program(launch)
+        return CommandStart(program=program, argv=launch.argv, env=launch.env, folder=folder, limits=self.limits)
+
+    async def _read_git_config_names(self, launch: Launch, folder: Fd) -> bytes:
+        """Return git's output to the question about its configuration, which runs before the command itself."""
+        said = bytearray()
+
+        def hear(data: bytes) -> None:
+            said.extend(data[: NAMES_BYTES + 1 - len(said)])
+
+        what = await self._call_system(self._start, launch, folder)
+        process = await start_command(attrs.evolve(what, reads=hear))
+        in_time = False
+        try:
+            in_time = await process.wait(READ_SECONDS)
+        finally:
+            await finish_shielded(asyncio.create_task(process.end()))
+        if not in_time:
+            problem = f"that took longer than {READ_SECONDS:g} s"
+        elif len(said) > NAMES_BYTES:
+            problem = f"the names of its settings have more than {NAMES_BYTES:,} bytes"
+        elif process.ending() != Ending(0, None):
+            problem = process.err.text().strip() or "git gave no reason"
+        else:
+            return bytes(said)
+        msg = (
+            f"{launch.argv[0]!r} was not executed: git's configuration is read before, to keep it from running programs that "
+            f"the repository names, and could not be: {problem}"
+        )
+        raise ToolError(msg)
+
+    def _find_program(self, launch: Launch) -> str:
+        """Return the program that is executed; the search path is read once, here."""
+        name = launch.argv[0]
+        found = self.environment.find_program(name, launch.env["PATH"])
+        if found is None:
+            msg = (
+                f"{name!r} could not be executed: no program of that name is on the search path outside of the root "
+                "folder; one that stands elsewhere is given by its path, such as './tool'"
+            )
+            raise ToolError(msg)
+        return found

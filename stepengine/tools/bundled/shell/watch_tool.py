@@ -1,0 +1,286 @@
+"""
+``watch``: a command that is run again and again until something is so, by a child in the background that needs no model.
+
+A call starts the watcher, which belongs to the run of the call and not to its turn. The watcher calls a tool that is also named ``watch``,
+so that rules about the tool and its command bind each poll as they bound the call. Polls of one window leave one record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Generator, Iterator, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from attrs import frozen
+
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import JsonDict, thaw
+from stepengine.data.limits import Limits
+from stepengine.data.messages import ToolResult
+from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
+from stepengine.data.yields import AgentCall, Sleep, Start, ToolCall
+from stepengine.errors import ToolError
+from stepengine.tools.bundled.shell.commands import Shell, Slots
+from stepengine.tools.bundled.shell.output import cut_middle
+from stepengine.tools.bundled.shell.process import CommandProcess, Ending, finish_shielded
+from stepengine.tools.bundled.shell.tools import FLOODED, FOREVER, RUNS, end_and_clean_up, preview_command
+from stepengine.tools.context import ToolContext
+from stepengine.tools.control import make_checked_tool
+from stepengine.tools.definition import Tool
+from stepengine.tools.schemas import STRING, object_schema, with_description
+from stepengine.workspace.argv import command_text
+
+WATCH = """\
+Run a command again and again in the background until something is so, and be told then, once, with what it printed last.
+
+Usage: the command as for `run_terminal_command`; `until` "succeeds" (exit code 0), "fails" (any other), "changes" (it prints something
+else than the first time, or ends differently) or "contains" with `text` (it prints that).
+Examples: {"command": ["test", "-f", "dist/app.js"], "until": "succeeds", "timeout_seconds": 600}
+{"command": "git log -1 --format=%H origin/main", "until": "changes", "every_seconds": 300, "timeout_seconds": 86400}
+{"command": ["curl", "-s", "localhost:8000/health"], "until": "contains", "text": "ready", "every_seconds": 5}
+When not to use: for a program that is run once; and for a background job, where `check_job` waits for a text or the end.
+Notes: it returns an id at once. You are also told when the time is over. What still watches ends with the run. When you end your turn,
+you go on as soon as one has ended. Each run of the command takes 30 seconds at most, if nothing else is set."""
+POLL = "Run a command now and then, for one window of time, until something is so."
+WATCHES = "Runs a command again and again until something is so; needs no model."
+CONDITIONS = ("succeeds", "fails", "changes", "contains")
+EVERY, MOST_EVERY = 30, 24 * 3600
+"""Half a minute between two looks by default, and a day at most: builds and deployments take minutes."""
+TIMEOUT, MOST_TIMEOUT = 3600, 7 * 24 * 3600
+"""An hour by default, and a week at most: what has not come by then needs a person."""
+WINDOW = 600
+"""Seconds of polls that leave one record."""
+IN_PROCESS = 60
+"""Up to so many seconds between two polls are waited for in the body; a run that is recorded need not stay in memory for longer ones."""
+MOST_ACTIONS = 25_000
+"""More than the calls and sleeps of the longest watch, with the shortest time between polls that is slept."""
+KEPT_CHARS = 6_000
+"""Of what a poll printed, so that all that a model is told of its watcher fits into one reminder."""
+
+COMMAND = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    ],
+    "description": "The program and its arguments.",
+}
+ASKED: Mapping[str, object] = {
+    "command": COMMAND,
+    "until": {"enum": list(CONDITIONS), "description": "What has to be so."},
+    "text": {"type": "string", "minLength": 1, "description": 'With "contains": the text that it has to print.'},
+    "cwd": with_description(
+        STRING, "The folder to run it in, relative to the root folder; the root folder by default."
+    ),
+}
+
+
+def make_watch_tool(shell: Shell) -> Tool:
+    """Return ``watch``, which runs commands below the root of *shell*."""
+    every = {"type": "number", "minimum": 1, "maximum": MOST_EVERY, "default": EVERY}
+    timeout = {"type": "number", "minimum": 1, "maximum": MOST_TIMEOUT, "default": TIMEOUT}
+    schema = object_schema(
+        ("command", "until"),
+        **ASKED,
+        every_seconds={**every, "description": "How long to wait between two runs."},
+        timeout_seconds={**timeout, "description": "When to give up."},
+    )
+    spec = ToolSpec("watch", WATCH, schema, category="execute", annotations=RUNS)
+    watcher = AgentDefinition(
+        "watcher",
+        description=WATCHES,
+        tools=[_make_poll_tool(shell)],
+        handle_steps=_poll_until_met,
+        limits=Limits(max_actions=MOST_ACTIONS),
+    )
+    runs = Driving(
+        partial(_start_watcher, watcher),
+        reports=True,
+        agents=(watcher,),
+        preview=lambda given: preview_command(shell, given),
+    )
+    return make_checked_tool(spec, runs, partial(_find_issues, shell))
+
+
+def _find_issues(shell: Shell, given: JsonDict) -> Iterator[str]:
+    if (given["until"] == "contains") != ("text" in given):
+        yield 'text: goes with until="contains", and only with it'
+    try:
+        shell.read(_thaw_command(given))
+    except ToolError as error:
+        yield f"command: {error.message}"
+
+
+def _thaw_command(given: JsonDict) -> str | list[str]:
+    command: str | list[str] = thaw(given["command"])
+    return command
+
+
+def _start_watcher(watcher: AgentDefinition, given: JsonDict, _: object) -> Generator[Any, Any, ToolResult]:
+    asked = {"every_seconds": EVERY, "timeout_seconds": TIMEOUT, **given}
+    ref = yield from Start(AgentCall(watcher, params=asked))
+    message = (
+        "it goes on in the background; you are told once, when it is so or the time is over. It ends with this run"
+    )
+    return ToolResult.json({"id": ref.path, "agent_type": ref.agent_id, "message": message})
+
+
+# --- the watcher --------------------------------------------------------------------------------------------------------
+
+
+def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
+    """Poll until the condition is met or the time is up, and return a report; ``handle_steps`` of the watcher."""
+    params: Mapping[str, Any] = ctx.params
+    every, began = params["every_seconds"], ctx.now()
+    over = began + timedelta(seconds=params["timeout_seconds"])
+    asked = {name: params[name] for name in ASKED if name in params}
+    before, polls = "", 0
+    while True:
+        left = max(0.0, (over - ctx.now()).total_seconds())
+        seconds = min(left, max(WINDOW // every, 1) * every) if every <= IN_PROCESS else 0
+        given = {**asked, "every_seconds": every, "seconds": seconds, **({"before": before} if before else {})}
+        found: Any = (yield from ToolCall("watch", given, include_tool_call=False)).data
+        before, polls = before or found["first"], polls + found["polls"]
+        if found["met"] or not left:
+            took = (ctx.now() - began).total_seconds()
+            return _describe_wait(asked, found, polls=polls, took=took)
+        if every > IN_PROCESS:
+            yield from Sleep(min(every, left))
+
+
+def _describe_wait(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
+    until = asked["until"] if asked["until"] != "contains" else f"contains {asked['text']!r}"
+    given = asked["command"]
+    shown = cut_middle(given if isinstance(given, str) else command_text(tuple(given)), 300)
+    how = "so" if found["met"] else "not so: the time is over"
+    runs = f"{polls} run{'s' if polls != 1 else ''}"
+    ended = "" if found["exit_code"] is None else f" with exit code {found['exit_code']}"
+    note = f" ({found['message']})" if found.get("message") else ""
+    printed = found["output"] or "nothing"
+    return f"watch {shown} until it {until}: {how}, after {took:.0f} s and {runs}. It ended{ended}{note} and printed:\n{printed}"
+
+
+# --- one window of polls ------------------------------------------------------------------------------------------------
+
+
+@frozen(kw_only=True)
+class PollResult:
+    """
+    The output and exit code of one poll of the command.
+
+    Attributes:
+        code: Its exit code; ``None`` where a signal ended it.
+        was_ended: Why it was ended by us; ``""`` when it ended by itself.
+        output: What it printed, its beginning and its end.
+        holds: Whether the text that is looked for is in all that it printed.
+        digest: Equal for runs that printed the same and ended in the same way.
+    """
+
+    code: int | None
+    was_ended: str
+    output: str
+    holds: bool
+    digest: str
+
+    def meets(self, until: str, first: str) -> bool:
+        """Return True if the output meets the condition. A poll that was ended early can only meet ``contains``."""
+        if until == "contains":
+            return self.holds
+        if self.was_ended:
+            return False
+        if until == "changes":
+            return self.digest != first
+        return (self.code == 0) is (until == "succeeds")
+
+
+class OutputScan:
+    """Searches the whole standard output of a poll, of which only a part is stored."""
+
+    def __init__(self, wanted: str) -> None:
+        self.digest = hashlib.sha256()
+        self.holds = False
+        self._wanted = wanted.encode("utf-8", "surrogatepass")
+        self._end = b""
+
+    def hear(self, data: bytes) -> None:
+        """Search the next bytes of the output."""
+        self.digest.update(data)
+        if self._wanted and not self.holds:
+            looked = self._end + data
+            self.holds = self._wanted in looked
+            self._end = looked[len(looked) - len(self._wanted) + 1 :] if len(self._wanted) > 1 else b""
+
+
+def _make_poll_tool(shell: Shell) -> Tool:
+    async def poll(ctx: ToolContext, given: JsonDict) -> ToolResult:
+        every, seconds, first = given["every_seconds"], given["seconds"], given.get("before", "")
+        passed, polls = 0.0, 0
+        while True:
+            began = asyncio.get_running_loop().time()
+            polled = await _run_poll(ctx, shell, given)
+            polls, first = polls + 1, first or ("" if polled.was_ended else polled.digest)
+            met = polled.meets(given["until"], first)
+            passed += asyncio.get_running_loop().time() - began
+            if met or passed >= seconds:
+                break
+            pause = min(every, seconds - passed)
+            # Added up, and not looked up: the clock of a run may be another one than that of the machine.
+            await ctx.pause(pause)
+            passed += pause
+            if passed >= seconds:
+                break
+        value: dict[str, Any] = {"met": met, "exit_code": polled.code, "output": polled.output, "polls": polls}
+        value |= {"digest": polled.digest, "first": first}
+        return ToolResult.json({**value, **({"message": polled.was_ended} if polled.was_ended else {})})
+
+    number = {"type": "number", "minimum": 0}
+    schema = object_schema(
+        ("command", "until", "every_seconds", "seconds"),
+        **ASKED,
+        every_seconds=number,
+        seconds=with_description(number, "How long the window is; 0 for one run."),
+        before=with_description(STRING, "The digest of what it printed the first time."),
+    )
+    # Whoever may call the other tool of that name was asked for all of its polls; a rule that denies one still does.
+    return Tool(
+        "watch",
+        POLL,
+        schema,
+        poll,
+        category="execute",
+        annotations=ToolAnnotations(destructive=True, idempotent=True, open_world=True),
+        requires_permission=False,
+        timeout=FOREVER,
+    )
+
+
+async def _run_poll(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
+    """Run the command once, confined like ``run_terminal_command``. Its processes and files are always removed."""
+    command, cwd, wanted = shell.read(_thaw_command(given)), given.get("cwd"), given.get("text", "")
+    runs = await asyncio.to_thread(shell.restrict_command, command, cwd)
+    heard = OutputScan(wanted)
+    async with Slots.get_semaphore(ctx):
+        private = await shell.private()
+        process: CommandProcess | None = None
+        in_time = True
+        try:
+            process = await shell.start(runs, cwd, private, reads=heard.hear)
+            in_time = await process.wait(shell.timeout)
+        finally:
+            await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
+    ending = process.ending() or Ending(None, None)
+    process.check_known(cut_middle(command_text(command), 80))
+    out, err = process.out.take(), process.err.take()
+    how = heard.digest.hexdigest(), err, process.err.total, ending.code, ending.signal
+    late = "" if in_time else f"it was stopped because it took longer than {shell.timeout:g} s"
+    output = out if not err else f"{out}\n{err}" if out and not out.endswith("\n") else out + err
+    return PollResult(
+        code=ending.code,
+        was_ended=FLOODED if process.flooded else late,
+        output=cut_middle(output, KEPT_CHARS),
+        holds=bool(wanted) and (heard.holds or wanted in out or wanted in err),
+        digest=hashlib.sha256(repr(how).encode("utf-8", "surrogatepass")).hexdigest(),
+    )

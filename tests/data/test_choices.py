@@ -1,0 +1,150 @@
+"""
+The answers that a question offers, and the text of the call that it is about, as every surface shows them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepengine.data.call_text import PreviewPart, call_subject, diff_of, preview_parts
+from stepengine.data.choices import (
+    answer_for_choice,
+    answer_from_form,
+    answer_schema,
+    approval,
+    describe_scope,
+    list_choices,
+    make_lasting_approval,
+)
+from stepengine.data.json import JsonDict
+from stepengine.data.questions import Answer, Question, answer_problem
+
+
+def rule(name: str, match: dict[str, Any]) -> JsonDict:
+    return JsonDict({"id": name, "decision": "allow", "match": match})
+
+
+EDITS = rule("edits", {"category": "write"})
+MAY_IT = Question(
+    "q1", "May it?", tool_name="run", remember=rule("one", {"call": {"is": "run", "input": {}}}),
+    wider=[EDITS, rule("all", {"call": {"is": "run", "any_input": True}})],
+)  # fmt: skip
+PLAIN = Question("q1", "May it?", tool_name="run")
+COLOUR = Question("q2", "Which?", ["red", "blue, dark"], descriptions=["warm"])
+
+
+def test_a_permission_offers_every_lasting_approval_but_the_one_of_any_input() -> None:
+    assert [
+        ("yes", "Allow", "allow", True), ("always", "Always: exactly this call", "always", True),
+        ("always1", "Always: all edits of files", "always", True), ("no", "Refuse", "deny", False),
+    ] == [(one.id, one.label, one.kind, one.answer.agrees) for one in list_choices(MAY_IT)]  # fmt: skip
+    assert make_lasting_approval(EDITS) == answer_for_choice(MAY_IT, "always1")
+    assert ["yes", "no"] == [one.id for one in list_choices(PLAIN)]
+
+
+def test_a_question_offers_its_options_and_no_answer() -> None:
+    assert [("red", "warm"), ("blue, dark", ""), ("No answer", "")] == [
+        (one.label, one.description) for one in list_choices(COLOUR)
+    ]
+    assert ("blue, dark",) == answer_for_choice(COLOUR, "1").selected
+    assert [True] * 3 == [answer_for_choice(COLOUR, chosen).declined for chosen in ("no", "7", None)]
+
+
+@pytest.mark.parametrize("question", [MAY_IT, PLAIN, COLOUR], ids=["rules", "permission", "options"])
+def test_every_choice_is_an_answer_to_its_question(question: Question) -> None:
+    assert [] == [problem for one in list_choices(question) if (problem := answer_problem(one.answer, question))]
+
+
+def test_a_choice_that_is_not_offered_denies_the_call() -> None:
+    assert [Answer(text="no")] * 2 == [answer_for_choice(MAY_IT, chosen) for chosen in ("always2", None)]
+
+
+@pytest.mark.parametrize(
+    ("match", "short", "full"),
+    [
+        ({"call": {"is": "run", "prefix": ["git", "a b"]}}, "git 'a b' with anything behind it", ""),
+        ({"call": {"is": "write", "paths": ["a", "b"]}}, "write for a, b", ", with any other arguments"),
+        ({"call": {"is": "run", "any_input": True}}, "ANY call of run, with any input", ""),
+        ({"call": "run"}, "calls of run", ""),
+        ({"tool": "x\x1b"}, "own", ""),
+    ],
+)
+def test_the_scope_of_a_lasting_approval_is_told_in_words(match: dict[str, Any], short: str, full: str) -> None:
+    assert (short, short + full) == tuple(
+        [describe_scope(rule("own", match), is_full=is_full) for is_full in (False, True)]
+    )
+
+
+def test_an_edited_input_goes_with_an_approval_alone() -> None:
+    assert ({"a": 1}, None) == tuple(
+        [approval(is_allowed=yes, edited_input={"a": 1}).edited_input for yes in (True, False)]
+    )
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "schema"),
+    [
+        (COLOUR, {"type": "string", "enum": ["red", "blue, dark"]}),
+        (PLAIN, {"type": "string", "enum": ["yes", "no"]}),
+        (Question("q", "Why?"), {"type": "string"}),
+        (Question("q", "?", ["a"], allow_text=True), {"type": "string", "description": "One of a, or your own words"}),
+        (Question("q", "?", ["a"], allow_text=True, number="any"), {"type": "string", "description": "One of a, or a number"}),
+        (Question("q", "?", ["a"], True), {"type": "array", "items": {"type": "string", "enum": ["a"]}}),
+        (Question("q", "?", ["a"], True, allow_text=True), {"type": "array", "items": {"type": "string"}}),
+    ],
+    ids=["options", "permission", "text", "other text", "number", "several", "several or text"],
+)  # fmt: skip
+def test_a_form_has_one_field_for_the_answer(question: Question, schema: dict[str, Any]) -> None:
+    assert schema == answer_schema(question)
+
+
+def test_a_form_gives_an_answer_or_declines_with_the_reason() -> None:
+    several = Question("q", "?", ["a", "b"], True)
+
+    assert Answer(selected=("blue, dark",)) == answer_from_form(COLOUR, "blue, dark")
+    assert Answer(selected=("a", "b")) == answer_from_form(several, ["a", "b"])
+    assert [Answer(declined=True)] * 2 == [answer_from_form(Question("q", "Why?"), value) for value in ("", None)]
+    wrong = answer_from_form(COLOUR, "green")
+    assert (True, "the answer to 'q2' is 'green', which is none of its options: 'red', 'blue, dark'") == (
+        wrong.declined,
+        wrong.reason,
+    )
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "subject"),
+    [
+        ({"argv": ["git", "a b"], "name": "x"}, "git 'a b'"),
+        ({"command": "view", "path": "a.txt"}, "a.txt"),
+        ({"paths": ["a", "b"]}, "a, b"),
+        ({"other": 1}, ""),
+        ("text", ""),
+    ],
+)
+def test_the_subject_of_a_call_is_its_command_or_what_it_is_about(given: object, subject: str) -> None:
+    assert subject == call_subject(given)
+
+
+def test_a_preview_has_its_parts_in_order_and_its_command_once() -> None:
+    details = {"cwd": ".", "argv": ["ls", "-l"], "command": "ls -l", "diff": "-a", "unified_diff": 3}
+
+    assert [
+        PreviewPart("action", "", "List"), PreviewPart("command", "", "ls -l"), PreviewPart("diff", "diff", "-a"),
+        PreviewPart("member", "unified_diff", 3),
+    ] == list(preview_parts({"action": "List", "details": details}))  # fmt: skip
+    assert [PreviewPart("member", "", "to Bo")] == list(preview_parts({"details": "to Bo"}))
+    assert [PreviewPart("member", "cwd", ".")] == list(preview_parts({"details": {"cwd": "."}}))
+
+
+def test_the_diff_of_a_permission_is_that_of_its_preview() -> None:
+    shown = Question("q", "?", tool_name="w", preview={"action": "", "details": {"unified_diff": 3, "diff": "-a"}})
+
+    assert ("-a", "") == (diff_of(shown), diff_of(PLAIN))

@@ -1,0 +1,36 @@
+"""
+The list of providers and the known facts of models, without a request.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from stepengine.errors import UnknownModel
+from stepengine.models import Models, find_known_models, list_providers
+
+
+def test_every_provider_is_listed_with_the_state_of_its_key_and_never_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
+    models = Models.standard()
+
+    listed = list_providers(models)
+
+    assert [*models.providers] == [one.prefix for one in listed]
+    assert {one.prefix: (one.key, one.key_from) for one in listed}["openai"] == ("set", "OPENAI_API_KEY")
+    assert "sk-hidden" not in repr(listed)
+
+
+def test_each_model_of_a_fallback_has_its_limits_and_prices() -> None:
+    first, second = find_known_models(Models.standard(), "openai/gpt-5|google/gemini-2.5-flash")
+
+    assert (first.model, second.model) == ("openai/gpt-5", "google/gemini-2.5-flash")
+    assert first.prices["input"] == Decimal("1.25")
+    assert second.context_window
+
+
+def test_a_model_of_no_provider_is_unknown_at_once() -> None:
+    with pytest.raises(UnknownModel):
+        find_known_models(Models({}), "nowhere/model")

@@ -1,0 +1,60 @@
+"""The check of names: which modules, functions and classes it reports."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / ".ci" / "names.py"
+NONE_LEFT = {"preposition": 0, "participle": 0, "class": 0}
+PLANTED = {
+    "a function called by a preposition": ("def below():\n    pass\n", "'below' is a preposition"),
+    "a method called by a participle": ("class A:\n    def _told(self):\n        pass\n", "'_told' is a participle"),
+    "an async function": ("async def until():\n    pass\n", "'until' is a preposition"),
+    "two classes of one name": ("class Page:\n    pass\n", "2 classes are called 'Page'"),
+}
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("names_check", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "names_check", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def package(folder: Path, **modules: str) -> Path:
+    place = folder / "somewhere"
+    place.mkdir()
+    for name, text in modules.items():
+        (place / f"{name}.py").write_text(text, encoding="utf-8")
+    return place
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_a_new_name_against_the_rules_is_reported(names: ModuleType, tmp_path: Path, case: str) -> None:
+    text, said = PLANTED[case]
+    place = package(tmp_path, first=text, second="class Page:\n    pass\n")
+    assert any(said in fault for fault in names.check(place, NONE_LEFT))
+
+
+def test_a_gerund_names_a_module_only_if_it_is_a_term_of_the_field(names: ModuleType, tmp_path: Path) -> None:
+    faults = names.check(package(tmp_path, _lending="", encoding="", strings=""), NONE_LEFT)
+    assert ["somewhere/_lending.py: 'lending' is a gerund; name the module by a noun for its content"] == faults
+
+
+def test_properties_and_verbs_pass(names: ModuleType, tmp_path: Path) -> None:
+    text = "class A:\n    @property\n    def shown(self):\n        pass\n\n    def for_thread(self):\n        pass\n"
+    assert [] == names.check(package(tmp_path, first=text), NONE_LEFT)
+
+
+def test_a_number_that_is_too_high_is_reported(names: ModuleType, tmp_path: Path) -> None:
+    (fault,) = names.check(package(tmp_path, first="def parse():\n    pass\n"), {**NONE_LEFT, "preposition": 1})
+    assert "write this number into [left]" in fault
