@@ -2,7 +2,7 @@
 """
 Write ``docs/reference/works-with.md`` from what the contract tests say: ``python docs/make_counterparts.py``.
 
-``make_counterparts.py pip NAME...`` prints what pip has to install of the packages that stand in an environment of their own; ``.ci/run``
+``make_counterparts.py pip NAME...`` prints what pip has to install of the packages that stand in an environment of their own; ``.ci/deep``
 asks so.
 """
 

@@ -8,7 +8,6 @@ import inspect
 import json
 import logging
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -79,46 +78,28 @@ def test_a_test_that_asks_a_real_model_runs_on_request_only(asked: str, skipped:
     assert skipped == any(mark.name == "skip" for mark in added)
 
 
-def test_the_workflow_runs_every_check_with_pinned_actions_and_rights_to_nothing(request: Any) -> None:
-    (conftest,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "marker_errors")]
-    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
-    (job,) = workflow["jobs"].values()
+def workflow(name: str) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text(encoding="utf-8"))
+    return read
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "deep.yml"])
+def test_workflows_pin_their_actions_and_have_no_rights(name: str) -> None:
+    (job,) = workflow(name)["jobs"].values()
     used = [step["uses"] for step in job["steps"] if "uses" in step]
-    (given,) = [step["with"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
-    minors = {m for c in PROJECT["classifiers"] if (m := c.rpartition(":: ")[2]).startswith("3.")}
 
     assert used
     assert [] == [action for action in used if not re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)]
-    assert {"contents": "read"} == workflow["permissions"]
-    assert "secrets" not in text
-    assert ".ci/run" == job["steps"][-1]["run"]
+    assert {"contents": "read"} == workflow(name)["permissions"]
+    assert "secrets" not in json.dumps(job)
+
+
+def test_each_change_runs_the_gate_each_night_everything_else() -> None:
+    (gate,), (deep,) = workflow("ci.yml")["jobs"].values(), workflow("deep.yml")["jobs"].values()
+    (given,) = [step["with"] for step in deep["steps"] if "setup-python" in step.get("uses", "")]
+    minors = {m for c in PROJECT["classifiers"] if (m := c.rpartition(":: ")[2]).startswith("3.")}
+
+    assert ".ci/run" == gate["steps"][-1]["run"]
+    assert ".ci/deep" == deep["steps"][-1]["run"]
+    assert "deep" == workflow("publish.yml")["jobs"]["publish"]["needs"]
     assert minors == set(given["python-version"].split())
-    # Of what can be asked for, everything that `.ci/run` does not ask for by itself.
-    assert set(conftest.REQUIRED) - {"core-dump", "durable", "podman"} == set(
-        conftest.required(job["steps"][-1]["env"]["STEPENGINE_TESTS_REQUIRE"])
-    )
-
-
-def test_the_checks_find_every_python_of_the_machine_also_those_without_the_global_lock(tmp_path: Path) -> None:
-    places = {
-        "bin/python3": "3.12", "bin/python3.12": "3.12", "bin/python3.13": "3.13", "bin/python3.14": "3.14", "bin/python3.15": "2.7",
-        "pyenv/versions/3.11.9/bin/python": "3.11", "pyenv/versions/3.14.1/bin/python": "3.14",
-        "pyenv/versions/3.14.1t/bin/python": "3.14t", "pyenv/versions/3.15.0t/bin/python": "3.15t",
-    }  # fmt: skip
-    for place, version in places.items():
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(f"#!/bin/sh\necho {version}\n")
-        (tmp_path / place).chmod(0o755)
-    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    (function,) = re.findall(r"^found_pythons\(\) \{.*?^\}", text, re.DOTALL | re.MULTILINE)
-
-    (tmp_path / "bin" / "sed").symlink_to(str(shutil.which("sed")))  # and no interpreter of this machine
-    env = {"PATH": f"{tmp_path}/bin", "PYENV_ROOT": f"{tmp_path}/pyenv", "python": "python3"}
-    found = subprocess.run(
-        [str(shutil.which("bash")), "-euo", "pipefail", "-c", f"{function}\nfound_pythons"],
-        env=env, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-
-    versions = [places[Path(line).relative_to(tmp_path).as_posix()] for line in found.splitlines()]
-    assert ["3.11", "3.13", "3.14", "3.14t", "3.15t"] == versions

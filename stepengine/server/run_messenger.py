@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from stepengine.server.run_reader import RunReader
     from stepengine.server.run_store import RunStore
 
-SUSPEND_SECONDS = 2.0
-"""How long a request waits for a run that is being suspended: writing its last records takes milliseconds."""
+SUSPEND_SECONDS = 30.0
+"""How long a request waits for a run that is being suspended. Its last records take milliseconds, on a busy disk seconds."""
 SUSPEND_PAUSE_SECONDS = 0.02
 """The pause between two looks at such a run."""
 

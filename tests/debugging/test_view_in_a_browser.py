@@ -136,6 +136,7 @@ def test_a_run_of_5000_steps_opens_scrolls_and_searches_with_few_rows(
     assert len(text) < 8_000_000
 
 
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG45", "evaluation:JG133")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_hostile_runs_loads_or_becomes_a_node(page: Any, scheme: str) -> None:

@@ -1,5 +1,5 @@
 """
-`docs/reference/works-with.md` is what the contract tests say of themselves, and `.ci/run` brings the versions that they name.
+`docs/reference/works-with.md` is what the contract tests say of themselves, and `.ci/deep` brings the versions that they name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .pages import ROOT, page
 from .test_site import script
 
 MADE = script("make_counterparts")
-RUN = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+DEEP = (ROOT / ".ci" / "deep").read_text(encoding="utf-8")
 FROZEN = dict(
     line.lower().replace("_", "-").split("==")
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
@@ -70,7 +70,9 @@ def test_the_versions_from_pypi_are_those_that_the_checks_install() -> None:
     named = {
         (row.name, FROZEN[row.name], row.version) for row in rows() if row.registry == "pypi" and row.name in FROZEN
     }
-    brought = {name for line in re.findall(r"make_counterparts\.py pip ([^)]*)\)", RUN) for name in line.split()}
+    brought = {one for text in re.findall(r"counterparts=\(([^)]*)\)", DEEP) for one in re.findall(r'"([^"]+)"', text)}
+    (commands,) = re.findall(r"^COMMANDS_OF_PYPI = \{(.*?)^\}", DEEP, re.MULTILINE | re.DOTALL)
+    brought |= set(re.findall(r': "([^"]+)"', commands))
 
     assert set() == {one for one in named if one[1] != one[2]}
     assert apart == brought
@@ -81,7 +83,7 @@ def test_the_versions_from_npm_are_those_that_the_checks_install() -> None:
     """
     Each is asked for as it is named, or by its major version; the test that drives it says which one that was.
     """
-    asked = re.findall(r"(?<=[\s:])(@?[\w/-]+)@(\d[\w.]*)", RUN)
+    asked = re.findall(r"""(?<=[\s:"])(@?[\w/-]+)@(\d[\w.]*)""", DEEP)
     missing = [
         f"{row.name}@{row.version}"
         for row in rows()
@@ -91,11 +93,6 @@ def test_the_versions_from_npm_are_those_that_the_checks_install() -> None:
     assert [] == missing
 
 
-def test_the_checks_run_what_is_deep_and_bring_what_is_run_among_the_others() -> None:
-    """
-    Fast tests are the README's second command; those of the faults stand among them, and are skipped without llmock.
-    """
+def test_counterparts_are_tried_by_fast_deep_and_fault_tests() -> None:
     assert {"deep", "fast", "faults"} == {row.kind for row in rows()}
-    assert "python -m pytest -n 4 -m deep" in RUN
-    assert 'bash -euo pipefail -c "$(readme_command 1)"' in RUN
     assert "llmock" in {row.name for row in rows() if row.kind == "faults"}

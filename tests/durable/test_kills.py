@@ -56,6 +56,7 @@ async def restarted_until_done(workers: Workers, operator: Operator, run: str, r
     raise AssertionError("the run does not end")
 
 
+@pytest.mark.smoke
 @pytest.mark.deep
 @pytest.mark.spec("durable:UF5", "durable:U18", "durable:U30", "reliability:R1", "reliability:R3")
 async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tmp_path: Path, monkeypatch):

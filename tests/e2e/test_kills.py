@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.smoke
 @pytest.mark.deep
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 @pytest.mark.spec("reliability:R1", "reliability:R2", "reliability:R3", "reliability:JR39", "reliability:I11")

@@ -2,7 +2,7 @@
 Programs that know nothing of stepengine, and their tests as a user writes them: recorded from a local server, replayed without
 network and key, failing at an edited prompt.
 
-The frameworks are in an environment of their own, which `.ci/run` makes; elsewhere their programs are skipped.
+The frameworks are in an environment of their own, which `.ci/deep` makes; elsewhere their programs are skipped.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def test_an_unchanged_program_replays_without_network_and_key(name: str, replaye
     assert ["find_order" in one.response.body.decode() for one in recorded] == [True, False]
 
 
+@pytest.mark.smoke
 @pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:C14")
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -215,6 +215,7 @@ def test_a_reader_of_the_output_that_has_seen_enough_is_no_traceback(tmp_path) -
     assert b"" == told
 
 
+@pytest.mark.smoke
 @needs_recordings
 @pytest.mark.deep
 @pytest.mark.spec("requirements:G1")

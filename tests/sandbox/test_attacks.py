@@ -259,6 +259,7 @@ async def test_a_handler_that_goes_on_while_it_is_closed_is_ended_and_told_of(
     gc.collect()  # nobody closes it once more
 
 
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize(
     "text",

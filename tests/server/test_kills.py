@@ -204,6 +204,7 @@ async def test_what_was_said_to_a_run_or_ends_it_is_not_lost_by_a_kill(servers: 
     assert "cancelled" == stopped["status"]
 
 
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV3", "studio:SV11")
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 @pytest.mark.deep

@@ -306,7 +306,7 @@ def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_pa
     `request`, `get`, `post` and the function of the module; streams arrive in pieces, and one that is left early is not recorded.
     """
     aiohttp = pytest.importorskip(
-        "aiohttp", reason="aiohttp is not installed: .ci/run has an environment of its own for this"
+        "aiohttp", reason="aiohttp is not installed: .ci/deep has an environment of its own for this"
     )
     url = f"{server.url}/v1/chat/completions"
 
@@ -339,7 +339,7 @@ def test_every_way_of_an_aiohttp_session_is_recorded_and_replayed(server, tmp_pa
 
 @pytest.mark.spec("replay:Y20", "replay:C20")
 def test_legacy_httpx_is_covered_also_when_it_is_imported_later(server, tmp_path):
-    pytest.importorskip("httpx", reason="httpx is not installed: .ci/run has an environment of its own for this")
+    pytest.importorskip("httpx", reason="httpx is not installed: .ci/deep has an environment of its own for this")
     code = (
         "import sys, pathlib; from stepengine.testing.recordings import CassetteFixture\n"
         "assert 'httpx' not in sys.modules\n"

@@ -21,7 +21,7 @@ PACKAGES = (
     "ai5@npm:ai@5", "ai6@npm:ai@6", "ai7@npm:ai@7", "react5@npm:@ai-sdk/react@2", "react6@npm:@ai-sdk/react@3",
     "react7@npm:@ai-sdk/react@4", "react@19", "@ag-ui/client@1",
 )  # fmt: skip
-"""What is installed, as npm is told it; ``.ci/run`` and CONTRIBUTING name the same."""
+"""What is installed, as npm is told it; ``.ci/deep`` and CONTRIBUTING name the same."""
 NEEDS = f"needs node and `npm install --no-save {' '.join(PACKAGES)}`, here or in AI_SDK=path/to/folder"
 SECONDS = 8
 

@@ -25,7 +25,7 @@ NPM = {
     "@modelcontextprotocol/server-memory": "2026.8.31",
     "@modelcontextprotocol/server-sequential-thinking": "2026.8.31",
 }
-"""Packages of npm, in the versions that `.ci/run` installs."""
+"""Packages of npm, in the versions that `.ci/deep` installs."""
 FASTMCP = "4.1.2"
 
 
