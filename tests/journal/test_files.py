@@ -457,6 +457,7 @@ def test_a_failed_sync_ends_the_run_and_is_never_tried_again(path, world):
 # --- what it costs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.speed
 @pytest.mark.spec("performance:Q10", "reliability:R1")
 def test_a_step_costs_at_most_three_syncs_and_parallel_results_share_one(path, world):
     disk = Disk(10_000_000)

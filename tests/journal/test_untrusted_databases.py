@@ -120,6 +120,7 @@ async def test_a_line_that_is_no_bytes_is_damage_of_its_record(tmp_path: Path) -
     assert "record 2" in result.stderr
 
 
+@pytest.mark.speed
 @pytest.mark.spec("replay:J50")
 def test_a_database_of_many_runs_is_not_listed_again_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")

@@ -222,7 +222,7 @@ async def growth(steps: int, kept: list[Any] | None) -> int:
     return sizes[1] - sizes[0]
 
 
-@pytest.mark.deep
+@pytest.mark.memory
 @pytest.mark.spec("reliability:RS03")
 async def test_a_state_that_the_handler_keeps_costs_less_than_a_kilobyte():
     kept: list[Any] = []
@@ -283,7 +283,7 @@ async def test_ten_thousand_steps_make_as_many_calls_at_the_end_and_keep_only_th
 TEXTS, CHARS = 1_000, 1_000
 
 
-@pytest.mark.deep
+@pytest.mark.memory
 @pytest.mark.spec("reliability:RS03")
 async def test_a_million_events_that_are_shown_to_an_observer_are_not_kept():
     shown, kept = 0, 0

@@ -509,6 +509,7 @@ def test_a_program_that_was_looked_at_is_known_again_with_the_same_functions_and
     assert ["a"] == looked
 
 
+@pytest.mark.speed
 @pytest.mark.spec("programs:PG25")
 def test_a_turn_of_the_hundredth_program_asks_the_worker_for_no_more_than_one_of_the_second() -> None:
     sandbox, asked = MontySandbox(1), Counter[str]()

@@ -83,6 +83,7 @@ async def test_a_handler_that_moves_too_many_bytes_is_ended_with_the_limit(
     assert words in error
 
 
+@pytest.mark.memory
 @pytest.mark.spec("programs:PG44")
 async def test_what_the_host_holds_for_a_handler_stays_below_its_limit(sandbox: MontySandbox) -> None:
     """Each of the draws is a list in this process, which is kept for a worker that takes over."""
