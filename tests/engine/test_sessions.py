@@ -613,7 +613,7 @@ async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_
             await second.shutdown()
         elif way == "cancel":
             second._task.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             if way == "cancel":
                 with pytest.raises(asyncio.CancelledError):
                     await second.result()
@@ -647,7 +647,7 @@ async def test_a_run_whose_event_loop_was_closed_keeps_nobody_out_of_its_session
         loop.close()
 
     await asyncio.to_thread(stopped)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         if own is not None:
             queue.leave("x", own)
         mine = await queue.enter("x")

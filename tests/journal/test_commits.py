@@ -172,7 +172,7 @@ async def test_what_happened_is_said_also_where_its_commit_cannot_be_waited_for_
 
     monkeypatch.setattr(Commits, "durable", broken)
     agent = AgentDefinition("a", model="m/m", handle_steps=lambda _: (yield STEP))
-    async with asyncio.timeout(20), Engine([agent], models=ScriptedModel([text("paid for")])) as engine:
+    async with asyncio.timeout(50), Engine([agent], models=ScriptedModel([text("paid for")])) as engine:
         handle = engine.start("a", "x", journal=tmp_path / "run.jsonl")
         await at.wait()
         handle.interrupt()

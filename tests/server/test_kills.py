@@ -433,7 +433,7 @@ async def test_a_journal_that_no_server_registered_is_never_gone_on_with_though_
 
     other.start()
     await other.ready()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while f"run {run} is due" not in other.said():  # noqa: ASYNC110 - another process says so
             await asyncio.sleep(0.05)
     async with Client("operator", other.token("boss", ["admin"]), [other.url], other.world) as boss:
