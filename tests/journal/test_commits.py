@@ -111,7 +111,7 @@ def test_after_a_loop_that_ended_with_a_commit_under_way_the_next_loop_gets_its_
         await commits.durable()
 
     asyncio.run(leave())
-    asyncio.run(asyncio.wait_for(again(), 20))
+    asyncio.run(asyncio.wait_for(again(), 50))
 
     assert 2 == slow.begun
 

@@ -153,7 +153,7 @@ async def test_who_is_asked_after_a_kill_whether_a_cut_off_call_happened_decides
         server.kill()
         server.start()
         await server.ready()
-        view = await asyncio.wait_for(client.see_through(run), 20)
+        view = await asyncio.wait_for(client.see_through(run), 50)
 
     assert "unknown" == view["output"][0]
     await check_all(client, server)
@@ -177,7 +177,7 @@ async def test_a_run_that_was_answered_after_it_was_suspended_goes_on_when_its_s
         server.kill()
         server.start()
         await server.ready()
-        view = await asyncio.wait_for(client.see_through(run), 20)
+        view = await asyncio.wait_for(client.see_through(run), 50)
 
     assert "unknown" == view["output"][-1]
     await check_all(client, server)
