@@ -147,7 +147,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             reason = "needs the command llmock: pip install llmock into an environment of its own and put it on PATH"
             item.add_marker(pytest.mark.skip(reason=reason))
         if enforce and "timeout" not in names:
-            item.add_marker(pytest.mark.timeout(SECONDS_PER_DEEP_TEST if "deep" in names else SECONDS_PER_TEST))
+            is_fast = names.isdisjoint(("deep", "speed", "memory"))
+            item.add_marker(pytest.mark.timeout(SECONDS_PER_TEST if is_fast else SECONDS_PER_DEEP_TEST))
     if errors:
         raise pytest.UsageError("\n".join(errors))
 

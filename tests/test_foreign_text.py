@@ -7,8 +7,8 @@ the source that it covers. A site is a file and a scope with a call of `re`, a c
 `difflib`; `test_every_site_is_known` finds them all in the syntax tree. A new one goes into the table, or into `APART`
 with its reason.
 
-    python -m pytest tests/test_foreign_text.py                # 4n characters within a second, cancels, the walk
-    python -m pytest tests/test_foreign_text.py -m "deep or not deep"     # growth as well
+    python -m pytest tests/test_foreign_text.py                # every site is known
+    python -m pytest tests/test_foreign_text.py -m speed       # 4n characters within a second, growth, cancels
 """
 
 from __future__ import annotations
@@ -2263,7 +2263,7 @@ def least_seconds_of(place: Place, text: Any) -> float:
 
 @pytest.mark.spec("reliability:RS12", "reliability:R23")
 @EACH_PLACE
-@pytest.mark.deep
+@pytest.mark.speed
 def test_hostile_text_takes_less_than_a_second(place: Place) -> None:
     n = min(4 * N, place.most)
     taken = [least_seconds_of(place, shape(n)) for shape in place.shapes]
@@ -2271,7 +2271,7 @@ def test_hostile_text_takes_less_than_a_second(place: Place) -> None:
     assert max(taken) < SECONDS, taken
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 @pytest.mark.spec("reliability:RS12", "reliability:R23")
 @EACH_PLACE
 def test_twice_the_text_takes_at_most_about_twice_the_time(place: Place) -> None:
@@ -2349,7 +2349,7 @@ CANCELLED: dict[str, Callable[[Path], Awaitable[Any]]] = {
 
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("name", CANCELLED)
-@pytest.mark.deep
+@pytest.mark.speed
 async def test_a_cancel_is_obeyed_within_a_second(tmp_path: Path, name: str) -> None:
     """
     Shortest of three, for machines that have other work.

@@ -39,7 +39,7 @@ def test_too_few_rounds_prove_nothing() -> None:
     assert ["2 rounds are too few to tell what grows; give it more time, or fewer runs"] == grown([SAME] * 2)
 
 
-@pytest.mark.deep
+@pytest.mark.memory
 def test_a_short_soak_leaves_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", "--minutes", "0.17", "--runs", "60"],

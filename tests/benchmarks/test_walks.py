@@ -28,7 +28,7 @@ MOST = {
 """Calls and files. What makes a way longer says here by how much, and in its commit why."""
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 def test_the_way_of_a_step_is_no_longer_than_it_was() -> None:
     """
     In a process of its own: what tests watch tasks and texts with walks along.
@@ -44,6 +44,7 @@ def test_the_way_of_a_step_is_no_longer_than_it_was() -> None:
     }
 
 
+@pytest.mark.speed
 def test_one_call_more_of_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     before = walked("bare STEP").calls
     ask = Progress.request_step

@@ -208,6 +208,7 @@ def test_top_level_names_are_found_by_language(name: str, text: str, names: list
     assert names == top_level_names(text, name)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("reliability:FS23")
 def test_no_line_makes_the_search_for_names_slow() -> None:
     """

@@ -28,7 +28,7 @@ RUN = "run_terminal_command"
 
 
 async def until(happened: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while not (found := happened()):  # noqa: ASYNC110  (another process makes it happen)
             await asyncio.sleep(0.01)
     return found

@@ -273,7 +273,7 @@ async def test_four_fetches_at_a_time_go_to_one_host(there: Site) -> None:
     async def slow(path: str, writer: asyncio.StreamWriter) -> None:
         if 4 == there.open:
             four.set()
-        await asyncio.wait_for(four.wait(), 20)
+        await asyncio.wait_for(four.wait(), 50)
         await asyncio.sleep(0.05)  # a fifth one would come in meanwhile
         writer.write(answer("ok"))
 

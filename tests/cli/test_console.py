@@ -386,7 +386,7 @@ async def test_where_the_input_ends_at_a_question_the_run_suspends(folder: Path,
 async def test_text_is_shown_as_it_arrives_and_lines_of_children_stand_beside_it() -> None:
     handle = Kept([[TextDelta(text="half "), TextDelta(path="1", text="child"), TextDelta(text="a line\nand")]])
     out = io.StringIO()
-    await asyncio.wait_for(ConsoleRenderer(handle, input=io.StringIO(""), output=out).run(), 10)
+    await asyncio.wait_for(ConsoleRenderer(handle, input=io.StringIO(""), output=out).run(), 50)
 
     assert out.getvalue().startswith("half a line\nand\n")
 
@@ -455,7 +455,7 @@ async def test_a_question_that_was_answered_elsewhere_is_not_asked_on(folder: Pa
 async def test_a_handle_that_is_kept_open_is_given_the_next_line_when_it_is_idle(end: str) -> None:
     handle = Kept([[TextDelta(text="One.")], [TextDelta(text="Two.")]])
     out = io.StringIO()
-    result = await asyncio.wait_for(ConsoleRenderer(handle, input=io.StringIO(f"\nmore\n{end}"), output=out).run(), 10)
+    result = await asyncio.wait_for(ConsoleRenderer(handle, input=io.StringIO(f"\nmore\n{end}"), output=out).run(), 50)
 
     assert (["more"], RunStatus.COMPLETED) == (handle.sent, result.status)
     assert ["One.", "Two."] == [line for line in out.getvalue().splitlines() if line in ("One.", "Two.")]
@@ -546,7 +546,7 @@ async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_
         await asyncio.sleep(0.05)
         before = list(said)
         os.write(keyboard, b"n no\n")
-        done = await asyncio.wait_for(there, 10)
+        done = await asyncio.wait_for(there, 50)
 
     assert (["other y"], True) == (before, done)
     assert ["other y", Answer(declined=True, reason="no")] == said

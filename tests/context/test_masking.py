@@ -113,6 +113,7 @@ def test_the_older_pruner_is_the_masks_and_then_truncate() -> None:
     assert [True, True] == pruned(4_000)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("performance:Q1")
 def test_a_history_with_nothing_left_to_mask_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """

@@ -345,6 +345,7 @@ def _for(wire: str, request: Any) -> Any:
     return attrs.evolve(request, model=f"{wire}/{MODEL[wire]}")
 
 
+@pytest.mark.speed
 @pytest.mark.spec("requirements:I2")
 @each_policy
 def test_with_nothing_to_do_only_messages_are_measured_that_were_not_measured_before(policy, monkeypatch) -> None:

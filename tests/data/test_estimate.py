@@ -84,6 +84,7 @@ def test_a_state_and_the_request_made_of_it_are_estimated_alike_with_everything_
     assert sum([-(-len(t.name + t.description + compact(t.input_schema)) // 4) for t in tools]) == tool_tokens(tools)
 
 
+@pytest.mark.speed
 def test_a_tool_is_measured_once_and_a_changed_one_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     monkeypatch.setattr("stepengine.data.tools.compact", lambda value: asked.append(value) or "12345678")

@@ -159,6 +159,7 @@ def test_what_comes_after_a_body_has_begun_is_not_known_to_it():
     assert not index.find("d4")
 
 
+@pytest.mark.speed
 @pytest.mark.spec("provenance:PV15")
 def test_the_cost_is_linear_in_what_was_received():
     def cost(steps: int) -> None:

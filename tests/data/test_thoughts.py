@@ -87,6 +87,7 @@ def test_messages_and_replies_keep_their_text_and_say_what_is_said():
         assert ("<think>ab</think>c", "c") == (whole.text, whole.said)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("requirements:X53", "reliability:RS12")
 @pytest.mark.parametrize(
     "part",

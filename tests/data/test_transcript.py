@@ -161,6 +161,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
+@pytest.mark.speed
 def test_a_history_that_only_grows_copies_no_message(copies: list[int]) -> None:
     transcript = Transcript([UserMessage("hi")])
     for n in range(500):

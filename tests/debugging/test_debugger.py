@@ -393,7 +393,7 @@ with Engine([agent]) as engine:
 """
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 @pytest.mark.spec("evaluation:JG34")
 def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_early_one(tmp_path: Path) -> None:
     """

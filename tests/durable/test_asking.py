@@ -221,6 +221,7 @@ async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: st
     assert {(None,)} == set(steps)
 
 
+@pytest.mark.memory
 @pytest.mark.spec("durable:UF11")
 async def test_a_run_that_waits_keeps_nothing_that_it_does_not_need_until_it_goes_on(db: str):
     """

@@ -109,6 +109,7 @@ def transactions() -> Iterator[list[str]]:
         event.remove(Engine, "commit", end)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("durable:UT20", "durable:U18")
 @pytest.mark.parametrize(
     ("agent", "steps"), [(COUNTING, 1), (FIRING, 2)], ids=["may be repeated", "must not be repeated"]
@@ -138,6 +139,7 @@ async def test_an_effect_is_one_step_of_dbos_and_one_more_where_it_must_not_be_r
     assert 2 * steps * 3 * STEPS == len(of_longer) - len(of_ours)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("durable:UF20")
 @pytest.mark.parametrize("count", [150, 600])
 async def test_going_on_reads_recorded_steps_in_large_pieces(db: str, count: int):

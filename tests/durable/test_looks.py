@@ -86,7 +86,7 @@ async def read_by(operator: Operator, look: Callable[[], Awaitable[Any]]) -> int
     return read
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 @pytest.mark.parametrize(
     ("state", "before", "behind"), [("SUCCESS", 1000, 1), ("CANCELLED", 1000, 1), ("SUCCESS", 1, 1000)]
 )
@@ -129,7 +129,7 @@ async def test_a_turn_has_the_next_number_whatever_became_of_those_before(db: st
     assert ("next", 6) == (turns[-1].run, turns[-1].number)
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 async def test_a_look_at_a_tree_costs_as_much_beside_thousands_of_runs_as_alone(db: str):
     await migrate(db)
     read = []
@@ -178,6 +178,7 @@ async def test_cleaning_up_reads_each_run_a_few_times_however_many_there_are(db:
     assert {"turn-1", f"turn-{count}"} < found
 
 
+@pytest.mark.speed
 async def test_who_waits_for_dead_workers_does_not_read_what_has_ended(db: str):
     runs(db, "ended-", 5000)
     runs(db, "going-", 3, state="PENDING")
@@ -242,7 +243,7 @@ def many(ctx: StepContext):
 MANY = AgentDefinition("many", tools=[slow], handle_steps=many)
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 async def test_who_follows_a_run_reads_each_step_once(db: str):
     async with worker_of([MANY], db) as worker:
         operator, read = worker.operator, Counter[tuple[str, int]]()

@@ -133,7 +133,7 @@ async def test_requests_and_tokens_of_a_minute_are_counted_by_the_clock_of_the_d
     assert not any(task.done() for task in waits)
     # A minute later.
     rows(db, "update stepengine.rate_seconds set second = second - 61")
-    await asyncio.wait_for(asyncio.gather(*waits), 20)
+    await asyncio.wait_for(asyncio.gather(*waits), 50)
 
     (_, one), (_, two) = await worker("b", tokens_per_minute=100), await worker("b", tokens_per_minute=100)
     large, said = await one.enter(500, said_nothing), []
@@ -141,7 +141,7 @@ async def test_requests_and_tokens_of_a_minute_are_counted_by_the_clock_of_the_d
     assert ["tokens"] == [obstacle.limit for obstacle in said]
     # What it really used is told, and there is room for the other one.
     one.leave(large, 80)
-    await asyncio.wait_for(waits, 20)
+    await asyncio.wait_for(waits, 50)
     assert [(100,)] == rows(db, "select sum(tokens) from stepengine.rate_seconds where account = 'test:b'")
 
 
@@ -150,7 +150,7 @@ async def test_nobody_waits_for_a_clock_that_was_put_back(worker, db: str):
     limiter.leave(await limiter.enter(7, said_nothing), 7)
     # As it stands when the clock of the database was put back by an hour.
     rows(db, "update stepengine.rate_seconds set second = second + 3600")
-    await asyncio.wait_for(limiter.enter(7, said_nothing), 20)
+    await asyncio.wait_for(limiter.enter(7, said_nothing), 50)
 
 
 @pytest.mark.spec("durable:U21")
@@ -163,8 +163,8 @@ async def test_who_has_waited_longest_comes_first_whichever_worker_has_the_place
         task.add_done_callback(lambda _, name=name: order.append(name))
     # The worker that gives the place back asks for it at once, and does not get it.
     one.leave(held, None)
-    two.leave(await asyncio.wait_for(first, 20), None)
-    one.leave(await asyncio.wait_for(second, 20), None)
+    two.leave(await asyncio.wait_for(first, 50), None)
+    one.leave(await asyncio.wait_for(second, 50), None)
 
     assert ["first", "second"] == order
 
@@ -187,7 +187,7 @@ async def test_a_request_that_waits_gives_its_place_among_the_effects_to_others(
         # It has its turn, and waits for a place.
         await asyncio.sleep(0)
         assert not waits.done()
-    one.leave(await asyncio.wait_for(waits, 20), None)
+    one.leave(await asyncio.wait_for(waits, 50), None)
 
     held = await one.enter(0, said_nothing)
     told = asyncio.Event()
@@ -197,7 +197,7 @@ async def test_a_request_that_waits_gives_its_place_among_the_effects_to_others(
     await asyncio.wait((waits,))
     # Nothing is left of one that was cancelled: neither its place in the queue nor one too many among the effects.
     one.leave(held, None)
-    one.leave(await asyncio.wait_for(asyncio.create_task(one.enter(0, lambda _: None)), 20), None)
+    one.leave(await asyncio.wait_for(asyncio.create_task(one.enter(0, lambda _: None)), 50), None)
     async with effects:
         assert effects.locked()
 
@@ -224,7 +224,7 @@ async def test_a_request_that_need_not_wait_asks_the_database_once(worker, monke
     # A connection that was lost is made anew.
     (pid,) = await (await rates._own.execute("select pg_backend_pid()")).fetchone()
     rows(rates._url, "select pg_terminate_backend(%s)", pid)
-    one.leave(await asyncio.wait_for(one.enter(5, said_nothing), 20), 4)
+    one.leave(await asyncio.wait_for(one.enter(5, said_nothing), 50), 4)
 
 
 @pytest.mark.spec("durable:U21")
@@ -232,7 +232,7 @@ async def test_a_database_that_refuses_to_answer_fails_the_request_and_hangs_nob
     _, one = await worker(max_concurrency=1)
     rows(db, "drop table stepengine.rate_workers")
     with pytest.raises(StepEngineError, match=r"test:key.*cannot be looked at"):
-        await asyncio.wait_for(one.enter(0, said_nothing), 20)
+        await asyncio.wait_for(one.enter(0, said_nothing), 50)
 
 
 @pytest.mark.spec("durable:U21")

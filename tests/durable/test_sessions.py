@@ -487,7 +487,7 @@ async def test_an_answer_that_the_database_stores_only_as_an_escape_does_not_sto
     async with engine([BOOK], db) as worker:
         await worker.run(BOOK, "a table", session_id="c")
         await worker.run(BOOK, "two", session_id="c")
-        third = await asyncio.wait_for(worker.run(BOOK, day, session_id="c"), 20)
+        third = await asyncio.wait_for(worker.run(BOOK, day, session_id="c"), 50)
         turns = await worker.operator.sessions.turns("c")
 
     assert f"two on {day}" == third.output
@@ -571,7 +571,7 @@ async def test_a_turn_that_was_held_for_a_move_that_never_came_is_given_up(db: s
         await operator.cancel("left", is_held=True)  # whoever moves it dies here
         run = await operator.submit("chat", "b", info=RunInfo("s"))
         assert ["left"] == await operator.cancel("left")
-        result = await asyncio.wait_for(worker.result(run), 20)
+        result = await asyncio.wait_for(worker.result(run), 50)
 
     assert "b" == result.output
 
@@ -595,7 +595,7 @@ async def test_turns_go_on_although_looking_for_them_fails_once(db: str, monkeyp
         monkeypatch.undo()
         await operator.submit("chat", "a", info=RunInfo("s"))
         run = await operator.submit("chat", "b", info=RunInfo("s"))
-        result = await asyncio.wait_for(worker.result(run), 20)
+        result = await asyncio.wait_for(worker.result(run), 50)
 
     assert failures
     assert "a | b" == result.output
@@ -609,7 +609,7 @@ async def test_a_run_that_is_tried_again_stays_in_its_pool(db: str):
         for run in (plain, turn):
             await operator.cancel(run)
             await operator.retry(run, release=worker.release)
-        results = [await asyncio.wait_for(worker.result(run), 20) for run in (plain, turn)]
+        results = [await asyncio.wait_for(worker.result(run), 50) for run in (plain, turn)]
 
     assert ["a", "a"] == [result.output for result in results]
 
@@ -638,11 +638,11 @@ async def test_who_is_frozen_with_the_lock_of_a_session_keeps_no_other_session(d
             await operator.client.cancel_workflow_async(first)
             waiting = asyncio.create_task(worker.submit(CHAT, "c", session_id="frozen"))
             await asyncio.wait((waiting,), timeout=1.0)
-            results = [await asyncio.wait_for(worker.run(CHAT, word, session_id="other"), 20) for word in ("a", "b")]
+            results = [await asyncio.wait_for(worker.run(CHAT, word, session_id="other"), 50) for word in ("a", "b")]
             assert not waiting.done()
         finally:
             await frozen.close()
-        last = await asyncio.wait_for(worker.result(await waiting), 20)
+        last = await asyncio.wait_for(worker.result(await waiting), 50)
 
     assert ["a", "a | b"] == [result.output for result in results]
     assert "b | c" == last.output

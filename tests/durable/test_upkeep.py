@@ -318,7 +318,7 @@ async def test_a_worker_whose_runs_cannot_be_taken_over_keeps_no_other_ones_from
 
         monkeypatch.setattr(upkeep, "takeover", failing)
         watching = upkeep.watch(grace=0, look=0.01)
-        taken = await asyncio.wait_for(anext(watching), 20)
+        taken = await asyncio.wait_for(anext(watching), 50)
         await watching.aclose()
 
     assert ("b", "dead-b", "resumed") == (taken.run, taken.executor, taken.outcome)

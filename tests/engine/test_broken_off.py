@@ -219,7 +219,7 @@ class Case:
 async def test_it_ends_the_run_as_failed_closes_everything_and_is_raised_as_it_is(name, way):
     case, before = Case(**CASES[name]), asyncio.all_tasks()
     with pytest.raises(Verdict, match="no"):
-        await asyncio.wait_for(case.go(way), 20)
+        await asyncio.wait_for(case.go(way), 50)
 
     assert [RunStatus.FAILED] == [result.status for result in case.finished]
     assert isinstance(case.finished[0].error, Verdict)
@@ -234,7 +234,7 @@ async def test_it_ends_the_run_as_failed_closes_everything_and_is_raised_as_it_i
 async def test_nothing_is_recorded_for_its_effect_nor_for_a_run_around_it(name):
     case, journal = Case(**CASES[name]), MemoryJournal()
     with pytest.raises(Verdict):
-        await asyncio.wait_for(case.go("run", journal), 20)
+        await asyncio.wait_for(case.go("run", journal), 50)
     history = journal.history()
     open_ = [a for a in history.intents if a not in history.results]
 
@@ -287,7 +287,7 @@ async def test_other_runs_go_on():
 async def test_an_observer_that_fails_the_test_at_the_very_end_does_so_after_everybody_was_told():
     case = Case(observers=[AtTheEnd("run_finished")])
     with pytest.raises(Verdict):
-        await asyncio.wait_for(case.go("handle"), 20)
+        await asyncio.wait_for(case.go("handle"), 50)
 
     assert [RunStatus.COMPLETED] == [result.status for result in case.finished]
     assert isinstance(case.last, RunFinished)

@@ -42,7 +42,7 @@ class Meeting:
         self.most = max(self.most, self.running)
         if self.running >= self.count:
             self.full.set()
-        await asyncio.wait_for(self.full.wait(), 5)
+        await asyncio.wait_for(self.full.wait(), 50)
         for _ in range(20 - int(prompt)):
             await asyncio.sleep(0)
         self.running -= 1

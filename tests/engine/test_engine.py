@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import gc
 import threading
-import time
 import warnings
 
 import pytest
@@ -985,7 +984,9 @@ async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monk
 
 
 @pytest.mark.spec("reliability:SS10")
-async def test_a_run_of_a_loop_that_stands_still_is_named_at_once():
+async def test_a_run_of_a_loop_that_stands_still_is_named_at_once(monkeypatch):
+    # Whoever waited for it would wait for longer than a test may take.
+    monkeypatch.setattr("stepengine.engine.run.CLOSE_SECONDS", 3_000.0)
     built, loop = Engine(models=Hanging()), asyncio.new_event_loop()
 
     async def begun():
@@ -998,13 +999,9 @@ async def test_a_run_of_a_loop_that_stands_still_is_named_at_once():
         loop.close()
 
     stream = await asyncio.to_thread(loop.run_until_complete, begun())
-    before = time.monotonic()
     with pytest.warns(ResourceWarning, match="of 'plain'"):
         await built.aclose()
-    took = time.monotonic() - before
     await asyncio.to_thread(ends, stream)
-
-    assert took < 5
 
 
 @pytest.mark.spec("reliability:SS10")

@@ -236,7 +236,7 @@ asyncio.run(main())
 """A process of its own: what other tests left in this one would be measured too."""
 
 
-@pytest.mark.deep
+@pytest.mark.memory
 @pytest.mark.spec("reliability:RS02")
 def test_ten_thousand_runs_one_after_another_leave_nothing_behind():
     done = subprocess.run([sys.executable, "-c", TEN_THOUSAND], capture_output=True, text=True, check=True)

@@ -27,6 +27,7 @@ def counted(tool_name: str, steps: int) -> ScriptedModel:
     return ScriptedModel([*replies, "done"])
 
 
+@pytest.mark.speed
 @pytest.mark.spec("reliability:RS03")
 @pytest.mark.parametrize("recorded", [False, True])
 async def test_the_last_of_many_steps_makes_no_more_calls_than_an_early_one(recorded: bool) -> None:
@@ -82,6 +83,7 @@ async def test_three_hundred_runs_share_one_process() -> None:
     assert ({RunStatus.COMPLETED}, 300) == ({result.status for result in results}, most)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("performance:Q12")
 @pytest.mark.parametrize("inherits", [False, True])
 async def test_what_an_agent_is_and_may_is_worked_out_once_and_not_for_each_child(inherits: bool) -> None:

@@ -27,6 +27,8 @@ import pytest
 
 import stepengine
 from stepengine import AgentDefinition, Engine, RateLimit, RunStatus, call, tool
+from stepengine.engine import loop_thread
+from stepengine.engine import run as running
 from stepengine.errors import DataError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.models import Batched, Models, OpenAIChatProvider
@@ -42,7 +44,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
 ]
-SECONDS = 10
+SECONDS = 50
 
 
 def in_child(act: Callable[[], Any]) -> Any:
@@ -62,6 +64,8 @@ def forked(act: Callable[[], Any]) -> tuple[int, int]:
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(SECONDS)
+        # Who waits for what there is only in the parent waits for longer than that.
+        loop_thread.JOIN_SECONDS = running.CLOSE_SECONDS = 60.0 * SECONDS
         os.close(reading)
         try:
             said = act()
@@ -177,17 +181,16 @@ def test_a_child_that_is_forked_during_a_run_leaves_it_to_the_parent(bench: Benc
     engine = Engine([bench.agent], models=ScriptedModel([]))
 
     def child() -> list[Any]:
-        began = time.monotonic()
         bench.go.set()
         mine = pid_of(engine.run_sync("looker"))
         engine.close()
-        return [mine == os.getpid(), time.monotonic() - began < 5, [*bench.torn_down] == [os.getpid()]]
+        return [mine == os.getpid(), [*bench.torn_down] == [os.getpid()]]
 
     with bench.held(lambda: ended.append(engine.run_sync("looker"))):
         told = in_child(child)
     engine.close()
 
-    assert [True, True, True] == told
+    assert [True, True] == told
     assert [os.getpid()] == [pid_of(one) for one in ended]
     assert [os.getpid()] == bench.torn_down
 
@@ -344,18 +347,16 @@ def test_a_child_has_connections_of_its_own_and_closes_none_of_its_parents() -> 
                 return engine.run_sync("asker", "hello").unwrap()
 
             def child() -> list[Any]:
-                began = time.monotonic()
                 told = [asked(), asked()]
                 engine.close()
-                return [*told, time.monotonic() - began < 5]
+                return told
 
             first = asked()
-            one, same, quick = in_child(child)
+            one, same = in_child(child)
             last = asked()
 
     assert first == last
     assert one == same != first
-    assert quick is True
 
 
 async def test_a_child_of_a_running_event_loop_starts_its_own_server_of_tools_and_leaves_that_of_its_parent() -> None:
@@ -368,11 +369,10 @@ async def test_a_child_of_a_running_event_loop_starts_its_own_server_of_tools_an
     engine = Engine([agent], models=ScriptedModel(lambda r: "ok" if r.messages[-1].role == "tool" else look))
     look = tool_call("odd__look", {})
 
-    def child() -> list[Any]:
-        began = time.monotonic()
+    def child() -> str:
         text = engine.run_sync("worker", "Look.").tool_calls[0].result.text
         engine.close()
-        return [text, time.monotonic() - began < 8]
+        return text
 
     async with engine:
         before = (await engine.run("worker", "Look.")).tool_calls[0].result.text
@@ -383,7 +383,7 @@ async def test_a_child_of_a_running_event_loop_starts_its_own_server_of_tools_an
         after = (await engine.run("worker", "Look.")).tool_calls[0].result.text
         is_same = next(iter(source._connections.values()))._live.pipe is pipe
 
-    assert ["seen", True] == told
+    assert "seen" == told
     assert ("seen", "seen", True) == (before, after, is_same)
 
 

@@ -30,7 +30,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.journal.questions import in_doubt
 from stepengine.testing import ScriptedModel
 
-SECONDS = 20
+SECONDS = 50
 LONG = 600.0
 
 

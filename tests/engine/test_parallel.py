@@ -97,7 +97,7 @@ async def test_a_slow_member_holds_up_nobody_but_its_own_place_in_the_window(mem
             return [c.output for c in children]
         return list((yield from Parallel([Perform(work, str(i)) for i in range(32)], concurrency=2)))
 
-    result = await asyncio.wait_for(engine_of(boss, kid).run("boss"), 20)
+    result = await asyncio.wait_for(engine_of(boss, kid).run("boss"), 50)
 
     assert [str(i) for i in range(32)] == result.unwrap()
 
@@ -154,7 +154,7 @@ async def test_children_who_wait_for_their_turn_keep_no_perform_and_no_tool_call
         return Counter([getattr(v, "text", v) for v in values])
 
     limits = Limits(max_concurrent_children=2)
-    result = await asyncio.wait_for(engine_of(boss, children.kid, limits, tools=[meeting]).run("boss"), 20)
+    result = await asyncio.wait_for(engine_of(boss, children.kid, limits, tools=[meeting]).run("boss"), 50)
 
     assert 40 == result.unwrap()["met"]
     assert 2 == children.most
@@ -313,7 +313,7 @@ async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_w
 
     child = AgentDefinition("kid", handle_steps=kid, spawnable_agents=["kid"], limits=Limits(max_seconds=0.1))
     made = AgentDefinition("boss", spawnable_agents=[child], handle_steps=boss, limits=Limits(max_total_children=10))
-    result = await asyncio.wait_for(Engine([made], models=ScriptedModel([])).run("boss"), 20)
+    result = await asyncio.wait_for(Engine([made], models=ScriptedModel([])).run("boss"), 50)
 
     expected = (
         "the run tree has started 10 children, and max_total_children is 10; raise Limits(max_total_children=...)"
@@ -355,8 +355,8 @@ async def test_a_tool_call_that_fails_gives_up_the_children_beside_it(how):
     hooks = Hooks(pre_tool=[lambda ctx, call: Decision.deny("no")]) if how == "denied" else None
     journal = MemoryJournal()
     made = engine_of(boss, kid, tools=[failing], hooks=hooks)
-    result = await asyncio.wait_for(made.run("boss", journal=journal), 20)
-    replayed = await asyncio.wait_for(made.replay(journal), 20)
+    result = await asyncio.wait_for(made.run("boss", journal=journal), 50)
+    replayed = await asyncio.wait_for(made.replay(journal), 50)
 
     assert ["cancelled", "denied" if how == "denied" else "error", 0] == result.unwrap() == replayed.unwrap()
     assert ([] if how == "denied" else [""] * 2) == closed

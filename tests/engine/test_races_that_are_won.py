@@ -156,7 +156,7 @@ async def test_all_of_a_race_begin_together_however_few_members_may_be_under_way
 
     journal = MemoryJournal()
     async with Engine([AgentDefinition("lead", handle_steps=handle_steps)], clock=Clock(waits=True)) as engine:
-        result = await asyncio.wait_for(engine.run("lead", journal=journal), 5)
+        result = await asyncio.wait_for(engine.run("lead", journal=journal), 50)
         replayed = await engine.replay(journal)
 
     assert [(1, "soon")] * 3 == result.output

@@ -69,7 +69,7 @@ class Nursery:
 @pytest.mark.spec("reliability:SP05", "generator-contract:L6")
 async def test_fail_fast_cancels_the_siblings_and_each_of_them_says_so_live_and_on_replay():
     live, journal = Nursery(), MemoryJournal()
-    result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 20)
+    result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 50)
     states = [status for _, status, _ in result.output]
 
     assert RunStatus.COMPLETED is result.status
@@ -83,7 +83,7 @@ async def test_fail_fast_cancels_the_siblings_and_each_of_them_says_so_live_and_
 
     for _ in range(3):
         again = Nursery(replayed=True)
-        replayed = await asyncio.wait_for(again.engine().replay(journal), 20)
+        replayed = await asyncio.wait_for(again.engine().replay(journal), 50)
         assert (result.output, result.children) == (replayed.output, replayed.children)
 
 
@@ -168,13 +168,13 @@ class Nested:
 @pytest.mark.spec("reliability:SP05", "reliability:I12")
 async def test_a_sibling_that_waits_for_children_of_its_own_is_cancelled_with_them():
     live, journal = Nested(), MemoryJournal()
-    result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 20)
+    result = await asyncio.wait_for(live.engine().run("boss", journal=journal), 50)
 
     assert ["cancelled", "cancelled", "failed"] == result.output
     assert [["cancelled", "failed"]] == live.states
     assert Counter({"leaf": 4, "middle": 1}) == Counter(live.closed)
     assert check(journal).problems == ()
-    replayed = await asyncio.wait_for(Nested().engine().replay(journal), 20)
+    replayed = await asyncio.wait_for(Nested().engine().replay(journal), 50)
     assert (result.output, result.children) == (replayed.output, replayed.children)
 
 
@@ -193,7 +193,7 @@ async def test_any_member_that_fails_cancels_the_children_and_other_members_fini
             child, error, value = yield from Parallel(members, fail_fast=True)
             return [child.status.value, error.message, value]
 
-    status, error, value = (await asyncio.wait_for(Mixed().engine().run("boss"), 20)).output
+    status, error, value = (await asyncio.wait_for(Mixed().engine().run("boss"), 50)).output
 
     assert ("cancelled", "finished") == (status, value)
     assert "OSError: broke" in error
@@ -207,9 +207,9 @@ async def test_a_run_that_is_stopped_while_nobody_failed_closes_the_whole_group(
 
     waiting, before = Waiting(), asyncio.all_tasks()
     async with waiting.engine().start("boss") as handle:
-        await asyncio.wait_for(waiting.four.wait(), 20)
+        await asyncio.wait_for(waiting.four.wait(), 50)
         handle.interrupt()
-        result = await asyncio.wait_for(handle.result(), 20)
+        result = await asyncio.wait_for(handle.result(), 50)
 
     assert RunStatus.CANCELLED is result.status
     assert Counter({"leaf": 4, "middle": 4}) == Counter(waiting.closed)

@@ -246,7 +246,7 @@ def test_a_signal_handler_is_refused():
     try:
         with Engine(models=ScriptedModel(["never"])) as engine:
             os.kill(os.getpid(), signal.SIGUSR1)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 50
             while not refused and time.monotonic() < deadline:
                 time.sleep(0.001)
     finally:
@@ -299,7 +299,7 @@ def test_a_collected_engine_takes_its_loop_thread_along():
     engine.run_sync(plain(), "go")
     del engine
     gc.collect()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 50
     while any(t.name == "stepengine-loop" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
 

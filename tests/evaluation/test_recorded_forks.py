@@ -572,7 +572,7 @@ async def test_a_run_with_children_in_the_background_is_forked_at_every_model_ca
         assert journal.lines() == (await engine.fork(journal, tools="recorded")).journal.lines()
     for at in model_calls(journal):
         async with office.engine(by_the_book) as engine:
-            again = await asyncio.wait_for(engine.fork(journal, at=before(at), reuse=False, tools="recorded"), 10)
+            again = await asyncio.wait_for(engine.fork(journal, at=before(at), reuse=False, tools="recorded"), 50)
             replayed = await engine.replay(again.journal)
         assert (RunStatus.COMPLETED, recorded.output, None) == (
             again.result.status,

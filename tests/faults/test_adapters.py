@@ -347,14 +347,14 @@ async def test_leaving_a_stream_closes_the_connection(wire, how):
             await stream.aclose()
 
         task = asyncio.create_task(read())
-        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(begun.wait(), 50)
         if how == "cancel the task":
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
             await task
-        await asyncio.wait_for(server.closed.wait(), 10)
+        await asyncio.wait_for(server.closed.wait(), 50)
         await provider.close()
 
 
@@ -363,11 +363,11 @@ async def test_cancelling_a_request_in_one_piece_closes_the_connection(wire):
     async with fault_server(sse(b"{", "hang", content_type="application/json")) as server:
         provider = wire.make(server.url)
         task = asyncio.create_task(provider.complete(wire.request()))
-        await asyncio.wait_for(server.asked.wait(), 10)
+        await asyncio.wait_for(server.asked.wait(), 50)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(server.closed.wait(), 10)
+        await asyncio.wait_for(server.closed.wait(), 50)
         await provider.close()
 
 

@@ -254,11 +254,11 @@ async def test_a_call_that_is_cancelled_before_its_headers_lets_go_of_the_connec
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     provider = wire.make(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     task = asyncio.create_task(streamed(provider, wire.request()) if stream else provider.complete(wire.request()))
-    await asyncio.wait_for(asked_for.wait(), 10)
+    await asyncio.wait_for(asked_for.wait(), 50)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(gone.wait(), 10)
+    await asyncio.wait_for(gone.wait(), 50)
     await provider.close()
     server.close()
 

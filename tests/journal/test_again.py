@@ -497,6 +497,7 @@ def test_a_handler_that_looks_past_the_engine_is_found_at_the_first_effect_that_
 # --- long -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.speed
 @pytest.mark.spec("replay:J40")
 def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_effects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -533,6 +534,7 @@ def test_a_long_journal_is_read_line_by_line_and_replayed_without_parsing_its_ef
     assert len(parsed) - len(results) <= 20
 
 
+@pytest.mark.speed
 @pytest.mark.spec("replay:J40")
 def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_compares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -563,7 +565,7 @@ def adder_with(steps: int, more: str = "") -> tuple[AgentDefinition[Any], list[A
     return AgentDefinition("a", model="scripted/m", system_prompt="Add.", tools=[add]), replies
 
 
-@pytest.mark.deep
+@pytest.mark.memory
 @pytest.mark.spec("performance:Q6", "replay:J40")
 def test_a_replay_makes_no_second_record_of_what_is_the_same(tmp_path: Path) -> None:
     def kept_by_replaying(steps: int) -> int:
@@ -643,7 +645,7 @@ OPENS = """
 """
 
 
-@pytest.mark.deep
+@pytest.mark.memory
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured in the units of Linux")
 @pytest.mark.spec("replay:J40")
 def test_a_journal_of_100_000_records_costs_its_index_and_not_its_text(tmp_path: Path) -> None:

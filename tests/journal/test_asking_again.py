@@ -229,6 +229,7 @@ class Paying(Till):
         self._agent = AgentDefinition("till", tools=[self._tool], handle_steps=handle_steps)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("goes_on", [Engine.resume_sync, partial(Engine.resume_sync, on_divergence="extend")])
 def test_asking_again_looks_at_each_record_as_often_however_many_there_are(

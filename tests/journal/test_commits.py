@@ -111,7 +111,7 @@ def test_after_a_loop_that_ended_with_a_commit_under_way_the_next_loop_gets_its_
         await commits.durable()
 
     asyncio.run(leave())
-    asyncio.run(asyncio.wait_for(again(), 20))
+    asyncio.run(asyncio.wait_for(again(), 50))
 
     assert 2 == slow.begun
 
@@ -172,7 +172,7 @@ async def test_what_happened_is_said_also_where_its_commit_cannot_be_waited_for_
 
     monkeypatch.setattr(Commits, "durable", broken)
     agent = AgentDefinition("a", model="m/m", handle_steps=lambda _: (yield STEP))
-    async with asyncio.timeout(20), Engine([agent], models=ScriptedModel([text("paid for")])) as engine:
+    async with asyncio.timeout(50), Engine([agent], models=ScriptedModel([text("paid for")])) as engine:
         handle = engine.start("a", "x", journal=tmp_path / "run.jsonl")
         await at.wait()
         handle.interrupt()

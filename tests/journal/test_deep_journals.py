@@ -120,6 +120,7 @@ def test_the_depth_of_a_text_counts_brackets_outside_of_strings() -> None:
     assert not is_deep_text(b'{"a":%s' % (b"[" * 199), 200)
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("piece", [b"[", b'"', b'\\"', b'"\\', b'["', b'[\\"', b"{[]"])
 def test_the_depth_of_any_text_is_known_in_a_time_that_follows_its_length(piece: bytes) -> None:
     start = time.process_time()

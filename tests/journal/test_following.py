@@ -303,6 +303,7 @@ def test_damage_is_the_error_that_reading_has_is_not_read_again_and_is_over_when
     assert len(lines) == len(follower.news().records)
 
 
+@pytest.mark.speed
 @pytest.mark.spec("studio:ST3")
 def test_a_look_reads_only_what_is_new(tmp_path, monkeypatch):
     path, lines = tmp_path / "run.jsonl", recorded_once(True)

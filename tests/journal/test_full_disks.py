@@ -255,7 +255,7 @@ async def test_of_what_is_under_way_at_once_every_result_has_room_whoever_takes_
 
     async with Engine([AgentDefinition("two", model=None, handle_steps=handle_steps)]) as engine:
         handle = engine.start("two", "go", journal=journal)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             # The room is kept again only after the write: a disk that fills in between leaves none for the second.
             while b"1" * RESULT_CHARS not in (path.read_bytes() if path.exists() else b"") or not room.kept:  # noqa: ASYNC110
                 await asyncio.sleep(0)

@@ -240,7 +240,7 @@ def test_a_run_that_continued_another_is_replayed_with_its_history(rig):
     assert (result.state, result.session_id) == (expected.state, "s")
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 @pytest.mark.spec("replay:J39", "replay:J19")
 def test_a_long_run_costs_the_same_at_every_step(rig, monkeypatch):
     def handle_steps(ctx):

@@ -35,7 +35,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
 
 SOON = 0.06
-PATIENCE = 20
+PATIENCE = 50
 WAITS = ("call", "model", "child", "background", "sleep", "body", "group", "race", "failure", "return")
 STOPS = ("limit", "interrupt", "grace", "shutdown")
 PLACES = ("root", "body", "child", "background", "limited", "race", "ended")

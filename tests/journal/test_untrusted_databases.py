@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,14 +39,12 @@ def made(path: Path, schema: str) -> Path:
 @pytest.mark.parametrize("command", ["show", "show --html", "journal check", "resume", "replay", "undo"])
 def test_a_database_with_another_schema_is_refused_by_every_command(tmp_path: Path, command: str, schema: str) -> None:
     path = made(tmp_path / "runs.db", schema)
-    start = time.monotonic()
 
     result = CliRunner().invoke(app, [*command.split(), f"{path}#r"])
 
     assert result.exit_code in (1, 2)
     assert "is not a database of stepengine" in result.stderr
     assert "Traceback" not in result.stderr
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.spec("replay:J50")
@@ -120,6 +117,7 @@ async def test_a_line_that_is_no_bytes_is_damage_of_its_record(tmp_path: Path) -
     assert "record 2" in result.stderr
 
 
+@pytest.mark.speed
 @pytest.mark.spec("replay:J50")
 def test_a_database_of_many_runs_is_not_listed_again_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")

@@ -420,7 +420,7 @@ def steps(database: sqlite3.Connection, statement: str, given: tuple[object, ...
     return count
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 @pytest.mark.spec("waiting:WT21")
 def test_a_look_costs_what_is_due_and_not_what_sleeps(bench: Bench) -> None:
     costs: dict[int, list[int]] = {}

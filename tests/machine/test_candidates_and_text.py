@@ -217,6 +217,7 @@ def depth():
     return count
 
 
+@pytest.mark.memory
 @pytest.mark.spec("reliability:GN22")
 def test_memory_grows_with_the_history_alone():
     sizes = []

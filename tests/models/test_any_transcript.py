@@ -164,6 +164,7 @@ def test_joined_memoised_bytes_are_those_of_encoding_from_scratch(name, data):
         group.append(message)
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("name", EACH)
 def test_a_message_is_encoded_once_and_its_bytes_travel_with_it(name, monkeypatch):
     module = import_module(f"stepengine.models.{name.replace('google_i', 'google.i')}.encode")

@@ -250,6 +250,7 @@ async def test_results_that_nobody_can_read_are_not_asked_for_for_ever(tmp_path:
     assert 1 == rows(tmp_path)
 
 
+@pytest.mark.speed
 async def test_replies_that_come_together_are_forgotten_in_one_write(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path, wait=30, most=20)
@@ -357,6 +358,7 @@ async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -
     assert (False, "protocol") == (caught.value.retryable, caught.value.kind)
 
 
+@pytest.mark.speed
 @wires
 async def test_a_request_is_encoded_once_for_its_batch(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = {"json": {"id": "b", "name": "b"}}

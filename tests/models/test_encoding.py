@@ -466,6 +466,7 @@ def test_calls_without_thinking_are_told_as_text_when_thinking_has_a_budget():
     assert [block["type"] for block in adaptive[1]["content"]] == ["tool_use"]
 
 
+@pytest.mark.speed
 def test_tools_are_encoded_once_while_the_same_ones_are_offered():
     seen = []
     cache = ToolsCache(lambda spec: seen.append(spec.name) or {"name": spec.name}, {"mark": 1})

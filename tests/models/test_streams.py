@@ -200,6 +200,7 @@ def thought(text: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
 
 
+@pytest.mark.speed
 @pytest.mark.spec("reliability:MP24", "reliability:MP27")
 @pytest.mark.parametrize(
     ("wire", "piece", "end"),
@@ -227,6 +228,7 @@ def test_the_pieces_of_a_text_are_put_together_once(wire, piece, end, monkeypatc
         assert "ab" * 200 == part.provider_data["reasoning_details"][0]["text"]
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("wire", ["google", "openai_chat"])
 def test_the_probabilities_of_a_stream_are_looked_at_once(wire, monkeypatch):
     looked = 0

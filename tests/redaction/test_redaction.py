@@ -79,6 +79,7 @@ def seconds(work, *args) -> float:
     return best
 
 
+@pytest.mark.speed
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("redact", ["known", "all"])
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
@@ -91,7 +92,7 @@ def test_no_text_keeps_the_redactor_for_long(piece, redact):
     assert time.process_time() - begun < 1
 
 
-@pytest.mark.deep
+@pytest.mark.speed
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("piece", HOSTILE.values(), ids=HOSTILE)
 def test_the_time_of_the_redactor_grows_with_the_text_and_not_faster(piece):

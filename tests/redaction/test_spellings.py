@@ -145,6 +145,7 @@ def test_an_encoded_secret_that_comes_in_pieces_is_found_too(
     assert redactor.text(text) == shown + trickle.rest()
 
 
+@pytest.mark.speed
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("piece", ["\\", "%25", "&amp;", "&#", "/", "p/w+", "\\/", "%2", "&amp;amp;#", "p", " "])
 def test_the_search_for_encodings_takes_time_in_proportion_to_the_text(piece: str) -> None:

@@ -166,7 +166,7 @@ async def test_a_run_that_is_cancelled_during_a_request_leaves_at_once_and_hangs
         await server.asked.wait()
         await asyncio.sleep(0.05)
         task.cancel()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             await task
             await server.closed.wait()
         await call.provider.close()

@@ -551,6 +551,7 @@ def looks_in_all(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return count
 
 
+@pytest.mark.speed
 @pytest.mark.spec("performance:Q1", "reliability:R11")
 def test_a_key_in_the_history_is_taken_out_of_what_is_new_and_not_of_the_whole_history_at_each_step(
     monkeypatch: pytest.MonkeyPatch,

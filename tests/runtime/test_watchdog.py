@@ -35,7 +35,7 @@ def watchdogs():
 
 
 def block(caplog):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 50
     while not caplog.records and time.monotonic() < deadline:
         time.sleep(0.001)
 
@@ -164,7 +164,7 @@ async def test_runs_share_one_thread_which_ends_a_moment_after_the_last_of_them(
         return world.done(state)
 
     async def ended():
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while watchdogs():  # noqa: ASYNC110  (nobody is told when a thread ends)
                 await asyncio.sleep(0.001)
 

@@ -8,7 +8,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,6 @@ _spec.loader.exec_module(attacks)
 BOUNDS = ProgramLimits(seconds=10.0, memory=32 * 1024 * 1024)
 ENDLESS = ProgramLimits(seconds=0.5, memory=32 * 1024 * 1024)
 SECRET = "the-key-of-the-house"
-MOST_SECONDS = 20.0
-"""Of one attack, on a machine that others keep busy, too; most take a hundredth of a second."""
 REACHED: list[str] = []
 GROUPS = sorted({one.group for one in attacks.ATTACKS})
 WATCHED = {
@@ -174,9 +171,8 @@ async def test_nothing_that_a_stranger_tries_reaches_the_host(group: str, sandbo
     """Each attack is refused with its line, fails with an error of a known type, or gives harmlessly what stands in the table."""
     wrong = []
     for attack in [one for one in attacks.ATTACKS if one.group == group]:
-        began = time.monotonic()
         came, said = await told(attack, sandbox)
-        if not is_as_meant(came, attack.comes) or SECRET in said or time.monotonic() - began > MOST_SECONDS:
+        if not is_as_meant(came, attack.comes) or SECRET in said:
             wrong.append(f"{attack.id}: {came}, not {attack.comes}")
 
     assert [] == wrong
@@ -264,8 +260,8 @@ async def test_a_handler_that_goes_on_while_it_is_closed_is_ended_and_told_of(
 @pytest.mark.parametrize(
     "text",
     [
-        "try: yield Sleep(50)\nfinally:\n    while True: pass",
-        "while True:\n    try: yield Sleep(50)\n    except BaseException: pass",
+        "try: yield Sleep(5_000)\nfinally:\n    while True: pass",
+        "while True:\n    try: yield Sleep(5_000)\n    except BaseException: pass",
     ],
 )
 @pytest.mark.deep
@@ -275,7 +271,6 @@ async def test_a_run_that_is_stopped_or_out_of_time_ends_whatever_its_handler_do
     attack = attacks.Attack("stopped", "limits", text, None)
     agent, *_ = load_source(attack.file, limits=BOUNDS, sandbox=sandbox)
     async with engine_of(agent) as engine:
-        began = time.monotonic()
         late = await engine.run(agent, "go", limits=Limits(max_seconds=0.2))
         task = asyncio.ensure_future(engine.run(agent, "go"))
         await asyncio.sleep(0.3)
@@ -284,7 +279,6 @@ async def test_a_run_that_is_stopped_or_out_of_time_ends_whatever_its_handler_do
             await task
 
     assert "LimitExceeded" == type(late.error).__name__
-    assert MOST_SECONDS > time.monotonic() - began
 
 
 @pytest.mark.deep

@@ -328,6 +328,7 @@ def test_a_check_that_reaches_its_limits_says_that_it_is_not_whole(monkeypatch, 
     assert [1] == [problem.line for problem in after.refused]
 
 
+@pytest.mark.speed
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize(
     "line",

@@ -83,6 +83,7 @@ async def test_a_handler_that_moves_too_many_bytes_is_ended_with_the_limit(
     assert words in error
 
 
+@pytest.mark.memory
 @pytest.mark.spec("programs:PG44")
 async def test_what_the_host_holds_for_a_handler_stays_below_its_limit(sandbox: MontySandbox) -> None:
     """Each of the draws is a list in this process, which is kept for a worker that takes over."""
@@ -123,25 +124,39 @@ async def test_a_program_that_moves_too_many_bytes_is_ended_with_the_limit(
     assert journal.stat().st_size < 12 * MEBI
 
 
-@pytest.mark.spec("programs:PG44")
-@pytest.mark.parametrize("value", ["'a' * 500_000", "['a' * 250_000] * 2", "{'a' * 500_000: 1}", "b'a' * 500_000"])
-async def test_calls_that_begin_together_do_not_fill_the_memory_of_the_host(value: str, sandbox: MontySandbox) -> None:
-    """Each call has a copy of its arguments in this process, although they are one value inside."""
+LARGE = pytest.mark.parametrize(
+    "value", ["'a' * 500_000", "['a' * 250_000] * 2", "{'a' * 500_000: 1}", "b'a' * 500_000"]
+)
+
+
+async def begun_together(value: str, sandbox: MontySandbox) -> str:
+    """Return what is answered to a program that makes so many calls with a value at once that it is ended."""
     code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[echo(value) for n in range(300)])"
     mode = code_mode(echo, limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
     agent = AgentDefinition("a", model="test/m", tools=[mode])
+    async with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])) as engine:
+        result = await engine.run(agent, "go")
+    return next(message.text for message in result.state.message_history if message.role == "tool")
+
+
+@pytest.mark.spec("programs:PG44")
+@LARGE
+async def test_too_many_calls_that_begin_together_end_the_program(value: str, sandbox: MontySandbox) -> None:
+    assert "TypeError" in await begun_together(value, sandbox)
+
+
+@pytest.mark.memory
+@pytest.mark.spec("programs:PG44")
+@LARGE
+async def test_calls_that_begin_together_do_not_fill_the_memory_of_the_host(value: str, sandbox: MontySandbox) -> None:
+    """Each call has a copy of its arguments in this process, although they are one value inside."""
     tracemalloc.start()
     try:
-        async with Engine(
-            [agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])
-        ) as engine:
-            result = await engine.run(agent, "go")
+        await begun_together(value, sandbox)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
-    answer = next(message.text for message in result.state.message_history if message.role == "tool")
-    assert "TypeError" in answer
     assert most < 64 * MEBI
 
 

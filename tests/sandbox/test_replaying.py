@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -237,7 +236,7 @@ async def test_a_time_limit_that_a_program_would_break_now_does_not_count_where_
 @pytest.mark.spec("programs:PG26")
 async def test_what_was_stopped_while_it_computed_is_replayed_without_computing(sandbox: Watched) -> None:
     """A program that lost a race never ended, and a replay does not wait for its time limit either."""
-    endless = code_mode(price, sandbox=sandbox, limits=ProgramLimits(seconds=50))
+    endless = code_mode(price, sandbox=sandbox, limits=ProgramLimits(seconds=5_000))
 
     def work(ctx: Any) -> Any:
         won = yield from Race(
@@ -246,7 +245,6 @@ async def test_what_was_stopped_while_it_computed_is_replayed_without_computing(
         return won[0] if isinstance(won, tuple) else won.index
 
     agent, journal = AgentDefinition("racer", tools=[endless], handle_steps=work), MemoryJournal()
-    began = time.monotonic()
     async with Engine([agent], models=ScriptedModel([])) as engine:
         result = await engine.run(agent, "go", journal=journal)
         sandbox.fed.clear()
@@ -255,7 +253,6 @@ async def test_what_was_stopped_while_it_computed_is_replayed_without_computing(
     assert 1 == result.output
     assert result == again
     assert [] == sandbox.fed
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.spec("programs:PG26", "programs:PG27")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import json
 import sys
@@ -538,20 +539,33 @@ HOSTILE = {
 }  # fmt: skip
 
 
+EACH_HOSTILE = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+
+
 @pytest.mark.spec("programs:PG40")
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_text_is_read_or_refused_within_a_second(text):
+@EACH_HOSTILE
+def test_a_hostile_text_is_read_or_refused_in_few_words(text):
     tree = ast.parse(HEAD + text)
-    begin = time.thread_time()
     said, found = "", {}
     try:
         found = find_schemas(tree, "agent.py")
     except DefinitionError as error:
         said = str(error)
-    took = time.thread_time() - begin
 
-    assert (took < 1, len(said) < 2_000) == (True, True), took
+    assert len(said) < 2_000
     assert said.startswith("agent.py:") or all(JsonSchema("x", one.json_schema) for one in [*found.values()][:20])
+
+
+@pytest.mark.speed
+@pytest.mark.spec("programs:PG40")
+@EACH_HOSTILE
+def test_a_hostile_text_is_read_or_refused_within_a_second(text):
+    tree = ast.parse(HEAD + text)
+    begin = time.thread_time()
+    with contextlib.suppress(DefinitionError):
+        find_schemas(tree, "agent.py")
+
+    assert time.thread_time() - begin < 1
 
 
 def test_names_that_are_bound_again_are_not_taken_for_what_they_were():

@@ -68,7 +68,7 @@ def busy(sandbox: MontySandbox) -> bool:
 
 
 def until(fact: Any) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 50
     while not fact():
         assert time.monotonic() < end
         time.sleep(0.001)

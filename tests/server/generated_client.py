@@ -16,7 +16,7 @@ from made import AuthenticatedClient
 from made.api.default import answer_run, download_journal, list_agents, look_at_run, start_run, watch_run
 from made.models import AnswerQuestions, AnswerQuestionsAnswers, Problem, StartRun
 
-SECONDS = 20.0
+SECONDS = 50.0
 
 
 def main(url: str, token: str) -> dict[str, Any]:

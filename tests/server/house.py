@@ -25,7 +25,7 @@ from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
 
-SECONDS = 20.0
+SECONDS = 50.0
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Nothing here is encrypted, and to read the certificates of the system for each client takes longer than a test."""
 EVERY = ("read", "run", "answer")

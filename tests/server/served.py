@@ -58,7 +58,7 @@ class World:
         """
         Wait until a tool has begun.
         """
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while not self.done(what)[name]:  # noqa: ASYNC110 - another process writes the file
                 await asyncio.sleep(0.01)
 
@@ -120,7 +120,7 @@ class Served:
                 self._command, env=self._environment, stderr=log, stdin=subprocess.DEVNULL
             )
 
-    async def ready(self, seconds: float = 20.0) -> None:
+    async def ready(self, seconds: float = 50.0) -> None:
         deadline = time.monotonic() + seconds
         # Without certificates, which take 25 ms to load.
         async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
@@ -344,7 +344,7 @@ class Client:
         """
         Return how a run stands as soon as that is so.
         """
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while not holds(view := (await self.ask("GET", f"/runs/{run}")).json()):  # noqa: ASYNC110 - another process has it
                 await asyncio.sleep(0.05)
         return view

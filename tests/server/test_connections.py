@@ -76,7 +76,7 @@ def served(limits: ConnectionLimits, app: Any = app) -> Iterator[tuple[int, Conn
 
 
 def until(fact: Any) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 50
     while not fact():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -98,8 +98,7 @@ def rest(connection: socket.socket) -> bytes:
     return found
 
 
-@pytest.mark.spec("studio:SV15")
-@pytest.mark.parametrize(
+UNENDED = pytest.mark.parametrize(
     "sent",
     [
         b"",
@@ -108,13 +107,26 @@ def rest(connection: socket.socket) -> bytes:
         b"POST /open HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nha",
     ],
 )
-def test_what_is_not_sent_to_its_end_is_closed_after_its_time(sent: bytes) -> None:
-    with served(ConnectionLimits(connections=20, header_seconds=0.3, body_seconds=0.3)) as (port, table):
-        began = time.monotonic()
+THREE_TENTHS = ConnectionLimits(connections=20, header_seconds=0.3, body_seconds=0.3)
 
+
+@pytest.mark.spec("studio:SV15")
+@UNENDED
+def test_what_is_not_sent_to_its_end_is_closed(sent: bytes) -> None:
+    with served(THREE_TENTHS) as (port, table):
         assert rest(connected(port, sent)) == b""
-        assert 0.2 < time.monotonic() - began < 5
         until(lambda: len(table) == 0)
+
+
+@pytest.mark.speed
+@pytest.mark.spec("studio:SV15")
+@UNENDED
+def test_what_is_not_sent_to_its_end_is_closed_after_its_time(sent: bytes) -> None:
+    with served(THREE_TENTHS) as (port, _):
+        began = time.monotonic()
+        rest(connected(port, sent))
+
+        assert 0.2 < time.monotonic() - began < 5
 
 
 @pytest.mark.spec("studio:SV15")
@@ -123,11 +135,9 @@ def test_bytes_that_drip_do_not_start_the_time_anew() -> None:
         began = time.monotonic()
         connection = connected(port, b"GET / HTTP/1.1\r\n")
         with connection, pytest.raises(ConnectionError):
-            while time.monotonic() - began < 10:
+            while time.monotonic() - began < 50:
                 connection.sendall(b"X: y\r\n")
                 time.sleep(0.05)
-
-        assert time.monotonic() - began < 5
 
 
 @pytest.mark.spec("studio:SV15")

@@ -153,7 +153,7 @@ async def test_who_is_asked_after_a_kill_whether_a_cut_off_call_happened_decides
         server.kill()
         server.start()
         await server.ready()
-        view = await asyncio.wait_for(client.see_through(run), 20)
+        view = await asyncio.wait_for(client.see_through(run), 50)
 
     assert "unknown" == view["output"][0]
     await check_all(client, server)
@@ -177,7 +177,7 @@ async def test_a_run_that_was_answered_after_it_was_suspended_goes_on_when_its_s
         server.kill()
         server.start()
         await server.ready()
-        view = await asyncio.wait_for(client.see_through(run), 20)
+        view = await asyncio.wait_for(client.see_through(run), 50)
 
     assert "unknown" == view["output"][-1]
     await check_all(client, server)
@@ -434,7 +434,7 @@ async def test_a_journal_that_no_server_registered_is_never_gone_on_with_though_
 
     other.start()
     await other.ready()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while f"run {run} is due" not in other.said():  # noqa: ASYNC110 - another process says so
             await asyncio.sleep(0.05)
     async with Client("operator", other.token("boss", ["admin"]), [other.url], other.world) as boss:

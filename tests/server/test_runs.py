@@ -627,6 +627,7 @@ def test_the_result_of_a_deferred_tool_reaches_the_server_that_has_the_run_from_
     assert "from afar" == ended["output"]
 
 
+@pytest.mark.speed
 def test_runs_that_are_started_at_once_are_registered_at_once(tmp_path: Path) -> None:
     from stepengine.server.ledger import Ledger
     from stepengine.server.run_requests import StartRequest

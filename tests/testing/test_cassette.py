@@ -167,6 +167,7 @@ def test_a_thousand_shuffled_concurrent_requests_each_get_their_own_answer():
     assert "used_up" == missed(cassette, requests[7]).reason
 
 
+@pytest.mark.speed
 @pytest.mark.spec("replay:C11", "replay:C9")
 def test_a_lookup_reads_what_is_asked_and_nothing_that_is_recorded(monkeypatch):
     """

@@ -62,7 +62,7 @@ async def test_a_scripted_step_costs_the_same_however_long_the_conversation_is()
 
 
 @pytest.mark.spec("replay:C11")
-@pytest.mark.deep
+@pytest.mark.speed
 def test_a_lookup_reads_its_own_request_and_not_the_recorded_ones(monkeypatch):
     """
     200 steps of a growing conversation are 200 keys at load and 200 at play, whatever the order.

@@ -484,6 +484,7 @@ async def test_tasks_that_have_ended_are_nobodys_business() -> None:
     assert [] == events
 
 
+@pytest.mark.speed
 @pytest.mark.spec("reliability:TL18")
 @pytest.mark.parametrize("waits", [False, True])
 async def test_after_a_body_that_left_nothing_no_task_is_searched(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:

@@ -149,7 +149,7 @@ async def test_a_run_that_waits_for_a_message_is_told_with_its_name_and_goes_on_
         run = (result.meta or {})["stepengine/run"]
         async with httpx2.AsyncClient(base_url=address.url, headers=address.headers, trust_env=False) as web:
             await web.post(f"/runs/{run}/messages", json={"topic": "hook", "value": "hello"})
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 while (view := (await web.get(f"/runs/{run}")).json())["status"] != "completed":  # noqa: ASYNC110 - the server knows
                     await asyncio.sleep(0.01)
 
@@ -166,7 +166,7 @@ async def test_a_call_that_is_taken_back_ends_its_run(tmp_path: Path) -> None:
         await shop.has_begun.wait()
         call.cancel()
         await asyncio.wait((call,))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while (runs := await listed(address)) != [("slow", "anna", "cancelled")]:  # noqa: ASYNC110 - the server knows
                 await asyncio.sleep(0.01)
 
@@ -190,7 +190,7 @@ async def test_a_call_under_way_when_the_server_ends_goes_on_at_its_next_start(t
     await asyncio.wait(calls)
     again = Shop()
     again.gate.set()
-    async with served(tmp_path, again.engine) as address, asyncio.timeout(20):
+    async with served(tmp_path, again.engine) as address, asyncio.timeout(50):
         while (runs := await listed(address)) == [("slow", "anna", "running")]:  # noqa: ASYNC110 - the server knows
             await asyncio.sleep(0.01)
 

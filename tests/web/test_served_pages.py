@@ -112,7 +112,7 @@ class Page:
         raise AssertionError("nothing was told")
 
     async def until(self, run: str, status: str) -> dict[str, Any]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             while (view := (await self.client.get(f"/runs/{run}")).json())["status"] != status:  # noqa: ASYNC110 - the server knows
                 await asyncio.sleep(0.01)
         return dict(view)
@@ -392,7 +392,7 @@ async def test_a_page_at_another_server_receives_what_happens_after_it_connected
         here.client.headers.update(there.client.headers)
         await here.begin("Dry.")
         connected = there.client.stream("POST", "/ag-ui/painter/connect", json=run_input("", "t"))
-        async with asyncio.timeout(20), connected as answer:
+        async with asyncio.timeout(50), connected as answer:
             async for line in answer.aiter_lines():
                 shown += [json.loads(line.removeprefix("data: "))] if line.startswith("data: ") else []
                 if "Let me see." == text_of(shown):

@@ -95,7 +95,7 @@ async def served(editor: Editor, tmp_path: Path, kind: str = "1") -> AsyncIterat
             await agent.initialize(acp.PROTOCOL_VERSION)
             yield agent
             process.stdin.close()
-            await asyncio.wait_for(process.wait(), 20)
+            await asyncio.wait_for(process.wait(), 50)
     finally:
         errors.close()
 
@@ -403,7 +403,7 @@ async def test_the_command_serves_an_agent_and_without_a_key_the_first_prompt_sa
         with pytest.raises(RequestError, match="ANTHROPIC_API_KEY"):
             await said_to(agent, session, "hello")
         process.stdin.close()
-        assert 0 == await asyncio.wait_for(process.wait(), 20)
+        assert 0 == await asyncio.wait_for(process.wait(), 50)
     assert 0o700 == (tmp_path / "state" / "editors").stat().st_mode & 0o777
 
 

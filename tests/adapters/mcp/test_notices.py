@@ -283,7 +283,7 @@ async def test_a_server_of_the_new_protocol_tells_of_resources_that_change() -> 
     model = ScriptedModel([tool_call("srv__touch", {}), tool_call("srv__touch", {}), "ok"])
     async with Engine([worker(source)], models=model) as engine:
         await engine.run("worker", "Go.")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(50):
             notice = await heard
 
     assert Notice(server="srv", kind="resource", uri="note://a") == notice

@@ -254,6 +254,7 @@ def test_a_run_is_watched_with_its_agents_its_handlers_line_its_calls_and_its_fi
     assert "steps 4" in " ".join(facts.split())
 
 
+@pytest.mark.speed
 @pytest.mark.spec("studio:ST3")
 def test_a_thousand_events_a_second_do_not_freeze_the_page(page: Page) -> None:
     run = page.stage.start("flood", params=None, prompt="flood")
@@ -303,6 +304,7 @@ FOLLOWED = """
 """
 
 
+@pytest.mark.speed
 @pytest.mark.spec("studio:ST3")
 def test_events_are_taken_in_once_for_each_picture_of_the_screen_however_many_come(page: Page) -> None:
     told = page.run(FOLLOWED.replace("\\\\n", "\\n"))
