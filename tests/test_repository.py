@@ -145,6 +145,7 @@ def test_committed_recordings_and_snapshots_stay_small_enough_to_be_reviewed() -
     assert {} == {name: size for name, size in sizes.items() if size > MAX_RECORDING}
 
 
+@pytest.mark.deep
 def test_no_file_names_a_package_index() -> None:
     assert [] == lines_matching(INDEX, tracked())
 

@@ -51,6 +51,7 @@ def test_the_index_lists_every_page() -> None:
     assert sorted(spec_rows.PAGES) == sorted(re.findall(r"^\| \[[^\]]+\]\(([a-z-]+)\.md\) ", index, re.MULTILINE))
 
 
+@pytest.mark.deep
 def test_every_row_that_is_cited_is_there() -> None:
     cited = [
         each
@@ -68,6 +69,7 @@ OF_SIMULATE = {*(f"I{number}" for number in range(1, 13)), "R3"}
 LOOSE = re.compile(rf"\b(?:design|{'|'.join(spec_rows.PAGES)}) (?:section )?(?:{spec_rows.ID}|[0-9.]+)\b")
 
 
+@pytest.mark.deep
 def test_the_package_cites_rows_by_page_and_id() -> None:
     """
     ``(reliability:MP12)`` alone: what stands there can be searched for, and opened.

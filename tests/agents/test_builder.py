@@ -89,6 +89,7 @@ def test_the_tests_of_a_filed_agent_fail_when_it_does_something_else(project: Pa
         tests["test_the_example_ends_as_it_did"]()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("generator-contract:B35")
 @pytest.mark.parametrize(
     ("source", "said"),

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from a file of Linux")
 def test_both_runs_are_resumed_and_measured() -> None:
     command = [sys.executable, "-m", "benchmarks.resuming", "40", "5"]

@@ -269,6 +269,7 @@ def sleeping(root: Path) -> list[str]:
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:WS5")
 async def test_a_write_without_an_answer_is_in_doubt_and_a_read_is_lost(
     root: Path, monkeypatch: pytest.MonkeyPatch

@@ -128,6 +128,7 @@ def lose_a_blob(foreign: Foreign) -> None:
     (foreign.root / ".git/objects" / blob[:2] / blob[2:]).unlink()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize("name", [name for name in PLANTS if name != "fetch"])
 async def test_a_git_command_that_looks_runs_no_program_of_the_repository(foreign: Foreign, name: str) -> None:

@@ -581,6 +581,7 @@ async def test_escapes_that_never_end_take_no_time(root: Path, opener: str) -> N
     assert time.process_time() - before < 1.0
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:SH05")
 async def test_a_command_that_ended_in_time_is_not_called_slow_by_a_busy_loop(root: Path) -> None:
     running = asyncio.create_task(Sh(root, allow_shell=True)("sleep 0.3; echo done", timeout_seconds=1))

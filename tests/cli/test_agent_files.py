@@ -189,6 +189,7 @@ def test_every_agent_of_a_file_is_listed(team: Path) -> None:
     assert re.search(r"^boss\n\S+ kid$", typed("agents", "list", "--tree").stdout, re.MULTILINE)
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("forks")
 @pytest.mark.spec("generator-contract:G57")
 def test_a_line_without_effect_is_shown_once_with_its_place(tmp_path: Path) -> None:

@@ -674,6 +674,7 @@ REFUSING = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC141")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(("arguments", "redirected", "code", "said"), REFUSING.values(), ids=REFUSING.keys())

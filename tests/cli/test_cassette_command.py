@@ -143,6 +143,7 @@ def program(folder: Path, source: str, name: str = "agent.py") -> list[str]:
     return [sys.executable, name]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y30")
 @pytest.mark.parametrize(
     ("source", "count"),
@@ -181,6 +182,7 @@ SWALLOWED = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y30", "replay:Y10")
 @pytest.mark.parametrize(
     "where", ["bare except", *[pytest.param(w, marks=pytest.mark.deep) for w in SWALLOWED if w != "bare except"]]

@@ -100,6 +100,7 @@ def page_of(link: str) -> tuple[httpx2.Client, str]:
     return client, client.get("/").raise_for_status().text
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST1", "studio:ST10")
 def test_a_project_is_opened_with_its_agents_and_runs_by_a_link_that_is_good_once(project: Path) -> None:
     assert 0 == typed(project, "agents", "trust").returncode

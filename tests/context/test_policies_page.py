@@ -24,6 +24,7 @@ def pages() -> dict[str, str]:
     return made
 
 
+@pytest.mark.deep
 def test_the_pages_are_made_from_runs_under_every_policy(pages: dict[str, str]) -> None:
     guide, costs = pages.values()
     for name, made in pages.items():

@@ -508,6 +508,7 @@ def test_a_tool_without_a_time_limit_is_stored():
     ]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:B17")
 @given(strategies.states)
 def test_a_state_survives_json_by_its_own_methods(state: AgentState) -> None:

@@ -223,6 +223,7 @@ def test_a_memo_is_no_part_of_a_message(message: AssistantMessage) -> None:
     assert before == (hash(message), repr(message))
 
 
+@pytest.mark.deep
 @given(strategies.paired_messages())
 def test_estimates_add_up_and_grow_with_the_text(messages: list[Any]) -> None:
     transcript = Transcript(messages)

@@ -342,6 +342,7 @@ def test_several_results_can_be_replaced_at_once() -> None:
 # --- derived values -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @given(strategies.paired_messages())
 def test_a_memo_travels_with_its_messages_into_other_transcripts(messages: list[Any]) -> None:
     seen: list[int] = []
@@ -383,6 +384,7 @@ def test_a_memo_that_fails_is_not_kept() -> None:
     assert [1] == list(transcript.memo("size", lambda message: 1))
 
 
+@pytest.mark.deep
 @given(strategies.paired_messages(), st.data())
 def test_a_fold_equals_reduce_for_every_version_in_any_order(messages: list[Any], data: st.DataObject) -> None:
     versions = [Transcript()]

@@ -488,5 +488,6 @@ walk._fork_active_process = slowly
 """
 
 
+@pytest.mark.deep
 def test_a_signal_that_a_thread_of_a_library_gets_ends_nothing_and_is_not_missed() -> None:
     assert ("went on with 3\n", 0) == walked_by(BESIDE_NATIVE_THREADS)

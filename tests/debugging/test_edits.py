@@ -88,6 +88,7 @@ def variables(found: MomentPreview) -> dict[str, str]:
     return {name: value for name, value in found.place["frames"][0]["locals"].items() if name != "ctx"}
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
 def test_the_same_place_is_seen_under_the_code_of_each_save_and_this_process_imports_none_of_it(project: Path) -> None:
     """

@@ -87,6 +87,7 @@ async def test_of_many_who_answer_the_moment_they_can_one_is_told_that_it_counts
             assert [result.output["size"]] == [said for said in told if said is not None]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U37")
 async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
     async with worker_of([ASKS], db) as worker:
@@ -122,6 +123,7 @@ async def test_questions_that_are_asked_together_are_answered_in_any_order(db: s
     assert ["one", "two", "wiped a"] == result.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U5", "durable:U37")
 async def test_a_childs_question_is_answered_through_its_root(db: str):
     async with worker_of([PARENT], db) as worker:
@@ -252,6 +254,7 @@ def drawn_by(waiting):
     return [Random(f"{run.order.seed}:").getstate() for run in waiting]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UF11")
 async def test_what_is_secret_when_a_run_begins_is_taken_out_of_its_questions(db: str, monkeypatch):
     def asks_for(ctx: StepContext):

@@ -273,6 +273,7 @@ def asks_at_each_level(ctx: StepContext) -> Steps[Any]:
 LEVELS = AgentDefinition("levels", tools=[two_questions, one_question], handle_steps=asks_at_each_level)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG7", "durable:U20")
 async def test_a_body_in_a_body_asks_in_the_same_run_under_a_number_of_its_own(db: str):
     answers = {"Inner?": "a", "Outer?": "b", "Own?": "c"}

@@ -133,6 +133,7 @@ def odd(name: str):
     return {"nan": float("nan"), "surrogate": "\ud800", "huge": 10**30, "bytes": b"x"}[name]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U12", "durable:U13")
 async def test_values_are_the_same_in_a_process_and_in_the_database(db: str):
     agents = [

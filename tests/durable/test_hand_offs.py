@@ -30,6 +30,7 @@ async def test_a_durable_run_hands_its_conversation_over(db: str) -> None:
     assert "For tea: 12 euros." == second.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("generator-contract:L41")
 async def test_a_durable_session_stays_with_the_agent_that_has_the_conversation(db: str) -> None:
     billing = ScriptedModel([text("What for?"), text("For tea: 12 euros.")])

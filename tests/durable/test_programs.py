@@ -24,6 +24,7 @@ said
 """
 
 
+@pytest.mark.deep
 @pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")
 @pytest.mark.spec("programs:PG26")
 async def test_a_program_asks_and_goes_on_in_another_worker(db: str):

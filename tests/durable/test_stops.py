@@ -85,6 +85,7 @@ def engine(db: str) -> DurableEngine:
     return worker_of(AGENTS, db)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("agent", "place", "closed"),
     [
@@ -235,6 +236,7 @@ async def test_the_children_of_a_run_that_took_too_long_are_given_up(db: str, un
     assert "seconds" == result.error.kind
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U26")
 async def test_the_command_resumes_a_cancelled_run_which_then_ends(db: str):
     async with engine(db) as worker:

@@ -101,6 +101,7 @@ async def test_a_run_sleeps_until_the_time_it_said_whichever_worker_has_it(db: s
     assert took < SECONDS, "it slept again"
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT31")
 async def test_messages_come_once_and_in_order_and_what_does_not_fit_is_left_out(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
@@ -166,6 +167,7 @@ def starting_steps(ctx: StepContext):
 STARTING = AgentDefinition("starting", spawnable_agents=[CHILD], handle_steps=starting_steps)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT32")
 async def test_children_in_the_background_are_waited_for_and_told(db: str):
     async with worker_of([STARTING], db) as engine:
@@ -191,6 +193,7 @@ def ending_steps(ctx: StepContext):
 ENDING = AgentDefinition("ending", spawnable_agents=[CHILD], handle_steps=ending_steps)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT32")
 async def test_no_child_in_the_background_outlives_its_parent(db: str):
     async with worker_of([ENDING], db) as engine:
@@ -213,6 +216,7 @@ async def test_what_is_exported_replays_with_children_in_the_background(db: str)
             assert result.output == again.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT35")
 async def test_what_waits_in_a_mailbox_goes_with_the_run_of_a_journal(db: str, tmp_path):
     path = tmp_path / "run.jsonl"
@@ -256,6 +260,7 @@ def leaving_steps(ctx: StepContext):
 LEAVING = AgentDefinition("leaving", spawnable_agents=[CHILD], handle_steps=leaving_steps)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT32", "waiting:WT34")
 async def test_a_run_at_rest_is_suspended_and_exported_and_leaves_no_orphan_to_the_next_worker(db: str):
     async with worker_of([LEAVING], db) as engine:
@@ -290,6 +295,7 @@ RACING = AgentDefinition("racing", spawnable_agents=[CHILD], handle_steps=racing
 HASTY = AgentDefinition("hasty", handle_steps=asking_in_a_race)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT33")
 async def test_the_first_of_a_race_wins_and_the_others_are_given_up(db: str, until):
     async with worker_of([RACING, HASTY], db) as engine:
@@ -407,6 +413,7 @@ schedule = Schedule(agent, cron="* * * * *", id="every-minute", prompt="schedule
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT30", "waiting:WT36")
 async def test_the_command_lists_what_workers_started_and_posts_to_a_deployment_of_any_name(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,6 +48,7 @@ def test_code_searcher_finds_the_handlers_of_this_repository_without_a_model(ste
         assert name in found["output"]["results"][0]["stdout"]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC141")
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.deep)]
@@ -88,6 +89,7 @@ def test_without_a_key_there_is_one_message_and_exit_code_2(stepengine: Any) -> 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC140")
 def test_a_bug_shows_its_traceback_without_local_variables(stepengine: Any) -> None:
     """

@@ -896,6 +896,7 @@ async def test_closing_an_engine_ends_its_runs_and_warns_of_those_that_nobody_lo
         await built.aclose()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:SS10")
 @pytest.mark.parametrize("begun", [True, False], ids=["under way", "not begun"])
 async def test_a_run_whose_handle_nobody_keeps_ends_with_its_engine(begun):

@@ -195,6 +195,7 @@ def test_a_child_that_is_forked_during_a_run_leaves_it_to_the_parent(bench: Benc
     assert [os.getpid()] == bench.torn_down
 
 
+@pytest.mark.deep
 async def test_a_child_ends_nothing_that_its_parent_has_under_way() -> None:
     """Not even when it looks for garbage: what only the parent's event loop would go on with is none."""
     ended: list[int] = []

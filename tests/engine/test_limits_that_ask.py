@@ -225,6 +225,7 @@ def test_a_no_ends_a_tree_as_limits_end_it_that_ask_nobody(node, limit, no):
     assert outcome_of(without_asking(node, limit)) == outcome_of(result) == outcome_of(alone)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:LA1", "reliability:LA4")
 @given(nodes(together=True), st.integers(1, 5 * ONE), st.sampled_from(["yes", "70"]), st.floats(0, 1, exclude_max=True))
 @settings(max_examples=60)

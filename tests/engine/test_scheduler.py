@@ -87,6 +87,7 @@ async def ticked(scheduler: Scheduler, now: datetime) -> list[str]:
 # --- once per time ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @PLACES
 @pytest.mark.spec("waiting:WT26", "waiting:WT27")
 async def test_a_year_of_half_hours_starts_each_night_once_over_both_changes_of_the_clock(

@@ -318,6 +318,7 @@ def sure(journal: MemoryJournal) -> tuple[set[tuple[str, int]], Counter[str]]:
     return set(history.results), deeds
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:I11")
 async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_that_has_a_result():
     whole, journal = Office(), MemoryJournal()
@@ -342,6 +343,7 @@ async def test_a_crash_at_any_record_while_eight_children_run_repeats_nothing_th
         assert check(left).problems == (), cut
 
 
+@pytest.mark.deep
 async def test_nothing_new_is_done_before_each_child_has_heard_all_that_is_recorded():
     told: list[str] = []
 

@@ -133,6 +133,7 @@ def without_places(report: Any) -> Any:
 # --- a better one -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("evaluation:JG140", "evaluation:JG144")
 def test_a_better_prompt_is_found_proved_and_written_only_where_that_is_asked_for(greeting: Any) -> None:
     before = Path("greeter.py").read_text()
@@ -206,6 +207,7 @@ def test_a_search_that_is_killed_goes_on_to_the_same_end_and_pays_for_nothing_tw
     assert [*asked[: dies - 1], asked[dies - 1], *asked[dies - 1 :]] == again
 
 
+@pytest.mark.deep
 @pytest.mark.spec("evaluation:JG145")
 def test_two_things_are_found_one_after_the_other_where_a_check_counts_by_itself(greeting: Any) -> None:
     """

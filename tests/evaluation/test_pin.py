@@ -314,6 +314,7 @@ def test_a_check_may_be_a_function_of_the_project_and_the_agent_may_use_bundled_
     assert "it says no please" == passes(folder, "rude")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("words", ['AgentDefinition("first-here", ', 'AgentDefinition(id="second-here", '])
 def test_the_origin_of_an_agent_is_the_line_of_the_call_with_its_id(tmp_path: Path, words: str) -> None:
     file = tmp_path / "looker.py"

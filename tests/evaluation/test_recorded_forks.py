@@ -466,6 +466,7 @@ async def test_what_comes_after_the_place_follows_on_the_recorded_time() -> None
     assert timedelta(0) <= passed < timedelta(days=1)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG112")
 async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(office: Any) -> None:
     """

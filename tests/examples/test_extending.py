@@ -48,6 +48,7 @@ def test_it_runs_as_a_script(file: Path, tmp_path: Path) -> None:
     assert ran(file, tmp_path, network=LOOPBACK_ONLY).strip()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:J52")
 def test_the_journal_store_keeps_the_promises(load: Callable[[str], ModuleType]) -> None:
     example = load("journal_store")
@@ -67,6 +68,7 @@ def test_the_provider_keeps_the_promises(load: Callable[[str], ModuleType]) -> N
         check_provider(make, "small")
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC232")
 def test_the_session_store_keeps_the_promises(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
     check_sessions(partial(load("session_store").TableSessions, tmp_path))

@@ -137,6 +137,7 @@ async def test_a_slow_stream_that_keeps_talking_is_a_reply_however_long_it_takes
 # --- too long -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:MP23")
 async def test_each_piece_may_be_asked_for_in_a_task_of_its_own_and_a_limit_ends_only_its_wait(wire):
     """

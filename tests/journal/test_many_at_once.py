@@ -435,6 +435,7 @@ while time.monotonic() < until:
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:JR39")
 def test_a_database_is_waited_for_as_long_as_others_come_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """

@@ -271,6 +271,7 @@ saying = st.sampled_from(["$5", '"$', '{"$blob":"x"}', "a\u2028b"]).map(UserMess
 places = st.tuples(st.sampled_from(["", "3", "3.14"]), st.integers(0, 10**6))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:J1", "replay:J10", "replay:J13", "replay:J15", "replay:J39")
 @given(st.data())
 def test_the_line_of_a_record_is_that_of_its_stored_form_and_its_fingerprint_that_of_what_is_seen(data):

@@ -177,6 +177,7 @@ async def test_children_of_a_run_that_its_time_limit_stops_are_cancelled_live_an
     assert result == replayed
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT3", "waiting:WT5")
 @settings(max_examples=25, deadline=None)
 @given(
@@ -203,6 +204,7 @@ async def test_an_interrupt_with_grace_ends_a_run_whose_child_comes_to_its_time_
     assert result == replayed
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:D1")
 async def test_a_replay_that_takes_longer_than_the_time_limit_of_the_run_ends_as_recorded() -> None:
     pause = 0.0

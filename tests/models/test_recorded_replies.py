@@ -173,6 +173,7 @@ def test_what_the_provider_s_own_tools_did_and_where_it_found_things_is_shown(wi
             assert all(part.said in reply.text for part in shown)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:G4", "requirements:G5", "ecosystem:EC71", "ecosystem:EC72")
 @EACH_WIRE
 def test_a_stream_gives_the_same_reply_however_it_is_cut_into_pieces(wire: str, subtests: pytest.Subtests):

@@ -59,6 +59,7 @@ async def asked(recording: Recording, provider: Any) -> Any:
         await provider.close()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC210", "requirements:G5")
 @pytest.mark.parametrize("wire", sorted(NAMES))
 async def test_an_exchange_through_the_sdk_gives_what_the_codec_gives(wire):

@@ -364,6 +364,7 @@ def test_files_that_a_model_wrote_as_a_repository_lead_nowhere(repository: Path)
     assert [] == [text for text in found.values() if "plan.txt" in text or OUTSIDE in text]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:X70")
 def test_what_only_looks_still_shows_the_rest_and_says_that_something_is_left_out(repository: Path) -> None:
     shown = {

@@ -88,6 +88,7 @@ def client(tmp_path: Path) -> Iterator[httpx2.Client]:
         yield made
 
 
+@pytest.mark.deep
 def test_the_http_view_of_a_question_has_the_origins_as_data_and_in_words(client: httpx2.Client) -> None:
     asked = {"agent": "clerk", "prompt": "Pay the 98.70 of bill.txt."}
     run = client.post("/runs", json=asked).raise_for_status().json()["run_id"]

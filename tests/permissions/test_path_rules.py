@@ -263,6 +263,7 @@ def test_a_rule_for_one_tool_or_agent_binds_only_that(root: Path) -> None:
         assert CANARY in text
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize(
     "glob",
@@ -385,6 +386,7 @@ GLOBS = ["a/**", "**/b", "a/*/c", "*.py", "A/B", "a/{b,c}", "**/*.py", "b"]
 PATHS = [(), ("a",), ("a", "b"), ("A", "B"), ("a", "x", "c"), ("b",), ("m.py",), ("a", "b", "m.PY"), ("d", "e")]
 
 
+@pytest.mark.deep
 @settings(max_examples=300)
 @hypothesis_given(
     made=st.lists(

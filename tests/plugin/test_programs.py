@@ -48,6 +48,7 @@ def test_one(cassette):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C6", "replay:Y17", "replay:Y11", "replay:C27")
 def test_a_streamed_reply_of_the_sync_sdk_is_recorded_and_replays_without_a_key(project, server, pytester, monkeypatch):
     recorded = project(STREAMED, RECORD)
@@ -70,6 +71,7 @@ def test_one(FIXTURES):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C41", "replay:Y8")
 def test_a_recording_test_whose_program_makes_its_own_client_fails_with_the_remedy(project, server, pytester):
     asked = project(OWN_CLIENT.replace("FIXTURES", "cassette"), RECORD)
@@ -119,6 +121,7 @@ def test_one(cassette):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C7", "replay:Y6")
 def test_error_replies_are_recorded_with_a_mark_and_named_without_one(project, server, pytester):
     """
@@ -144,6 +147,7 @@ def test_error_replies_are_recorded_with_a_mark_and_named_without_one(project, s
     project(plain).assert_outcomes(passed=1)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C7", "replay:C41")
 def test_a_test_of_an_error_reply_that_is_not_recorded_fails_with_the_remedy(project, server, pytester):
     server.failures = [429]
@@ -175,6 +179,7 @@ def test_one(FIXTURES):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y5", "replay:Y11", "replay:C27")
 @pytest.mark.parametrize(
     ("fixtures", "options"), [("cassette, stepengine_engine", ""), ("journal, stepengine_engine", ", journal=journal")]
@@ -239,6 +244,7 @@ def test_one():
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:Y6", "replay:Y12")
 def test_a_mark_records_and_replays_a_program_without_any_argument(project, server, pytester, monkeypatch):
     pytester.makepyfile(program=PROGRAM)
@@ -267,6 +273,7 @@ def answer(prompt):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:C10")
 def test_a_random_cache_key_that_a_framework_adds_does_not_keep_a_program_from_replaying(project, server, pytester):
     """

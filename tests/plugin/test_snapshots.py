@@ -161,6 +161,7 @@ def test_our_snapshots_replace_only_what_syrupy_lets_them(extension: Any) -> Non
     assert extension.write_immediately
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["", "(name='x')"])
 def test_ids_with_a_slash_work_though_syrupy_warns_when_it_writes_their_files(suite: Any, name: str) -> None:
     """

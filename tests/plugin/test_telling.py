@@ -42,6 +42,7 @@ def test_every_option_setting_and_argument_that_a_message_names_exists(run):
     assert shown
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y18", "replay:C14")
 @pytest.mark.parametrize(
     ("before", "after"),
@@ -63,6 +64,7 @@ def test_the_command_in_a_message_makes_the_test_pass(run, pytester, before, aft
     run(body.replace("BODIES", after)).assert_outcomes(passed=1)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y18", "replay:Y3")
 @pytest.mark.parametrize("mode", ["extend", "rewrite"])
 def test_the_commands_at_a_divergence_make_the_test_pass(run, agent_test, mode):
@@ -135,6 +137,7 @@ def test_run(journal):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:R11")
 def test_what_a_failure_prints_into_a_log_holds_no_secret(run, monkeypatch):
     known, shaped = "a-value-nobody-guesses-4711", "sk-ant-api03-" + "Zz9Yy8Xx7Ww6" * 4
@@ -195,6 +198,7 @@ def marked(mark: str, asks: str) -> str:
     return MARKED.replace("MARK", mark).replace("ASKS", asks)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y6", "replay:V33")
 def test_the_mark_says_what_is_ignored_shared_and_cut(run, pytester):
     """
@@ -222,6 +226,7 @@ def test_the_mark_says_what_is_ignored_shared_and_cut(run, pytester):
         assert "errors" in run(marked(wrong, "pass")).parseoutcomes(), wrong
 
 
+@pytest.mark.deep
 def test_what_is_said_of_a_failure_is_cut_at_the_authors_line(run, agent_test):
     run(agent_test(1), "--stepengine-record=once")
     assert "run.py" not in run(agent_test(0, prompt="Other.")).stdout.str()

@@ -77,6 +77,7 @@ FAILING = {
 }  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y8")
 @pytest.mark.parametrize(
     "with_plugin", [pytest.param(True, id="plugin"), pytest.param(False, id="alone", marks=pytest.mark.deep)]

@@ -300,6 +300,7 @@ def test_a_variable_is_private_when_a_word_between_its_underscores_says_so() -> 
         assert is_secret_variable(name) == (private.fullmatch(name) is not None), name
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:R11")
 @given(
     secret=st.text(min_size=8, max_size=40).filter(lambda text: text.strip() == text),
@@ -397,6 +398,7 @@ def outcome(clean: Callable[[object], object], value: object) -> object:
         return type(error)
 
 
+@pytest.mark.deep
 @settings(max_examples=150)
 @given(value=strategies.replies | strategies.user_messages | strategies.results | strategies.questions, data=st.data())
 def test_what_is_looked_at_as_a_whole_is_cleaned_as_it_is_when_each_of_its_texts_is_looked_at(

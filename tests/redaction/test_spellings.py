@@ -111,6 +111,7 @@ def test_quotes_around_a_secret_stay(secret: str, wrap: Callable[[str], str]) ->
     assert "<redacted:S>" in str(json.loads(cleaned))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:R11", "replay:K6")
 @given(secret=SIGNS, encode=st.sampled_from([*ENCODERS.values()]), before=st.sampled_from(["", "x", " ", "=", "&"]))
 def test_whatever_the_secret_and_the_encoding_nothing_of_it_is_left(
@@ -128,6 +129,7 @@ WHOLE = SIGNS.filter(lambda text: text[-1] not in "\\%&")
 """Of a last sign that is also how an escape begins, what follows it in a later piece is shown; it tells nothing."""
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:R11")
 @given(secret=WHOLE, encode=st.sampled_from(UNPADDED), sizes=st.lists(st.integers(1, 7), min_size=1))
 def test_an_encoded_secret_that_comes_in_pieces_is_found_too(

@@ -203,6 +203,7 @@ def called(name, index):
     return ToolCallPart("", name, {"at": index, "ü": None}, raw_input='{"at' if index == 1 else None)
 
 
+@pytest.mark.deep
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reply=strategies.replies)
 @example(

@@ -194,6 +194,7 @@ async def test_whoever_is_cancelled_gives_the_place_to_the_next(limit):
     assert 0 == time.sleeping
 
 
+@pytest.mark.deep
 @given(
     limit=st.builds(
         RateLimit,

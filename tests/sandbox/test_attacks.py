@@ -234,6 +234,7 @@ async def test_it_is_the_same_in_a_process_that_hashes_otherwise(
     assert outputs == found.stdout.splitlines(), found.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize(
     ("text", "words"),

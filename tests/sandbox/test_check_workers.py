@@ -166,6 +166,7 @@ async def beside_a_slow_check() -> tuple[str, bool, float, float]:
     return answer, is_slow, seconds, took
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG43")
 async def test_a_slow_check_ends_and_makes_no_other_program_wait() -> None:
     answer, is_slow, _, _ = await beside_a_slow_check()

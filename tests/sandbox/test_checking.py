@@ -307,6 +307,7 @@ def test_stubs_whose_canary_is_not_refused_are_said_to_check_nothing(pool, monke
     assert () == found.refused
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize(
     "limits", [{"max_memory": 20_000_000}, {"max_turn_duration_secs": 0.01}], ids=["memory", "time"]

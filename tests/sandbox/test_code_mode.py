@@ -103,6 +103,7 @@ SHOPPING = """
 # --- a run with a program ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG20", "programs:PG22", "programs:PG23", "programs:PG26")
 async def test_a_program_that_asks_a_person_is_suspended_in_its_middle_and_another_engine_goes_on(
     tmp_path: Path,
@@ -304,6 +305,7 @@ async def test_agents_are_functions_of_a_program() -> None:
     assert ["looked at this"] == said(result)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
 async def test_a_program_that_sleeps_is_suspended_and_its_clock_and_chance_are_those_of_the_run(tmp_path: Path) -> None:
     agent, path = analyst(Ledger()), tmp_path / "run.jsonl"
@@ -330,6 +332,7 @@ async def test_a_program_that_sleeps_is_suspended_and_its_clock_and_chance_are_t
 # --- what a program may not -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG21", "programs:PG25")
 @pytest.mark.parametrize(
     ("code", "limits", "expected"),
@@ -646,6 +649,7 @@ def test_code_mode_is_told_what_programs_may_call() -> None:
 # --- replays and crashes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
 async def test_a_journal_that_is_cut_anywhere_goes_on_does_nothing_twice_and_comes_to_the_same(tmp_path: Path) -> None:
     ledger, path = Ledger(), tmp_path / "run.jsonl"
@@ -721,6 +725,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
 def test_a_process_that_is_killed_in_a_call_is_gone_on_from_there_by_another(tmp_path: Path, forks: None) -> None:
     script, log, path = tmp_path / "process.py", tmp_path / "log", tmp_path / "run.jsonl"

@@ -62,6 +62,7 @@ async def expect_nothing_to_show(seed: int, sandbox: MontySandbox, folder: Path)
     assert not done, seed
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG22", "programs:PG23", "programs:PG26", "programs:PG27")
 @pytest.mark.parametrize("part", [0, *[pytest.param(n, marks=pytest.mark.deep) for n in range(1, PARTS + 1)]])
 async def test_generated_programs_that_are_cut_off_anywhere_come_to_the_same(

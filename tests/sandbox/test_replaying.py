@@ -111,6 +111,7 @@ with Engine([agent], models=model) as engine:
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG26")
 async def test_where_the_sandbox_is_not_installed_a_journal_replays_and_whatever_must_go_on_says_so(
     sandbox: Watched, tmp_path: Path

@@ -82,6 +82,7 @@ LINES = st.one_of(
 )
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG40")
 @given(lines=st.lists(LINES, min_size=1, max_size=8))
 def test_whatever_yields_where_the_text_is_python_and_each_statement_stays_in_its_line(lines: list[str]) -> None:

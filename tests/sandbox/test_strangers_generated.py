@@ -191,6 +191,7 @@ async def replayed(agents: Agents, journal: FileJournal, result: RunResult) -> N
     assert result.usage == again.usage
 
 
+@pytest.mark.deep
 @pytest.mark.anyio
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("seed", range(12))

@@ -315,6 +315,7 @@ def test_over_thirty_functions_there_is_a_catalogue_instead_of_stubs():
     assert made.describe("find_77").startswith("There is no function of this name; there is find_")
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG20")
 def test_thousands_of_tools_leave_a_description_that_can_be_read():
     made = make_stubs([ToolSpec(f"tool_number_{n}") for n in range(2_000)], (), ask=False)

@@ -60,6 +60,7 @@ DOUBLED = "x = [1]\nfor _ in range({n}):\n    x = [x, x]\n"
 NESTED = "x = 1\nfor _ in range({n}):\n    x = [x]\n"
 
 
+@pytest.mark.deep
 @pytest.mark.spec("programs:PG21")
 @pytest.mark.parametrize(
     ("code", "expected"),

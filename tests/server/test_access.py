@@ -805,6 +805,7 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.deep
 @given(request=REQUESTS, is_named=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @pytest.mark.spec("studio:SV4")

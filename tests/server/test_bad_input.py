@@ -249,6 +249,7 @@ def asked(client: httpx2.Client, request: dict[str, Any]) -> httpx2.Response:
         return answer
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV1")
 @named(OURS)
 @settings(max_examples=12)
@@ -504,6 +505,7 @@ def test_what_does_not_fit_now_is_a_conflict_that_the_document_names(house: Hous
         check_refused(house, answer)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.parametrize(
     ("at", "said"), [("9999", "no step 9999"), ("x", "'x'"), ("../etc", "'../etc'"), ("\0", "\\x00")]
@@ -710,6 +712,7 @@ def read(made: socket.socket) -> bytes:
     return got
 
 
+@pytest.mark.deep
 @named(WITH_BODY)
 def test_half_of_a_body_starts_and_says_nothing(house: House, operation: Any) -> None:
     with house.client("anna") as client:

@@ -168,6 +168,7 @@ def said(client: httpx2.Client, session: str, prompt: str = "Hello", agent: str 
     return str(ended(client, run)["run_id"])
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV2")
 @pytest.mark.parametrize("name", ["1", "a/b", "Grüße, 你好?", "x" * 200, "%2F", "..", "a b?c#d"])
 def test_a_conversation_is_listed_with_its_runs_read_and_forgotten_whatever_it_is_called(
@@ -237,6 +238,7 @@ def test_lists_of_conversations_and_reports_go_on_by_their_cursors_and_miss_and_
     assert ["anna"] * 7 == everybody
 
 
+@pytest.mark.deep
 def test_a_conversation_whose_run_waits_is_not_forgotten_and_one_that_is_kept_nowhere_cannot_be(tmp_path: Path) -> None:
     class Plain:
         """A store of histories, which deletes nothing."""

@@ -222,6 +222,7 @@ def test_content_length_together_with_transfer_encoding_closes_the_connection() 
     assert answer.count(b"HTTP/1.1") == 1
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV15")
 def test_a_client_that_does_not_read_is_closed_after_its_time() -> None:
     with served(ConnectionLimits(connections=20, read_seconds=0.3)) as (port, table):
@@ -283,6 +284,7 @@ def test_a_message_of_a_log_comes_once_a_second(monkeypatch: pytest.MonkeyPatch)
     assert [*found, only.filter(record)] == [True, False, True, True]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV15")
 async def test_a_server_of_few_files_answers_among_idle_connections(tmp_path: Path) -> None:
     server = Served(tmp_path, tmp_path / "runs")

@@ -120,6 +120,7 @@ async def under_load(servers: list[Served], *, clients: int, kills: int, seed: i
     return users
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "place",
     [

@@ -82,6 +82,7 @@ def check_answer(document: dict[str, Any], name: str, answer: httpx2.Response) -
 # --- the document ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV1")
 def test_a_validator_of_somebody_else_finds_the_document_valid(document: dict[str, Any]) -> None:
     openapi_spec_validator.validate(document)
@@ -285,6 +286,7 @@ def asked_to_look(house: House) -> Iterator[tuple[str, httpx2.Response]]:
         yield "list_jobs", client.get("/jobs")
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV1")
 def test_every_operation_answers_with_a_status_and_a_body_that_the_document_names(
     house: House, document: dict[str, Any], tmp_path: Path

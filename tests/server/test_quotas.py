@@ -75,6 +75,7 @@ def test_messages_and_starts_over_the_bytes_of_a_minute_are_refused(tmp_path: Pa
     assert 202 == ended_by.status_code
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV32")
 def test_stored_bytes_are_those_of_journals_mailboxes_and_requests(tmp_path: Path, places: dict[str, Any]) -> None:
     with House(tmp_path, quotas=Quotas(stored_bytes=200_000), **places).open() as house, house.client() as client:
@@ -91,6 +92,7 @@ def test_stored_bytes_are_those_of_journals_mailboxes_and_requests(tmp_path: Pat
     assert "retry-after" not in full.headers
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV32", "studio:SV7")
 def test_waiting_runs_count_as_open_and_are_never_refused_their_answers(tmp_path: Path, places: dict[str, Any]) -> None:
     limits = Quotas(open_runs=3, bytes_per_minute=2_000)

@@ -399,6 +399,7 @@ def _is_begun(journal: Any) -> bool:
     return bool(journal.is_there() and open_questions(journal.history()))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 def test_a_start_that_another_server_keeps_first_is_that_run_and_no_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -443,6 +443,7 @@ def waiting(house: House, client: httpx2.Client) -> str:
     return run
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
 def test_a_question_of_a_run_that_is_suspended_and_its_end_are_told_signed_and_once(
     tmp_path: Path, listener: Listener
@@ -470,6 +471,7 @@ def test_a_question_of_a_run_that_is_suspended_and_its_end_are_told_signed_and_o
     assert f"https://runs.example.com/agents/runs/{run}" == told[1]["run_url"]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
 def test_a_question_that_is_still_open_when_its_run_is_suspended_again_is_not_told_again(
     tmp_path: Path, listener: Listener
@@ -515,6 +517,7 @@ def test_what_is_not_taken_is_sent_again_after_a_while_under_the_same_id(
     assert 'stepengine_webhooks_sent_total{outcome="taken",type="question"} 1.0' in numbers
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
 def test_what_nobody_took_is_sent_at_the_next_start_and_who_is_new_hears_what_is_open_and_no_old_ends(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -543,6 +546,7 @@ def test_what_nobody_took_is_sent_at_the_next_start_and_who_is_new_hears_what_is
     assert {"finished"} == {one["type"] for one in listener.told()[2:]}
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF19")
 async def test_of_two_servers_of_a_place_one_tells(tmp_path: Path, listener: Listener) -> None:
     webhooks, tokens = listener.file(), tmp_path / "tokens.json"

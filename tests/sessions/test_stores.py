@@ -95,6 +95,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:L3", "requirements:L11", "requirements:B1", "requirements:D18")
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.sampled_from(["memory", "files", "sqlite"]))
 def test_what_was_saved_is_loaded_however_the_history_changed(tmp_path_factory, histories, kind):

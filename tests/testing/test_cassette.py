@@ -65,6 +65,7 @@ def shaken(value: object, order: random.Random) -> object:
     return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C8", "replay:C10")
 @given(st.dictionaries(st.text(max_size=5), json_values), st.randoms(use_true_random=False))
 def test_json_bodies_match_by_value(body, order):

@@ -320,6 +320,7 @@ def value_of(message) -> object:
         return message.body
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C2", "replay:C4")
 @given(bodies, bodies)
 def test_what_is_written_reads_back_the_same_here_and_in_plain_vcrpy(asked, answered):

@@ -350,6 +350,7 @@ ANY = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y34")
 @limits(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(

@@ -70,6 +70,7 @@ def test_journals_in_memory_keep_the_promises() -> None:
     check_journal(lambda name: journals.setdefault(name, MemoryJournal()), processes=False)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:J52")
 @pytest.mark.parametrize("make", [in_file, in_database])
 def test_journals_in_files_and_databases_keep_the_promises(make: Any, tmp_path: Path) -> None:

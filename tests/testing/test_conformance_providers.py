@@ -59,6 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
         yield running
 
 
+@pytest.mark.deep
 @pytest.mark.spec("providers:PV139")
 @pytest.mark.parametrize("name", BUNDLED)
 def test_bundled_providers_keep_the_promises(name: str, server: ModelServer) -> None:
@@ -257,6 +258,7 @@ class Blocks(Parrot):
         return await super().complete(request)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("cancel_seconds", [10.0, 0.5], ids=["the request times out", "the request never ends"])
 def test_a_blocked_event_loop_is_named(cancel_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.testing.conformance.providers.CANCEL_SECONDS", cancel_seconds)
@@ -264,6 +266,7 @@ def test_a_blocked_event_loop_is_named(cancel_seconds: float, monkeypatch: pytes
         check_provider(Blocks, "small", only="cancel")
 
 
+@pytest.mark.deep
 def test_a_request_that_ignores_its_cancellation_is_not_blamed_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ignores(Parrot):
         async def complete(self, request: Any) -> ModelReply:

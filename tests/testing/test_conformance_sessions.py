@@ -14,6 +14,7 @@ from stepengine.testing import check_sessions
 from tests.sessions.stores import KINDS, Histories, store_of
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC232")
 @pytest.mark.parametrize("kind", KINDS)
 def test_our_stores_keep_the_promises(kind: str, tmp_path: Path) -> None:
@@ -53,6 +54,7 @@ class Documents(DocumentSessions):
         return TurnPlace(folder=self.folder / session_id.encode().hex()[:60])
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC232")
 def test_a_store_of_documents_keeps_the_promises(tmp_path: Path) -> None:
     kept: dict[str, str] = {}
@@ -107,6 +109,7 @@ class LosesJournals(Documents):
         return TurnPlace(memory={})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kind", "promise"),
     [

@@ -20,6 +20,7 @@ from stepengine.testing.cassette_files import Interaction, RecordedRequest, Reco
 LATE = ("anthropic", "google.genai", "httpx2", "openai", "pytest", "vcr", "yaml")
 
 
+@pytest.mark.deep
 def test_importing_the_kit_loads_no_sdk_no_http_and_no_yaml():
     """
     All of them wait for their first use, in a fresh interpreter.

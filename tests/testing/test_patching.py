@@ -149,6 +149,7 @@ def replay(file: Path, program: Callable[[], Any]) -> Any:
     return result
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:K15", "replay:C22")
 @pytest.mark.filterwarnings(
     "ignore:Inheritance class AiohttpClientSession:DeprecationWarning"
@@ -205,6 +206,7 @@ def test_a_second_patch_is_refused_and_a_transport_inside_of_one_records_once(se
         pass
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y20", "replay:C9")
 def test_threads_and_tasks_get_their_own_replies(server, tmp_path):
     def in_threads() -> list[str]:

@@ -113,6 +113,7 @@ def ordered(value: Any) -> Any:
     return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C1", "replay:C2")
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_recording_is_written_back_unchanged(folder):
@@ -295,6 +296,7 @@ def sdk_interactions(folder: str) -> list[list[Interaction]]:
 IDS = re.compile(rb"(?:call|chatcmpl|fc|gen|msg|req|resp|rs|toolu)[_-][A-Za-z0-9]{16,}")
 
 
+@pytest.mark.deep
 def test_nothing_of_the_recordings_stands_in_the_repository_without_its_licence():
     """
     Every exchange has ids that stand nowhere else.
@@ -328,6 +330,7 @@ def no_sockets(monkeypatch):
     return seen
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C8", "replay:C12", "replay:C20", "replay:C22", "replay:Y10")
 @pytest.mark.parametrize("chunks", ["events", "random"])
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -90,6 +90,7 @@ def server(gate: threading.Event) -> Iterator[str]:
         gate.set()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C2", "replay:C4", "replay:C5", "replay:C40")
 def test_what_was_recorded_over_a_socket_is_played_back_and_loads_in_plain_vcrpy(server, tmp_path):
     """

@@ -60,6 +60,7 @@ BOSS = AgentDefinition(
 )
 
 
+@pytest.mark.deep
 @pytest.mark.spec(
     "reliability:I1",
     "reliability:I2",
@@ -94,6 +95,7 @@ def restless(ctx):
     yield STEP_ALL
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seeds", [range(60), pytest.param(range(150), marks=pytest.mark.deep)], ids=["some", "all"])
 @pytest.mark.parametrize("budget", ["final_answer", "stop"])
 def test_hooks_with_effects_budgets_and_rewritten_histories_hold_too(budget, seeds):
@@ -123,6 +125,7 @@ CARELESS = AgentDefinition("careless", tools=["search"], handle_steps=careless)
 HITS = {"results": {"search": {"hits": []}}, "replies": [text("a"), text("b")]}
 
 
+@pytest.mark.deep
 def test_a_failing_seed_is_shrunk_and_told_with_the_line_that_does_it_again():
     """
     The handler expects data and a failed search gives a text; slow effects and duplicates around it are left out.
@@ -213,6 +216,7 @@ def test_a_function_of_the_test_that_raises_is_the_fault_of_the_test():
         simulate(CARELESS, range(50), results={"search": lambda given: 1 // 0})
 
 
+@pytest.mark.deep
 def test_children_that_are_asked_for_by_name_are_drawn_too():
     agent = AgentDefinition("head", tools=["spawn_agents", "spawn_agent_inline"], spawnable_agents=[KID])
     seen = simulate(agent, range(100), faults=())

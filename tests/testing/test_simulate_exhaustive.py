@@ -79,6 +79,7 @@ def test_a_run_that_is_too_long_is_refused_with_its_length():
         simulate(agent, None)
 
 
+@pytest.mark.deep
 def test_a_handler_that_stumbles_over_one_fault_at_one_effect_is_found():
     def brittle(ctx):
         for n in range(5):

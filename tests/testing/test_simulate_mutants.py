@@ -194,6 +194,7 @@ BUSY = AgentDefinition("busy", tools=["read"], spawnable_agents=[KID], handle_st
 REPLIES = [tool_calls(tool_call("read"), tool_call("read")), text("fine")]
 
 
+@pytest.mark.deep
 def test_the_machine_itself_is_fine():
     assert 200 == simulate(BUSY, range(200), replies=REPLIES).runs
 

@@ -43,6 +43,7 @@ def simulated(*faults):
     return simulate(AGENT, [1], tools=[SAFE], replies=[text("a"), text("b")], faults=faults)
 
 
+@pytest.mark.deep
 def test_the_recorder_and_the_replayer_that_ship_are_fine():
     assert 1 == simulated(Fault(1, "crash"), Fault(4, "crash_inside")).runs
     assert 200 == simulate(AGENT, range(200), tools=[SAFE]).runs

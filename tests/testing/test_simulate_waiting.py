@@ -63,6 +63,7 @@ def busy(ctx):
     return [number, order is None]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("waiting:WT24", "waiting:WT4")
 def test_all_that_waits_goes_through_every_kind_of_fault():
     done = simulate(parent(busy), seeds=range(300))

@@ -175,6 +175,7 @@ waits for an answer to q6  options "yes", "no"
 """.replace("@LONG@", "x" * 2_000)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:F20", "replay:F23", "replay:F32", "reliability:UI11", "requirements:P5", "replay:K1")
 @pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
 def test_a_run_reads_as_one_fact_per_line_and_nothing_in_it_changes_by_itself(kind: str, tmp_path: Path) -> None:
@@ -246,6 +247,7 @@ def test_children_that_end_in_another_order_give_the_same_transcript() -> None:
     assert RunSnapshot().serialize(one) == RunSnapshot().serialize(other)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:F23", "reliability:UI11")
 @settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60), st.text(max_size=60))

@@ -115,6 +115,7 @@ def test_a_stream_can_end_early_or_break_at_any_byte(chunks):
         assert STREAM[:n] == b"".join(seen)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C11")
 async def test_many_tasks_share_a_transport():
     """

@@ -185,6 +185,7 @@ def taped(server: str, tmp_path: Path) -> tuple[str, Path]:
     return f"{server}/ask", path
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:C8", "replay:C9", "replay:C14")  # fmt: skip
 def test_where_vcrpy_gives_the_answer_to_another_question_we_give_the_right_one_or_none(taped: Any) -> None:
     url, path = taped

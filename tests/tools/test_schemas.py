@@ -174,6 +174,7 @@ def test_a_schema_of_an_old_draft_is_read_as_it_says(given: Any, said: tuple[str
     assert said == issues
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC28")
 def test_the_validator_is_imported_for_the_first_raw_schema_and_not_before() -> None:
     program = (
@@ -313,6 +314,7 @@ WORDS = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("draft", WORDS)
 def test_what_jsonschema_accepts_is_accepted_and_nothing_else(draft: str) -> None:
     """Its own walk is another one: it knows no bound, follows references by itself and matches with backtracking."""
@@ -482,6 +484,7 @@ def test_a_schema_that_refers_to_itself_follows_a_value_as_deep_as_it_may_be() -
     assert (True, False) == (fits(made, nested(198, "a")), accepts(made, nested(198, 1)))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:R23")
 def test_where_the_stack_ends_a_value_is_refused_and_nothing_else_happens() -> None:
     """
@@ -580,6 +583,7 @@ def test_a_reference_that_leads_back_without_an_end_fits_nothing() -> None:
     assert (True, False) == (fits(made, "a"), fits(made, 1))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize(
     ("schema", "value"),

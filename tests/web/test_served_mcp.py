@@ -85,6 +85,7 @@ async def listed(address: Address, headers: dict[str, str] | None = None) -> lis
     return [(one["agent"], one["owner"], one["status"]) for one in runs]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
 @MODES
 async def test_a_call_is_a_run_of_its_caller_and_what_it_asks_is_asked_of_the_client(mode: str, tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ async def test_a_call_is_a_run_of_its_caller_and_what_it_asks_is_asked_of_the_cl
     assert is_kept
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
 async def test_a_question_is_answered_after_a_restart_by_its_caller_and_by_nobody_else(tmp_path: Path) -> None:
     shown = saying("m", [])  # that it shows questions is what counts
@@ -125,6 +127,7 @@ async def test_a_question_is_answered_after_a_restart_by_its_caller_and_by_nobod
     assert "shoes m" == answered.content[0].text  # type: ignore[union-attr]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
 @MODES
 async def test_who_may_not_answer_is_told_that_the_run_waits(mode: str, tmp_path: Path) -> None:
@@ -174,6 +177,7 @@ async def test_a_call_that_is_taken_back_ends_its_run(tmp_path: Path) -> None:
     assert 1 == len(runs)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV12")
 async def test_a_call_under_way_when_the_server_ends_goes_on_at_its_next_start(tmp_path: Path) -> None:
     shop, calls = Shop(), list[asyncio.Task[Any]]()

@@ -168,6 +168,7 @@ async def known_as(page: Page, folder: Path, name: str, scopes: Any = ("read", "
 # --- whose it is --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV4", "studio:SV11")
 async def test_a_conversation_belongs_to_who_began_it_and_is_not_there_for_others(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as anna, known_as(anna, tmp_path, "bob") as bob:
@@ -193,6 +194,7 @@ async def test_a_conversation_belongs_to_who_began_it_and_is_not_there_for_other
     assert "The door is red now. You said ['Paint.']." == text_of(ended)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV4", "studio:SV11")
 async def test_what_a_page_may_do_is_what_its_scopes_say(tmp_path: Path) -> None:
     async with (
@@ -217,6 +219,7 @@ async def test_what_a_page_may_do_is_what_its_scopes_say(tmp_path: Path) -> None
 # --- turns --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 @pytest.mark.parametrize("way", ["say", "chat"])
 async def test_a_conversation_goes_on_after_a_restart_without_sessions_of_the_engine(tmp_path: Path, way: str) -> None:
@@ -228,6 +231,7 @@ async def test_a_conversation_goes_on_after_a_restart_without_sessions_of_the_en
     assert "You said ['One.', 'Two.']." == text_of(after)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_a_conversation_goes_on_where_the_process_was_killed_before_it_kept_what_the_run_left(
     tmp_path: Path,
@@ -243,6 +247,7 @@ async def test_a_conversation_goes_on_where_the_process_was_killed_before_it_kep
     assert "You said ['One.', 'Two.']." == text_of(after)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_a_conversation_goes_on_with_the_end_of_a_run_where_only_its_question_was_kept(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "runs")
@@ -281,6 +286,7 @@ async def test_an_answer_to_a_question_of_another_run_answers_no_question_of_the
     assert [second] == again
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_a_question_of_a_handler_is_answered_after_a_restart_and_the_next_one_is_asked(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
@@ -333,6 +339,7 @@ async def test_of_two_who_take_a_turn_at_once_one_is_told_that_it_came_too_late(
     assert all((f"Both {n}." in said) == (n in taken) for n in range(4))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_nothing_is_said_to_a_run_that_waits_for_something_else_or_that_another_agent_has(tmp_path: Path) -> None:
     async with paging(tmp_path, Painter()) as page:
@@ -360,6 +367,7 @@ async def test_more_runs_than_there_may_be_are_refused_before_anything_happens(t
 # --- coming back --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_any_server_of_a_place_shows_a_run_that_another_one_has_and_takes_the_answer_to_its_question(
     tmp_path: Path,
@@ -383,6 +391,7 @@ async def test_any_server_of_a_place_shows_a_run_that_another_one_has_and_takes_
     assert "You said ['Dry.', 'Paint.', 'Thanks.']." == text_of(after)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:SV11")
 async def test_a_page_at_another_server_receives_what_happens_after_it_connected_until_the_run_ends(
     tmp_path: Path,

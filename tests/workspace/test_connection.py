@@ -215,6 +215,7 @@ def slow_to_return(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -
     monkeypatch.setattr(connection.ProgramConnection, "_send", sent)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:WS6")
 def test_a_program_may_print_before_whoever_started_it_has_heard_that_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -437,6 +438,7 @@ def test_threads_that_close_what_is_open_and_ask_at_the_same_time_each_have_thei
         assert [] == names(root)
 
 
+@pytest.mark.deep
 def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_call_opens_another(
     tmp_path: Path,
 ) -> None:
@@ -549,6 +551,7 @@ def test_an_answer_that_comes_while_its_call_is_cancelled_is_not_kept_for_ever(t
         assert not line._pending
 
 
+@pytest.mark.deep
 def test_threads_that_ask_close_and_open_at_the_same_time_each_have_an_answer_or_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:

@@ -188,6 +188,7 @@ def test_the_parser_gives_something_that_it_reads_in_the_same_way_or_refuses(tex
         assert target == parse_url(target.url)
 
 
+@pytest.mark.deep
 @given(st.text(st.characters(codec="latin-1"), max_size=40))
 def test_a_redirect_is_an_address_or_refused(location: str) -> None:
     with suppress(BlockedAddress):

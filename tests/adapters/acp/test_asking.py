@@ -43,6 +43,7 @@ def test_whatever_a_form_comes_back_with_is_an_answer_or_no_answer(
     assert answer.declined or (accepts and answer.value)
 
 
+@pytest.mark.deep
 @given(QUESTIONS)
 def test_a_form_is_one_that_the_protocol_knows_and_has_the_options(question: Question) -> None:
     form = questions.question_form(question)

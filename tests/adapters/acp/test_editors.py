@@ -407,6 +407,7 @@ async def test_the_command_serves_an_agent_and_without_a_key_the_first_prompt_sa
     assert 0o700 == (tmp_path / "state" / "editors").stat().st_mode & 0o777
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF45")
 def test_lines_that_are_no_messages_are_answered_and_the_connection_goes_on(tmp_path: Path) -> None:
     odd = [

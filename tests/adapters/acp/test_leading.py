@@ -270,6 +270,7 @@ async def test_the_program_sees_no_keys_that_it_was_not_given(project: Path, mon
     assert ("k1", None, True) == (seen.get("SOME_API_KEY"), seen.get("OTHER_API_KEY"), "PATH" in seen)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("way", "kind", "words"),
     [
@@ -353,6 +354,7 @@ async def test_a_process_that_left_the_program_keeps_no_pipe_of_ours_open(projec
     assert before == after
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF127")
 @pytest.mark.parametrize(
     ("way", "words"),

@@ -89,6 +89,7 @@ async def until(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF160")
 async def test_a_call_gives_what_the_agent_there_gives_shows_what_it_does_and_is_replayed_without_a_server(
     there: Remote, tmp_path: Path
@@ -141,6 +142,7 @@ async def test_several_are_led_at_once_started_and_spawned_by_a_model(there: Rem
     assert "All of it is there." in model.calls[1].messages[-1].text
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF161")
 async def test_its_questions_are_ours_and_our_answers_go_back(there: Remote, tmp_path: Path) -> None:
     asked = []
@@ -346,6 +348,7 @@ async def refused(agent: RemoteAgent, prompt: str = "hello") -> ExternalAgentErr
     return result.error
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF164")
 async def test_what_a_server_refuses_and_what_fails_there_is_said(
     there: Remote, monkeypatch: pytest.MonkeyPatch

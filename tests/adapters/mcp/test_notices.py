@@ -580,6 +580,7 @@ class Flooding(Foreign):
         return await super()._call(ctx, params)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("size", "many", "calls"), [(10, 999, 3), (4_000, 999, 8), (4_000, 200, 8)])
 @pytest.mark.spec("interfaces:IF60")
 async def test_a_server_that_announces_ever_more_tools_fills_no_journal_and_ends_no_run(

@@ -250,6 +250,7 @@ async def test_agents_are_called_over_http_with_the_token_and_not_without(mode: 
     assert ["m red"] == [one.result.text for one in result.tool_calls]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF66")
 async def test_idle_connections_to_agents_over_http_are_closed_and_keep_nobody_out(
     monkeypatch: pytest.MonkeyPatch,

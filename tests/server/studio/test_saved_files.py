@@ -82,6 +82,7 @@ def again(file: Path, code: str) -> None:
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
 def test_a_start_after_a_save_runs_the_file_as_it_is_by_then(shop: Shop, client: httpx2.Client) -> None:
     before = came_of(client, done(client, "tally", "tea milk"))
@@ -91,6 +92,7 @@ def test_a_start_after_a_save_runs_the_file_as_it_is_by_then(shop: Shop, client:
     assert (40, 70) == (before, after)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
 def test_a_save_of_the_same_size_and_time_counts_and_so_does_one_of_a_module_that_the_file_imports(
     shop: Shop, client: httpx2.Client
@@ -105,6 +107,7 @@ def test_a_save_of_the_same_size_and_time_counts_and_so_does_one_of_a_module_tha
     assert [30, 31, 32, 62] == found
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
 def test_bytecode_of_an_earlier_save_counts_for_nothing(tmp_path: Path) -> None:
     """
@@ -125,6 +128,7 @@ def test_bytecode_of_an_earlier_save_counts_for_nothing(tmp_path: Path) -> None:
     assert (30, 60) == (first, second)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST5")
 def test_a_run_goes_on_from_a_place_with_the_code_that_was_saved_since(shop: Shop, client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")
@@ -134,6 +138,7 @@ def test_a_run_goes_on_from_a_place_with_the_code_that_was_saved_since(shop: Sho
     assert (50, 120) == (came_of(client, run), came_of(client, fork))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST5")
 def test_what_is_under_way_keeps_its_code_whose_engine_is_closed_behind_it(shop: Shop, client: httpx2.Client) -> None:
     old = client.post("/runs", json={"agent": "waiter", "prompt": ""}).raise_for_status().json()["run_id"]
@@ -150,6 +155,7 @@ def test_what_is_under_way_keeps_its_code_whose_engine_is_closed_behind_it(shop:
     assert (False, "first\n") == (was_closed, closed.read_text())
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.parametrize(
     ("code", "said", "line"),
@@ -191,6 +197,7 @@ def test_a_file_that_cannot_be_loaded_starts_and_forks_nothing_and_the_last_good
     assert client.get("/agents").json()["broken"] is None
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST6")
 def test_the_agents_are_shown_as_their_file_is_now(shop: Shop, client: httpx2.Client) -> None:
     save(shop.file, CLOSING.replace("Add up.", "Sum up."))

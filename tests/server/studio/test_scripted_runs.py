@@ -75,6 +75,7 @@ def tells_a_line(file: Path) -> bool:
 SAID = [(what, "scripted/replies.json") for what in ("left", "right", "nothing there")]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
 def test_each_run_has_the_script_from_its_beginning_for_nothing_and_its_record_says_that_no_model_answered(
     tmp_path: Path,
@@ -96,6 +97,7 @@ def test_each_run_has_the_script_from_its_beginning_for_nothing_and_its_record_s
     assert ("replies.json", [None]) == (told["script"], [one["missing"] for one in told["agents"]])
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
 def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_ends(tmp_path: Path) -> None:
     shop = shop_of(tmp_path)
@@ -116,6 +118,7 @@ def test_a_run_whose_server_was_killed_goes_on_at_the_reply_at_which_its_record_
     assert [1, 2] == [len((tmp_path / f"looked-{where}.txt").read_text().splitlines()) for where in ("left", "right")]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
 @pytest.mark.parametrize(
     ("asked", "said"),
@@ -141,6 +144,7 @@ def test_a_fork_goes_on_at_the_reply_at_which_the_kept_part_ends(
     assert said == found
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
 def test_a_script_that_has_run_out_ends_the_run_with_its_name_and_the_request_and_is_added_to_while_the_server_runs(
     tmp_path: Path,
@@ -162,6 +166,7 @@ def test_a_script_that_has_run_out_ends_the_run_with_its_name_and_the_request_an
     assert all("is kept: --script 'replies.json'" in text for text in (broken.json()["detail"], told))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
 def test_what_a_changed_prompt_does_is_judged_with_the_script_from_where_the_record_no_longer_serves(
     tmp_path: Path,
@@ -181,6 +186,7 @@ def test_what_a_changed_prompt_does_is_judged_with_the_script_from_where_the_rec
     ), lines
 
 
+@pytest.mark.deep
 @pytest.mark.spec("studio:ST12")
 def test_without_a_key_it_is_said_which_variable_is_missing_before_a_run_is_made(tmp_path: Path) -> None:
     with shop_of(tmp_path, script=False).open() as shop, shop.client() as client:
