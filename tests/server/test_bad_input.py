@@ -47,7 +47,8 @@ def named(operations: list[Any]) -> Any:
     Repeat a test for each operation; the gate takes every fifth, since all read their requests with the same code.
     """
     chosen = [
-        pytest.param(one, id=one.name, marks=[] if n % 5 == 0 else [pytest.mark.deep]) for n, one in enumerate(operations)
+        pytest.param(one, id=one.name, marks=[] if n % 5 == 0 else [pytest.mark.deep])
+        for n, one in enumerate(operations)
     ]
     return pytest.mark.parametrize("operation", chosen)
 
