@@ -6,7 +6,7 @@ A bound is about the ratio of two costs. Ratios are taken within a round, since 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.peers import SDKS
 from benchmarks.sheet import Key, Sheet, Spread
@@ -94,20 +94,9 @@ def _run(engine: str) -> Key:
     return Key("W2", "run", engine, 1_000)
 
 
-def _step_of_machine(kind: str) -> Key:
-    return Key("W1", f"machine, {kind}", "machine", 1_000)
-
-
-def _children(count: int) -> Key:
-    return Key("W2", "children", OURS, count)
-
-
-def _http(protocol: str, count: int, client: str = OURS) -> Key:
-    return Key("W3", "steps", f"{client}, {protocol}", count)
-
-
-def _watched(client: str) -> Key:
-    return Key("W8", "step", client, 1_000)
+def _by(what: str, one: Key, /, **other: Any) -> Figure:
+    """Return the ratio of a cost to that of another engine, work or size."""
+    return Figure(what, one, one._replace(**other))
 
 
 PROMISES = (
@@ -165,103 +154,73 @@ PROMISES = (
     ),
 )
 
+_machine, _child = Key("W1", "machine, ", "machine", 1_000), Key("W2", "children", OURS, 100)
+_http = {protocol: Key("W3", "steps", f"{OURS}, {protocol}", 100) for protocol in SDKS}
+_watched = Key("W8", "step", "stream", 1_000)
 FIGURES = (
-    Figure(
-        "a step at N=50,000 against N=100, collector off",
-        _step(50_000)._replace(what="step, collector off"),
-        _step(100)._replace(what="step, collector off"),
-    ),
+    _by("a step at N=50,000 against N=100, collector off", Key("W1", "step, collector off", OURS, 50_000), count=100),
     *[
-        Figure(
+        _by(
             f"a step of the machine alone against a generator with new states, {what}",
-            _step_of_machine(kind),
-            _step_of_machine("floor"),
+            _machine._replace(what=f"machine, {kind}"),
+            what="machine, floor",
         )
         for kind, what in {"plain": "no handler", "step": "a handler's STEP", "call": "a handler's ToolCall"}.items()
     ],
     Figure("kept for a finished run of 5 steps, messages included", Key("W2", "memory", OURS, 200), unit="bytes"),
-    Figure("100 children of one parent against 100 runs", _children(100), Key("W2", "alone", OURS, 100)),
-    Figure("a child among 4,000 against one among 100", _children(4_000), _children(100)),
+    _by("100 children of one parent against 100 runs", _child, what="alone"),
+    _by("a child among 4,000 against one among 100", _child._replace(count=4_000), count=100),
     *[
-        Figure(f"an HTTP step at N=100 against the SDK's loop, {name}", _http(name, 100), _http(name, 100, "bare"))
-        for name in SDKS
+        _by(f"an HTTP step at N=100 against the SDK's loop, {name}", key, engine=f"bare, {name}")
+        for name, key in _http.items()
     ],
-    *[Figure(f"an HTTP step at N=300 against N=10, {name}", _http(name, 300), _http(name, 10)) for name in SDKS],
     *[
-        Figure(
-            f"a replayed step against its floor, from {kind}, N=1,000",
-            _recorded(f"replay, {kind}", 1_000),
-            _recorded("floor, replay", 1_000),
-        )
+        _by(f"an HTTP step at N=300 against N=10, {name}", key._replace(count=300), count=10)
+        for name, key in _http.items()
+    ],
+    *[
+        _by(f"a replayed step against its floor, {kind}", _recorded(f"replay, {kind}", 1_000), what="floor, replay")
         for kind in ("memory", "file")
     ],
     *[
-        Figure(
-            f"a replayed step at N=10,000 against N=1,000, from {kind}",
-            _recorded(f"replay, {kind}", 10_000),
-            _recorded(f"replay, {kind}", 1_000),
-        )
+        _by(f"a replayed step at N=10,000 against N=1,000, {kind}", _recorded(f"replay, {kind}", 10_000), count=1_000)
         for kind in ("memory", "file")
     ],
-    Figure(
-        "playing a cassette of 200 requests against vcrpy",
-        _recorded("cassette, playing", 200),
-        Key("W4", "cassette, playing", "vcrpy", 200),
-    ),
+    _by("playing a cassette of 200 requests against vcrpy", _recorded("cassette, playing", 200), engine="vcrpy"),
     *[
-        Figure(
+        _by(
             f"a recorded step against one without a journal, {place}, N=10,000",
             _recorded(kind, 10_000),
-            _recorded("no journal", 10_000),
+            what="no journal",
         )
         for kind, place in KINDS.items()
     ],
-    Figure(
+    _by(
         "a recorded step where five keys are known, in a file",
         _recorded("file, to the system, five keys", 1_000),
-        _recorded("file, to the system", 1_000),
+        what="file, to the system",
     ),
     *[
-        Figure(f"a recorded step at N=50,000 against N=1,000, {place}", _recorded(kind, 50_000), _recorded(kind, 1_000))
+        _by(f"a recorded step at N=50,000 against N=1,000, {place}", _recorded(kind, 50_000), count=1_000)
         for kind, place in {**KINDS, "file, to the disk": "in a file on the disk", "sqlite": "in SQLite"}.items()
     ],
     Figure("syncs of an effect, journal on the disk", _recorded("syncs per effect", 10_000)),
     Figure("syncs of replaying and reading", _recorded("syncs of reading", 10_000)),
     Figure("resuming a journal of 10,000 records", _recorded("resuming", 10_000), unit="s"),
-    Figure(
-        "resuming a record of 10,000 against one of 1,000",
-        _recorded("resuming, us per record", 10_000),
-        _recorded("resuming, us per record", 1_000),
-    ),
+    _by("resuming a record of 10,000 against one of 1,000", _recorded("resuming, us per record", 10_000), count=1_000),
     Figure("SDKs and command line packages that an import loads", Key("W5", "heavy packages loaded", OURS, 1)),
-    Figure(f"stepengine run to its first effect against {PARTS}", _start("first effect"), _start(PARTS)),
-    Figure(
-        "an installation without what the official SDKs bring",
-        Key("W7", "weight beside the SDKs", OURS, 1),
-        unit="MB",
-    ),
+    _by(f"stepengine run to its first effect against {PARTS}", _start("first effect"), engine=PARTS),
+    Figure("an installation without the official SDKs", Key("W7", "weight beside the SDKs", OURS, 1), unit="MB"),
     *[
-        Figure(
-            f"a token of an unobserved run against raw httpx2 and jiter, {protocol}",
-            _token(protocol, "run"),
-            _token(protocol, "floor"),
-        )
-        for protocol in SPEAKING
+        _by(f"a token of an unobserved run against raw httpx2 and jiter, {name}", _token(name, "run"), engine="floor")
+        for name in SPEAKING
     ],
     *[
-        Figure(
-            f"a token through stream against one of an unobserved run, {protocol}",
-            _token(protocol, "stream"),
-            _token(protocol, "run"),
-        )
-        for protocol in SPEAKING
+        _by(f"a token through stream against one of an unobserved run, {name}", _token(name, "stream"), engine="run")
+        for name in SPEAKING
     ],
-    Figure("an observed step against an unobserved one", _watched("stream"), _watched("run")),
-    Figure(
-        "the same, in a process that knows a key",
-        _watched("stream, a key"),
-        _watched("run, a key"),
-    ),
+    _by("an observed step against an unobserved one", _watched, engine="run"),
+    _by("the same, in a process that knows a key", _watched._replace(engine="stream, a key"), engine="run, a key"),
 )
 
 

@@ -369,5 +369,5 @@ async def test_a_thousand_runs_at_once_finish_within_their_memory_and_leave_noth
     assert begun == RUNS
     assert {(RunStatus.COMPLETED, 2 * STEPS)} == {(r.status, len(r.state.message_history)) for r in results}
     assert (tasks, open_files) == (len(asyncio.all_tasks()), descriptors())
-    # Performance Q3: 20 KB for what is kept of 5 steps.
+    # 20 KiB for what is kept of 5 steps.
     assert grown < RUNS * STEPS // 5 * 20 * 1024
