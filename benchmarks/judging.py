@@ -1,11 +1,12 @@
 """
-The eight performance promises, each a few bounds, and the figures that no promise is about; both are read from a sheet.
+The eight performance promises, and the figures that no promise is about; both are read from a sheet.
 
-A bound is about the ratio of two costs. Ratios are taken within a round, since absolute times drift with the machine.
+A promise is about ratios of two costs. Ratios are taken within a round, since absolute times drift with the machine.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any, NamedTuple
 
 from benchmarks.peers import SDKS
@@ -25,13 +26,18 @@ KINDS = {"memory": "in memory", "file, to the system": "in a file"}
 """The kinds of journals that promises are about."""
 
 
-class Bound(NamedTuple):
-    """The most that one cost may be of another."""
+class Figure(NamedTuple):
+    """Something that is measured: a cost, or without a unit the ratio of two, or a count; a promise says the most."""
 
     what: str
     one: Key
-    other: Key
-    most: float
+    other: Key | None = None
+    unit: str = ""
+    most: float = inf
+
+    def spread(self, sheet: Sheet) -> Spread | None:
+        """Return the figure, if it was measured."""
+        return sheet.spread(self.one) if self.other is None else sheet.ratio(self.one, self.other)
 
 
 class Promise(NamedTuple):
@@ -39,14 +45,14 @@ class Promise(NamedTuple):
 
     row: str
     what: str
-    bounds: tuple[Bound, ...]
+    figures: tuple[Figure, ...]
 
 
 class Verdict(NamedTuple):
-    """Whether a bound holds; *found* is missing where it was not measured."""
+    """Whether a figure of a promise holds; *found* is missing where it was not measured."""
 
     promise: Promise
-    bound: Bound
+    figure: Figure
     found: Spread | None
 
     @property
@@ -54,20 +60,12 @@ class Verdict(NamedTuple):
         """Return the verdict in one word or two."""
         if self.found is None:
             return "not measured"
-        return "holds" if self.found.median <= self.bound.most else "BROKEN"
+        return "holds" if self.found.median <= self.figure.most else "BROKEN"
 
 
-class Figure(NamedTuple):
-    """Something that is measured and not promised: a cost, or without a unit the ratio of two, or a count."""
-
-    what: str
-    one: Key
-    other: Key | None = None
-    unit: str = ""
-
-    def spread(self, sheet: Sheet) -> Spread | None:
-        """Return the figure, if it was measured."""
-        return sheet.spread(self.one) if self.other is None else sheet.ratio(self.one, self.other)
+def _by(what: str, one: Key, most: float = inf, /, **other: Any) -> Figure:
+    """Return the ratio of a cost to that of another engine, work or size."""
+    return Figure(what, one, one._replace(**other), most=most)
 
 
 def _step(count: int, engine: str = OURS) -> Key:
@@ -78,10 +76,6 @@ def _recorded(kind: str, count: int) -> Key:
     return Key("W4", kind, OURS, count)
 
 
-def _durable(count: int, engine: str = OURS) -> Key:
-    return Key("W9", "step", engine, count)
-
-
 def _start(name: str) -> Key:
     return Key("W7", "start", name, 1)
 
@@ -90,69 +84,36 @@ def _token(protocol: str, client: str) -> Key:
     return Key("W8", f"token, {protocol}", client, TOKENS)
 
 
-def _run(engine: str) -> Key:
-    return Key("W2", "run", engine, 1_000)
-
-
-def _by(what: str, one: Key, /, **other: Any) -> Figure:
-    """Return the ratio of a cost to that of another engine, work or size."""
-    return Figure(what, one, one._replace(**other))
-
-
+_durable = Key("W9", "step", OURS, 1_000)
 PROMISES = (
-    Promise(
-        "performance:Q2",
-        "a step against bu-agent-sdk",
-        (
-            Bound("N=1,000", _step(1_000), _step(1_000, FAST), 0.5),
-            Bound("N=1,000, with a handler", _step(1_000, "stepengine_handler"), _step(1_000, FAST), 0.6),
-            Bound("N=10", _step(10), _step(10, FAST), 1.5),
-        ),
-    ),
-    Promise(
-        "performance:Q1",
-        "a step at N=10,000 against N=100",
-        (
-            Bound("plain", _step(10_000), _step(100), 1.3),
-            *[
-                Bound(f"recorded {place}", _recorded(kind, 10_000), _recorded(kind, 100), 1.3)
-                for kind, place in KINDS.items()
-            ],
-            Bound("durable", _durable(10_000), _durable(100), 1.3),
-        ),
-    ),
-    Promise(
-        "performance:Q3", "1,000 runs at once against bu-agent-sdk", (Bound("a run", _run(OURS), _run(FAST), 1.5),)
-    ),
-    Promise(
-        "performance:Q9",
-        "a recorded step against one without a journal, N=1,000",
-        tuple(
-            Bound(place, _recorded(kind, 1_000), _recorded("no journal", 1_000), most)
-            for (kind, place), most in zip(KINDS.items(), (1.6, 5.5), strict=True)
-        ),
-    ),
-    Promise(
-        "durable:UT20",
-        "a durable step against DBOS by hand",
-        (Bound("N=1,000", _durable(1_000), _durable(1_000, BY_HAND), 3.5),),
-    ),
-    Promise(
-        "performance:Q13",
-        "a usable import against pydantic and attrs",
-        (Bound("CPU", _start("usable import"), _start(PARTS), 2.0),),
-    ),
-    Promise(
-        "performance:Q13",
-        "--help against typer and rich",
-        (Bound("CPU", _start("stepengine --help"), _start(LIST), 2.0),),
-    ),
-    Promise(
-        "performance:Q15",
-        "a streamed token against raw httpx2 and jiter",
-        tuple(Bound(protocol, _token(protocol, "stream"), _token(protocol, "floor"), 2.0) for protocol in SPEAKING),
-    ),
-)
+    Promise("performance:Q2", "a step against bu-agent-sdk", (
+        _by("N=1,000", _step(1_000), 0.5, engine=FAST),
+        _by("N=1,000, with a handler", _step(1_000, "stepengine_handler"), 0.6, engine=FAST),
+        _by("N=10", _step(10), 1.5, engine=FAST),
+    )),
+    Promise("performance:Q1", "a step at N=10,000 against N=100", (
+        _by("plain", _step(10_000), 1.3, count=100),
+        *[_by(f"recorded {place}", _recorded(kind, 10_000), 1.3, count=100) for kind, place in KINDS.items()],
+        _by("durable", _durable._replace(count=10_000), 1.3, count=100),
+    )),
+    Promise("performance:Q3", "1,000 runs at once against bu-agent-sdk", (
+        _by("a run", Key("W2", "run", OURS, 1_000), 1.5, engine=FAST),
+    )),
+    Promise("performance:Q9", "a recorded step against one without a journal, N=1,000", (
+        _by("in memory", _recorded("memory", 1_000), 1.6, what="no journal"),
+        _by("in a file", _recorded("file, to the system", 1_000), 5.5, what="no journal"),
+    )),
+    Promise("durable:UT20", "a durable step against DBOS by hand", (_by("N=1,000", _durable, 3.5, engine=BY_HAND),)),
+    Promise("performance:Q13", "a usable import against pydantic and attrs", (
+        _by("CPU", _start("usable import"), 2.0, engine=PARTS),
+    )),
+    Promise("performance:Q13", "--help against typer and rich", (
+        _by("CPU", _start("stepengine --help"), 2.0, engine=LIST),
+    )),
+    Promise("performance:Q15", "a streamed token against raw httpx2 and jiter", tuple(
+        _by(protocol, _token(protocol, "stream"), 2.0, engine="floor") for protocol in SPEAKING
+    )),
+)  # fmt: skip
 
 _machine, _child = Key("W1", "machine, ", "machine", 1_000), Key("W2", "children", OURS, 100)
 _http = {protocol: Key("W3", "steps", f"{OURS}, {protocol}", 100) for protocol in SDKS}
@@ -225,7 +186,5 @@ FIGURES = (
 
 
 def judge(sheet: Sheet) -> list[Verdict]:
-    """Return the verdicts of all bounds, in the order of the promises."""
-    return [
-        Verdict(promise, bound, sheet.ratio(bound.one, bound.other)) for promise in PROMISES for bound in promise.bounds
-    ]
+    """Return the verdicts of all promises, in their order."""
+    return [Verdict(promise, each, each.spread(sheet)) for promise in PROMISES for each in promise.figures]

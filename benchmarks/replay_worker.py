@@ -1,5 +1,5 @@
 """
-Measures journals (W4) in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
+Measures journals, for W4, in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
 from its journal; in a file also while the process knows five keys; with the file's syncs and the CPU of reading it; and the floors

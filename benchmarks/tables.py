@@ -67,9 +67,9 @@ def ranged(spread: Spread | None) -> str:
 def promises(sheet: Sheet) -> Table:
     """Return the table of the promises."""
     rows = [
-        [promise.row, f"{promise.what}: {bound.what}", ranged(found), f"{bound.most:g}", verdict.word]
+        [promise.row, f"{promise.what}: {figure.what}", ranged(found), f"{figure.most:g}", verdict.word]
         for verdict in judge(sheet)
-        for promise, bound, found in (verdict,)
+        for promise, figure, found in (verdict,)
     ]
     return Table("Promises", ["row", "what", "median (least to most)", "at most", "verdict"], rows)
 
@@ -81,7 +81,7 @@ def summary(sheet: Sheet) -> tuple[list[str], int]:
         verdicts = [verdict for verdict in judge(sheet) if verdict.promise is promise]
         passes = all(verdict.word == "holds" for verdict in verdicts)
         failed += not passes
-        parts = [f"{bound.what} {ranged(found)} (at most {bound.most:g})" for _, bound, found in verdicts]
+        parts = [f"{figure.what} {ranged(found)} (at most {figure.most:g})" for _, figure, found in verdicts]
         lines.append(f"{'passed' if passes else 'FAILED'}  {promise.row:<15}  {promise.what}: {', '.join(parts)}")
     return [*lines, f"{len(PROMISES) - failed} passed, {failed} failed"], failed
 
