@@ -32,7 +32,7 @@ REPEATS = 3
 LONG = 5_000
 """Steps from which a run onto a disk is measured once."""
 
-SHORT_REPEATS = 2_000
+SHORT_REPEATS = 10_000
 """A run of fewer steps is repeated until it had about so many of them."""
 
 RECORDS_PER_STEP = 4
