@@ -3,10 +3,10 @@ Measure stepengine beside its peers: ``python -m benchmarks [--quick] [--peers D
 
 W1 is the CPU per step of one run and its growth with history, W2 the CPU of concurrent runs, W3 the client CPU per HTTP
 step beside each official SDK, W4 the CPU of recording and replaying, W5 the CPU of an import, W6 the CPU of one call behind a long
-history. What is missing is named. Timings never decide a unit test; the last table says which budgets hold.
+history, W7 and W8 starts and streams, W9 durable steps. What is missing is named. Timings never decide a unit test.
 
-``python -m benchmarks judge FILE`` prints that table from a file of figures, ``tables FILE`` all tables, ``page FILE`` writes
-the page of the documentation and its pictures. ``python -m benchmarks renew --peers DIR`` measures everything and writes that page.
+``python -m benchmarks promises`` measures and judges the eight promises alone. ``tables FILE`` prints all tables from a file of
+figures, ``page FILE`` writes RESULTS.md and its pictures. ``renew --peers DIR`` measures everything and writes that page.
 """
 
 from __future__ import annotations
@@ -18,32 +18,52 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import page, tables
-from benchmarks.judging import judge
-from benchmarks.measuring import QUICK, WORKS, Bench, Plan, measure
-from benchmarks.peers import Peers
+from benchmarks.judging import FAST
+from benchmarks.measuring import QUICK, WORKS, Bench, Plan, measure, promised
+from benchmarks.peers import Peers, make
 from benchmarks.sheet import Sheet
 
-READERS = ("judge", "tables", "page")
+READERS = ("tables", "page")
 
 
-def read(command: str, file: str) -> int:
-    """Do something with a file of figures, and return whether a budget is broken."""
+def read(command: str, file: str) -> None:
+    """Print all tables of a file of figures, or write the page."""
     sheet = Sheet.load(file)
     if command == "page":
         for path in page.write(sheet):
             print(path)
-        return 0
-    print(tables.budgets(sheet).text() if command == "judge" else tables.everything(sheet))
-    return int(bool(tables.broken(judge(sheet))))
+    else:
+        print(tables.everything(sheet))
+
+
+def promises(arguments: list[str]) -> int:
+    """Measure and judge the promises, and return 1 if one is broken or was not measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks promises", description=promises.__doc__)
+    parser.add_argument("--peers", metavar="DIR", default=".peers", help="where the peer's environment is, or is made")
+    parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; the median counts")
+    asked = parser.parse_args(arguments)
+    Path(asked.peers).mkdir(parents=True, exist_ok=True)
+    bench = Bench(Peers(asked.peers), Plan(rounds=asked.rounds))
+    if not bench.peers.has(FAST):
+        make(Path(asked.peers), [FAST], newest=False)
+    promised(bench)
+    lines, failed = tables.summary(bench.sheet)
+    print("\n".join(lines))
+    return int(failed > 0)
 
 
 def main() -> int:
     """Do what the command line asks for."""
-    if sys.argv[1:2] and sys.argv[1] in READERS:
-        parser = argparse.ArgumentParser(prog=f"python -m benchmarks {sys.argv[1]}")
+    os.environ.pop("PYTHONPATH", None)
+    command = "".join(sys.argv[1:2])
+    if command == "promises":
+        return promises(sys.argv[2:])
+    if command in READERS:
+        parser = argparse.ArgumentParser(prog=f"python -m benchmarks {command}")
         parser.add_argument("file", metavar="FILE", help="what --json wrote")
-        return read(sys.argv[1], parser.parse_args(sys.argv[2:]).file)
-    renews = sys.argv[1:2] == ["renew"]
+        read(command, parser.parse_args(sys.argv[2:]).file)
+        return 0
+    renews = command == "renew"
     if renews:
         del sys.argv[1]
     parser = argparse.ArgumentParser(
@@ -54,10 +74,9 @@ def main() -> int:
     parser.add_argument("--peers", metavar="DIR", help=where)
     parser.add_argument("--json", metavar="FILE", help="also write all figures, the machine and the versions to FILE")
     parser.add_argument("--only", choices=list(WORKS), action="append", help="run only this work; may be repeated")
-    parser.add_argument("--rounds", type=int, help="how often everything is measured that a budget is about")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured that a promise is about")
     parser.add_argument("--cap", type=float, help="seconds of CPU that one run of a peer may take")
     asked = parser.parse_args()
-    os.environ.pop("PYTHONPATH", None)
     plan = QUICK if asked.quick else Plan()
     plan = replace(plan, **{name: value for name in ("rounds", "cap") if (value := getattr(asked, name)) is not None})
     bench = Bench(Peers(asked.peers), plan)

@@ -1,5 +1,5 @@
 """
-Plays one cassette in a fresh process (W4): ``python -m benchmarks.cassette_worker PLAYER FILE N``.
+Plays one cassette in a fresh process, for W4: ``python -m benchmarks.cassette_worker PLAYER FILE N``.
 
 The file holds N requests of a growing conversation, each with all messages before it. PLAYER ``write`` makes it; ``vcrpy`` plays
 it with its body matcher, ``stepengine`` with our transport. CPU seconds of loading and of playing; every answer is looked at.

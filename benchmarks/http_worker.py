@@ -1,8 +1,8 @@
 """
 Measures HTTP steps of one client in a fresh process: ``python -m benchmarks.http_worker KIND CLIENT PROTOCOL SIZES PORT CAP``.
 
-KIND ``steps`` (W3): CPU milliseconds of the client per step of one run of each of the SIZES, against the loopback server on
-PORT. KIND ``behind`` (W6): CPU milliseconds of one call behind that many messages. CLIENT is a module of the engines, and
+KIND ``steps``, for W3: CPU milliseconds of the client per step of one run of each of the SIZES, against the loopback server on
+PORT. KIND ``behind``, for W6: CPU milliseconds of one call behind that many messages. CLIENT is a module of the engines, and
 ``stepengine_run`` the second way of ``stepengine`` in W6. A size is left out where a run would take more than CAP seconds.
 """
 

@@ -1,201 +1,190 @@
 """
-Judges the budgets Q1 to Q15 from a sheet. Each is a bound that a median must keep; its spread stands beside it.
+The eight performance promises, and the figures that no promise is about; both are read from a sheet.
 
-Budgets that compare with a peer are ratios of one round, since absolute times drift with the machine.
+A promise is about ratios of two costs. Ratios are taken within a round, since absolute times drift with the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from benchmarks.peers import SDKS
 from benchmarks.sheet import Key, Sheet, Spread
 from benchmarks.starts import LIST, PARTS
 
-FLAT = 1.3
-STARTS = (
-    ("usable import", "from stepengine import Engine, AgentDefinition, tool", PARTS, 2.0),
-    ("stepengine --help", "stepengine --help", LIST, 2.0),
-    ("first effect", "stepengine run to its first effect", PARTS, 4.5),
-)
-"""What is started, in words, its floor, and how many times as much it may cost."""
+FAST = "bu_agent_sdk"
+"""The fastest peer, in W1 and W2: it takes part in every round."""
+
+OURS, BY_HAND = "stepengine", "DBOS by hand"
 
 SPEAKING = ("openai_chat", "anthropic")
 TOKENS = 2_000
 """The protocols in which a streamed reply of so many tokens is measured."""
 
-A_THIRD = 4 / 3
-"""How much more a token may cost with an observer."""
-WATCHED_STEP = 2.5
-"""How much more a step may cost with an observer: it has nine events, each an ordinary object that the hub sends on."""
+KINDS = {"memory": "in memory", "file, to the system": "in a file"}
+"""The kinds of journals that promises are about."""
 
-MACHINE = 18.7
-"""How many times as much as a generator that makes a new state a step of the machine may cost."""
 
-REPLAY = {"memory": 6.0, "file": 6.6}
-"""How many times as much as reading, checking and comparing four lines a replayed step may cost, from each kind of journal."""
+class Figure(NamedTuple):
+    """Something that is measured: a cost, or without a unit the ratio of two, or a count; a promise says the most."""
 
-RECORDED = {
-    ("memory", 1_000): 1.6,
-    ("memory", 10_000): 2.2,
-    ("file, to the system", 1_000): 5.5,
-    ("file, to the system", 10_000): 5.5,
-}
-"""How many times as much as a step without a journal a recorded one may cost, by the kind of journal and the steps of the run."""
+    what: str
+    one: Key
+    other: Key | None = None
+    unit: str = ""
+    most: float = inf
 
-KEPT = {"file, to the system": "a file", "file, to the disk": "a file on the disk", "sqlite": "SQLite"}
-"""Journals that outlive their process, and what verdicts call them."""
+    def spread(self, sheet: Sheet) -> Spread | None:
+        """Return the figure, if it was measured."""
+        return sheet.spread(self.one) if self.other is None else sheet.ratio(self.one, self.other)
 
-OF_SDK = {"anthropic": 0.9, "openai_chat": 0.15, "openai": 0.15, "google": 0.2}
-"""Each protocol with the share of the SDK's own loop that a step may cost at N=100."""
+
+class Promise(NamedTuple):
+    """A promise, and the row of the specification that makes it."""
+
+    row: str
+    what: str
+    figures: tuple[Figure, ...]
 
 
 class Verdict(NamedTuple):
-    """Whether a budget holds; *found* is missing where it was not measured."""
+    """Whether a figure of a promise holds; *found* is missing where it was not measured."""
 
-    budget: str
-    what: str
+    promise: Promise
+    figure: Figure
     found: Spread | None
-    most: float
-    unit: str = "x"
 
     @property
     def word(self) -> str:
         """Return the verdict in one word or two."""
         if self.found is None:
             return "not measured"
-        return "holds" if self.found.median <= self.most else "BROKEN"
+        return "holds" if self.found.median <= self.figure.most else "BROKEN"
+
+
+def _by(what: str, one: Key, most: float = inf, /, **other: Any) -> Figure:
+    """Return the ratio of a cost to that of another engine, work or size."""
+    return Figure(what, one, one._replace(**other), most=most)
+
+
+def _step(count: int, engine: str = OURS) -> Key:
+    return Key("W1", "step", engine, count)
+
+
+def _recorded(kind: str, count: int) -> Key:
+    return Key("W4", kind, OURS, count)
+
+
+def _start(name: str) -> Key:
+    return Key("W7", "start", name, 1)
+
+
+def _token(protocol: str, client: str) -> Key:
+    return Key("W8", f"token, {protocol}", client, TOKENS)
+
+
+_durable = Key("W9", "step", OURS, 1_000)
+PROMISES = (
+    Promise("performance:Q2", "a step against bu-agent-sdk", (
+        _by("N=1,000", _step(1_000), 0.5, engine=FAST),
+        _by("N=1,000, with a handler", _step(1_000, "stepengine_handler"), 0.6, engine=FAST),
+        _by("N=10", _step(10), 1.5, engine=FAST),
+    )),
+    Promise("performance:Q1", "a step at N=10,000 against N=100", (
+        _by("plain", _step(10_000), 1.3, count=100),
+        *[_by(f"recorded {place}", _recorded(kind, 10_000), 1.3, count=100) for kind, place in KINDS.items()],
+        _by("durable", _durable._replace(count=10_000), 1.3, count=100),
+    )),
+    Promise("performance:Q3", "1,000 runs at once against bu-agent-sdk", (
+        _by("a run", Key("W2", "run", OURS, 1_000), 1.5, engine=FAST),
+    )),
+    Promise("performance:Q9", "a recorded step against one without a journal, N=1,000", (
+        _by("in memory", _recorded("memory", 1_000), 1.6, what="no journal"),
+        _by("in a file", _recorded("file, to the system", 1_000), 5.5, what="no journal"),
+    )),
+    Promise("durable:UT20", "a durable step against DBOS by hand", (_by("N=1,000", _durable, 3.5, engine=BY_HAND),)),
+    Promise("performance:Q13", "a usable import against pydantic and attrs", (
+        _by("CPU", _start("usable import"), 2.0, engine=PARTS),
+    )),
+    Promise("performance:Q13", "--help against typer and rich", (
+        _by("CPU", _start("stepengine --help"), 2.0, engine=LIST),
+    )),
+    Promise("performance:Q15", "a streamed token against raw httpx2 and jiter", tuple(
+        _by(protocol, _token(protocol, "stream"), 2.0, engine="floor") for protocol in SPEAKING
+    )),
+)  # fmt: skip
+
+_machine, _child = Key("W1", "machine, ", "machine", 1_000), Key("W2", "children", OURS, 100)
+_http = {protocol: Key("W3", "steps", f"{OURS}, {protocol}", 100) for protocol in SDKS}
+_watched = Key("W8", "step", "stream", 1_000)
+FIGURES = (
+    _by("a step at N=50,000 against N=100, collector off", Key("W1", "step, collector off", OURS, 50_000), count=100),
+    *[
+        _by(
+            f"a step of the machine alone against a generator with new states, {what}",
+            _machine._replace(what=f"machine, {kind}"),
+            what="machine, floor",
+        )
+        for kind, what in {"plain": "no handler", "step": "a handler's STEP", "call": "a handler's ToolCall"}.items()
+    ],
+    Figure("kept for a finished run of 5 steps, messages included", Key("W2", "memory", OURS, 200), unit="bytes"),
+    _by("100 children of one parent against 100 runs", _child, what="alone"),
+    _by("a child among 4,000 against one among 100", _child._replace(count=4_000), count=100),
+    *[
+        _by(f"an HTTP step at N=100 against the SDK's loop, {name}", key, engine=f"bare, {name}")
+        for name, key in _http.items()
+    ],
+    *[
+        _by(f"an HTTP step at N=300 against N=10, {name}", key._replace(count=300), count=10)
+        for name, key in _http.items()
+    ],
+    *[
+        _by(f"a replayed step against its floor, {kind}", _recorded(f"replay, {kind}", 1_000), what="floor, replay")
+        for kind in ("memory", "file")
+    ],
+    *[
+        _by(f"a replayed step at N=10,000 against N=1,000, {kind}", _recorded(f"replay, {kind}", 10_000), count=1_000)
+        for kind in ("memory", "file")
+    ],
+    _by("playing a cassette of 200 requests against vcrpy", _recorded("cassette, playing", 200), engine="vcrpy"),
+    *[
+        _by(
+            f"a recorded step against one without a journal, {place}, N=10,000",
+            _recorded(kind, 10_000),
+            what="no journal",
+        )
+        for kind, place in KINDS.items()
+    ],
+    _by(
+        "a recorded step where five keys are known, in a file",
+        _recorded("file, to the system, five keys", 1_000),
+        what="file, to the system",
+    ),
+    *[
+        _by(f"a recorded step at N=50,000 against N=1,000, {place}", _recorded(kind, 50_000), count=1_000)
+        for kind, place in {**KINDS, "file, to the disk": "in a file on the disk", "sqlite": "in SQLite"}.items()
+    ],
+    Figure("syncs of an effect, journal on the disk", _recorded("syncs per effect", 10_000)),
+    Figure("syncs of replaying and reading", _recorded("syncs of reading", 10_000)),
+    Figure("resuming a journal of 10,000 records", _recorded("resuming", 10_000), unit="s"),
+    _by("resuming a record of 10,000 against one of 1,000", _recorded("resuming, us per record", 10_000), count=1_000),
+    Figure("SDKs and command line packages that an import loads", Key("W5", "heavy packages loaded", OURS, 1)),
+    _by(f"stepengine run to its first effect against {PARTS}", _start("first effect"), engine=PARTS),
+    Figure("an installation without the official SDKs", Key("W7", "weight beside the SDKs", OURS, 1), unit="MB"),
+    *[
+        _by(f"a token of an unobserved run against raw httpx2 and jiter, {name}", _token(name, "run"), engine="floor")
+        for name in SPEAKING
+    ],
+    *[
+        _by(f"a token through stream against one of an unobserved run, {name}", _token(name, "stream"), engine="run")
+        for name in SPEAKING
+    ],
+    _by("an observed step against an unobserved one", _watched, engine="run"),
+    _by("the same, in a process that knows a key", _watched._replace(engine="stream, a key"), engine="run, a key"),
+)
 
 
 def judge(sheet: Sheet) -> list[Verdict]:
-    """Return all verdicts, in the order of the budgets."""
-    return [
-        *steps(sheet),
-        *fan_out(sheet),
-        *calls(sheet),
-        *replays(sheet),
-        *imports(sheet),
-        *journals(sheet),
-        *children(sheet),
-        *watchers(sheet),
-    ]
-
-
-def ours(work: str, what: str, count: int) -> Key:
-    """Return the key of one of our figures."""
-    return Key(work, what, "stepengine", count)
-
-
-def steps(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q1 and Q2."""
-    fast = Key("W1", "step", "bu_agent_sdk", 1_000)
-    yield Verdict(
-        "Q1", "a step at N=10,000 against N=100", sheet.ratio(ours("W1", "step", 10_000), ours("W1", "step", 100)), FLAT
-    )
-    off = "step, collector off"
-    long = max(sheet.counts("W1", off), default=50_000)
-    yield Verdict(
-        "Q1",
-        f"a step at N={long:,} against N=100, collector off",
-        sheet.ratio(ours("W1", off, long), ours("W1", off, 100)),
-        FLAT,
-    )
-    yield Verdict("Q2", "a step at N=1,000 against bu-agent-sdk", sheet.ratio(ours("W1", "step", 1_000), fast), 0.5)
-    handler = Key("W1", "step", "stepengine_handler", 1_000)
-    yield Verdict("Q2", "the same, a handler that yields every step", sheet.ratio(handler, fast), 0.5)
-    short = sheet.ratio(ours("W1", "step", 10), fast._replace(count=10))
-    yield Verdict("Q2", "a step at N=10 against bu-agent-sdk", short, 1.5)
-    floor = Key("W1", "machine, floor", "machine", 1_000)
-    for kind, what in {"plain": "no handler", "step": "a handler's STEP", "call": "a handler's ToolCall"}.items():
-        alone = sheet.ratio(floor._replace(what=f"machine, {kind}"), floor)
-        yield Verdict("Q2", f"a step of the machine alone against a generator with new states, {what}", alone, MACHINE)
-
-
-def fan_out(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q3."""
-    fast = Key("W2", "run", "bu_agent_sdk", 1_000)
-    yield Verdict("Q3", "1,000 runs at once against bu-agent-sdk", sheet.ratio(ours("W2", "run", 1_000), fast), 1.0)
-    memory = sheet.samples.get(ours("W2", "memory", 200), {})
-    kept = Spread.of([value / 1024 for value in memory.values()])
-    yield Verdict("Q3", "kept for a finished run of 5 steps, messages included", kept, 20, "KiB")
-
-
-def calls(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q4 and Q5."""
-    for protocol, most in OF_SDK.items():
-        mine, bare = (Key("W3", "steps", f"{who}, {protocol}", 100) for who in ("stepengine", "bare"))
-        yield Verdict("Q4", f"an HTTP step at N=100 against the SDK's loop, {protocol}", sheet.ratio(mine, bare), most)
-    for protocol in SDKS:
-        long, short = (Key("W3", "steps", f"stepengine, {protocol}", count) for count in (300, 10))
-        yield Verdict("Q5", f"an HTTP step at N=300 against N=10, {protocol}", sheet.ratio(long, short), 1.5)
-
-
-def replays(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q6 and Q7."""
-    for kind, most in REPLAY.items():
-        what = f"replay, {kind}"
-        share = sheet.ratio(ours("W4", what, 1_000), ours("W4", "floor, replay", 1_000))
-        yield Verdict("Q6", f"a replayed step against its floor, from {kind}, N=1,000", share, most)
-        growth = sheet.ratio(ours("W4", what, 10_000), ours("W4", what, 1_000))
-        yield Verdict("Q6", f"a replayed step at N=10,000 against N=1,000, from {kind}", growth, FLAT)
-    mine, theirs = (Key("W4", "cassette, playing", who, 200) for who in ("stepengine", "vcrpy"))
-    yield Verdict("Q7", "playing a cassette of 200 requests against vcrpy", sheet.ratio(mine, theirs), 0.01)
-
-
-def imports(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q8, Q13 and Q14."""
-    loaded = sheet.spread(ours("W5", "heavy packages loaded", 1))
-    yield Verdict("Q8", "SDKs and command line packages that an import loads", loaded, 0, "")
-    for name, what, floor, most in STARTS:
-        share = sheet.ratio(Key("W7", "start", name, 1), Key("W7", "start", floor, 1))
-        yield Verdict("Q13", f"{what} against {floor}", share, most)
-    weight = sheet.spread(ours("W7", "weight beside the SDKs", 1))
-    yield Verdict("Q14", "an installation without what the official SDKs bring", weight, 40, "MB")
-
-
-def journals(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q9 to Q11."""
-    for (kind, count), most in RECORDED.items():
-        share = sheet.ratio(ours("W4", kind, count), ours("W4", "no journal", count))
-        yield Verdict("Q9", f"a recorded step against one without a journal, {kind}, N={count:,}", share, most)
-    known, unknown = (ours("W4", f"file, to the system{more}", 1_000) for more in (", five keys", ""))
-    yield Verdict("Q9", "a recorded step where five keys are known, a file", sheet.ratio(known, unknown), 1.2)
-    for kind, name in KEPT.items():
-        long = max(sheet.counts("W4", kind), default=50_000)
-        growth = sheet.ratio(ours("W4", kind, long), ours("W4", kind, 1_000))
-        yield Verdict("Q9", f"a recorded step at N={long:,} against N=1,000, {name}", growth, FLAT)
-    count = max(sheet.counts("W4", "syncs per effect"), default=10_000)
-    syncs = sheet.spread(ours("W4", "syncs per effect", count))
-    yield Verdict("Q10", "syncs of an effect, journal on the disk", syncs, 1.5, "")
-    reading = sheet.spread(ours("W4", "syncs of reading", count))
-    yield Verdict("Q10", "syncs of replaying and reading", reading, 0, "")
-    yield Verdict("Q11", "resuming a journal of 10,000 records", sheet.spread(ours("W4", "resuming", 10_000)), 1.0, "s")
-    each = "resuming, us per record"
-    growth = sheet.ratio(ours("W4", each, 10_000), ours("W4", each, 1_000))
-    yield Verdict("Q11", "a record of 10,000 against one of 1,000", growth, FLAT)
-
-
-def children(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q12."""
-    few, many = (ours("W2", "children", count) for count in (100, 4_000))
-    yield Verdict("Q12", "100 children of one parent against 100 runs", sheet.ratio(few, ours("W2", "alone", 100)), 1.5)
-    yield Verdict("Q12", "a child among 4,000 against one among 100", sheet.ratio(many, few), FLAT)
-
-
-def watchers(sheet: Sheet) -> Iterator[Verdict]:
-    """Judge Q15."""
-    for protocol in SPEAKING:
-        floor, run, stream = (Key("W8", f"token, {protocol}", who, TOKENS) for who in ("floor", "run", "stream"))
-        yield Verdict("Q15", f"a token through stream against its floor, {protocol}", sheet.ratio(stream, floor), 2.0)
-        yield Verdict(
-            "Q15", f"a token of a run that nobody watches against it, {protocol}", sheet.ratio(run, floor), 1.2
-        )
-        what = f"a token through stream against one of a run that nobody watches, {protocol}"
-        yield Verdict("Q15", what, sheet.ratio(stream, run), A_THIRD)
-    run, stream = (Key("W8", "step", who, 1_000) for who in ("run", "stream"))
-    yield Verdict(
-        "Q15", "a step that somebody watches against one that nobody does", sheet.ratio(stream, run), WATCHED_STEP
-    )
-    run, stream = (Key("W8", "step", f"{who}, a key", 1_000) for who in ("run", "stream"))
-    yield Verdict("Q15", "the same, in a process that knows a key", sheet.ratio(stream, run), WATCHED_STEP)
+    """Return the verdicts of all promises, in their order."""
+    return [Verdict(promise, each, each.spread(sheet)) for promise in PROMISES for each in promise.figures]

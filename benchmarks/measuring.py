@@ -1,5 +1,5 @@
 """
-Runs the works W1 to W8, each measurement in a process of its own, round by round, and notes what comes out.
+Runs the works W1 to W9, each measurement in a process of its own, round by round, and notes what comes out.
 
 Whoever is slow takes part in fewer rounds, and in sizes only as far as one run stays under a cap; the sheet says what was left out.
 """
@@ -19,16 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.judging import SPEAKING, TOKENS
+from benchmarks.judging import FAST, SPEAKING, TOKENS
 from benchmarks.peers import AGENTS, ENVIRONMENTS, SDKS, Peers
 from benchmarks.sheet import Key, Sheet, load, machine, today
 from benchmarks.starts import beside_the_sdks, starts, weights
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("floor", "stepengine", "stepengine_handler")
-FAST = "bu_agent_sdk"
-"""The peer that budgets are about: it takes part in every round."""
-
 SLOW = tuple(name for name in AGENTS if name != FAST)
 NOT_LOADED = ("anthropic", "openai", "google.genai", "vcr", "typer", "rich", "mcp", "dbos", "httpx2", "genai_prices")
 SOME = 3
@@ -57,7 +54,7 @@ class Plan:
     How much is measured.
 
     Attributes:
-        rounds: How often everything is measured that a budget is about.
+        rounds: How often everything is measured that a promise is about.
         slow: How often the rest.
         steps: Lengths of runs in W1.
         long: The length of a very long run, in W1 and W4.
@@ -75,7 +72,7 @@ class Plan:
     long: int = 50_000
     runs: tuple[int, ...] = (10, 100, 1_000)
     http: tuple[int, ...] = (10, 100, 300)
-    journal: tuple[int, ...] = (1_000, 10_000)
+    journal: tuple[int, ...] = (100, 1_000, 10_000)
     cassette: tuple[int, ...] = (25, 50, 100, 200)
     imports: int = 2
     cap: float = 2.0
@@ -152,19 +149,24 @@ def listed(sizes: tuple[int, ...]) -> str:
     return ",".join([str(size) for size in sizes])
 
 
+def in_process(
+    bench: Bench, turn: int, of: tuple[str, str, str], unit: str, kind: str, *sizes: int, cap: float | None = None
+) -> None:
+    """Measure one work of one engine in some sizes; it is *of* a work, a what and an engine."""
+    work, _, engine = of
+    bench.note(of, unit, turn, bench.worker(work, engine, "worker", kind, engine, listed(sizes), cap or bench.plan.cap))
+
+
 def w1(bench: Bench) -> None:
     """Measure steps and their growth with history."""
     plan = bench.plan
     for turn in bench.turns("W1"):
         for engine in (*OURS, FAST, *(SLOW if turn < plan.slow else ())):
-            found = bench.worker("W1", engine, "worker", "steps", engine, listed(plan.steps), plan.cap)
-            bench.note(("W1", "step", engine), "us", turn, found)
+            in_process(bench, turn, ("W1", "step", engine), "us", "steps", *plan.steps)
         for kind in ("plain", "step", "call", "floor"):
-            found = bench.worker("W1", "machine", "worker", kind, "machine", 1_000, plan.cap)
-            bench.note(("W1", f"machine, {kind}", "machine"), "us", turn, found)
+            in_process(bench, turn, ("W1", f"machine, {kind}", "machine"), "us", kind, 1_000)
         if turn < SOME:
-            found = bench.worker("W1", "stepengine", "worker", "long", "stepengine", f"100,{plan.long}", 60)
-            bench.note(("W1", "step, collector off", "stepengine"), "us", turn, found)
+            in_process(bench, turn, ("W1", "step, collector off", "stepengine"), "us", "long", 100, plan.long, cap=60)
     for engine in AGENTS:
         bench.capped("W1", "step", engine, plan.steps)
 
@@ -174,13 +176,10 @@ def w2(bench: Bench) -> None:
     plan = bench.plan
     for turn in bench.turns("W2"):
         for engine in ("stepengine", "stepengine_handler", FAST, *(SLOW if turn < plan.slow else ())):
-            found = bench.worker("W2", engine, "worker", "runs", engine, listed(plan.runs), plan.cap)
-            bench.note(("W2", "run", engine), "ms", turn, found)
-        for kind, sizes in (("children", "100,4000"), ("alone", "100")):
-            found = bench.worker("W2", "stepengine", "worker", kind, "stepengine", sizes, plan.cap)
-            bench.note(("W2", kind, "stepengine"), "us", turn, found)
-    found = bench.worker("W2", "stepengine", "worker", "memory", "stepengine", 200, plan.cap)
-    bench.note(("W2", "memory", "stepengine"), "bytes", 0, found)
+            in_process(bench, turn, ("W2", "run", engine), "ms", "runs", *plan.runs)
+        in_process(bench, turn, ("W2", "children", "stepengine"), "us", "children", 100, 4_000)
+        in_process(bench, turn, ("W2", "alone", "stepengine"), "us", "alone", 100)
+    in_process(bench, 0, ("W2", "memory", "stepengine"), "bytes", "memory", 200)
     for engine in AGENTS:
         bench.capped("W2", "run", engine, plan.runs)
 
@@ -244,20 +243,22 @@ def w4(bench: Bench) -> None:
     bench.sheet.miss("W4", "every peer", NO_REPLAY)
 
 
+def journaled(bench: Bench, turn: int, kind: str, *sizes: int) -> None:
+    """Measure one kind of work with journals in some sizes."""
+    units = {"syncs per effect": "", "syncs of reading": "", "resuming": "s"}
+    for size in sizes:
+        for what, value in (bench.worker("W4", "stepengine", "replay_worker", kind, size) or {}).items():
+            bench.note(("W4", what, "stepengine"), units.get(what, "us"), turn, {size: value})
+
+
 def recordings(bench: Bench) -> None:
     """Measure journals."""
     plan = bench.plan
     for turn in bench.turns("W4"):
-        for size in plan.journal:
-            for what, value in (bench.worker("W4", "stepengine", "replay_worker", "journal", size) or {}).items():
-                bench.note(("W4", what, "stepengine"), "" if what.startswith("syncs") else "us", turn, {size: value})
-        # A minute each, most of it spent waiting for the disk.
-        for size in (plan.long,) if turn < SOME else ():
-            for what, value in (bench.worker("W4", "stepengine", "replay_worker", "growth", size) or {}).items():
-                bench.note(("W4", what, "stepengine"), "us", turn, {size: value})
-        for size in (1_000, 10_000):
-            for what, value in (bench.worker("W4", "stepengine", "replay_worker", "resume", size) or {}).items():
-                bench.note(("W4", what, "stepengine"), "us" if "us" in what else "s", turn, {size: value})
+        journaled(bench, turn, "journal", *plan.journal)
+        if turn < SOME:  # A minute, most of it spent waiting for the disk.
+            journaled(bench, turn, "growth", plan.long)
+        journaled(bench, turn, "resume", 1_000, 10_000)
 
 
 def cassettes(bench: Bench, folder: Path) -> None:
@@ -313,11 +314,16 @@ def w5(bench: Bench) -> None:
     bench.note(("W5", "heavy packages loaded", "stepengine"), "", 0, {1: int(loaded.stdout)})
 
 
-def w7(bench: Bench) -> None:
-    """Measure what it costs until something happens, and what is installed for it."""
-    for turn, found in enumerate(starts(max(5, bench.plan.rounds))):
+def started(bench: Bench, rounds: int) -> None:
+    """Measure starts."""
+    for turn, found in enumerate(starts(rounds)):
         for name, seconds in found.items():
             bench.note(("W7", "start", name), "ms", turn, {1: seconds * 1e3})
+
+
+def w7(bench: Bench) -> None:
+    """Measure what it costs until something happens, and what is installed for it."""
+    started(bench, max(5, bench.plan.rounds))
     weighed = weights()
     for name, megabytes in weighed.items():
         bench.note(("W7", "weight", name), "MB", 0, {1: megabytes})
@@ -329,19 +335,49 @@ def w6(bench: Bench) -> None:
     over_http(bench, "W6", "behind", ("stepengine", "stepengine_run"))
 
 
+def streamed(bench: Bench, turn: int, port: str, *clients: str) -> None:
+    """Measure a token for some clients, or for all."""
+    for protocol in SPEAKING:
+        found = bench.worker("W8", "stepengine", "watching_worker", protocol, TOKENS, port, *clients) or {}
+        for client, value in found.items():
+            bench.note(("W8", f"token, {protocol}", client), "us", turn, {TOKENS: value})
+
+
 def w8(bench: Bench) -> None:
     """Measure what who watches a run pays, by token and by step."""
     with loopback() as port:
         for turn in bench.turns("W8"):
-            for protocol in SPEAKING:
-                found = bench.worker("W8", "stepengine", "watching_worker", protocol, TOKENS, port) or {}
-                for client, value in found.items():
-                    bench.note(("W8", f"token, {protocol}", client), "us", turn, {TOKENS: value})
+            streamed(bench, turn, port)
             for client, value in (bench.worker("W8", "stepengine", "watching_worker", "steps", 1_000) or {}).items():
                 bench.note(("W8", "step", client), "us", turn, {1_000: value})
 
 
-WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6, "w7": w7, "w8": w8}
+def w9(bench: Bench) -> None:
+    """Measure steps of durable runs, next to a worker written by hand."""
+    arguments = ("--only", "promised", "--repeat", bench.plan.rounds)
+    for who, counts in (bench.worker("W9", "stepengine", "durable", *arguments) or {}).items():
+        for count, turns in counts.items():
+            for turn, value in turns.items():
+                bench.note(("W9", "step", who), "ms", int(turn), {count: value})
+
+
+WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6, "w7": w7, "w8": w8, "w9": w9}
+
+
+def promised(bench: Bench) -> None:
+    """Measure what the promises are about, and nothing else."""
+    sizes = {"stepengine": (10, 100, 1_000, 10_000), "stepengine_handler": (1_000,), FAST: (10, 1_000)}
+    with loopback() as port:
+        for turn in bench.turns("promises"):
+            for engine, counts in sizes.items():
+                in_process(bench, turn, ("W1", "step", engine), "us", "steps", *counts)
+            for engine in ("stepengine", FAST):
+                in_process(bench, turn, ("W2", "run", engine), "ms", "runs", 1_000)
+            journaled(bench, turn, "recorded", *bench.plan.journal)
+            streamed(bench, turn, port, "floor", "stream")
+    started(bench, bench.plan.rounds)
+    w9(bench)
+
 
 PACKAGES = (
     "stepengine", "bu-agent-sdk", "pydantic-ai-slim", "openai-agents", "langgraph", "langchain", "langchain-openai", "smolagents",

@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks import plots, tables
-from benchmarks.judging import judge
 from benchmarks.peers import AGENTS, label
 from benchmarks.sheet import Key, Sheet, Spread
 
@@ -38,6 +37,17 @@ READING = """
   is named.
 - A model that answers in process or on loopback answers at once. With a real model these costs are a small part of what you wait for: they
   tell how many runs one process carries, and what a long conversation does to it.
+"""
+
+PROMISES = """## Promises
+
+The [specification](../docs/spec/performance.md) promises these ratios, judged by the median. `python -m benchmarks promises` measures all of
+them in one run.
+"""
+FIGURES = """
+## Figures
+
+Nothing here is promised. A figure without a unit is a ratio of two costs, or a count.
 """
 
 WORDS = {
@@ -106,11 +116,11 @@ AGAIN = """
 ```console
 python -m benchmarks.peers --make .peers
 python -m benchmarks renew --peers .peers
-python -m benchmarks judge benchmarks/measured.json
+python -m benchmarks promises --peers .peers
 ```
 
 The first makes the environments, from PyPI, with the versions above; the second measures everything, which took {minutes} minutes here, beside
-what else ran, and writes the figures and this page; the last prints the budgets and leaves with 1 if one is broken. `python -m benchmarks --quick`
+what else ran, and writes the figures and this page; the last measures the promises alone, in a few minutes, and exits with 1 if one is broken. `python -m benchmarks --quick`
 takes a part of that and writes nothing, `--only w1` measures one work.
 Another price is that of durability: `python -m benchmarks.durable` measures it, see [operating durable runs](../docs/durable-operations.md#capacity).
 """
@@ -181,13 +191,7 @@ def text(sheet: Sheet, file: str) -> str:
     """Return the page."""
     peers = ", ".join([label(name) for name in AGENTS])
     parts = [OPENING.format(peers=peers, file=file, machine=machine(sheet)), headlines(sheet), READING]
-    verdicts = judge(sheet)
-    counted = [sum(v.word == word for v in verdicts) for word in ("holds", "BROKEN", "not measured")]
-    parts.append("## Budgets\n")
-    parts.append(
-        f"What a change must keep, judged by the median: {counted[0]} hold, {counted[1]} are broken, {counted[2]} were not measured.\n"
-    )
-    parts.append(tables.budgets(sheet).markdown())
+    parts += [PROMISES, tables.promises(sheet).markdown(), FIGURES, tables.other_figures(sheet).markdown()]
     drawn = plots.plots(sheet)
     for work, of in tables.works(sheet).items():
         title, about = WORDS[work]

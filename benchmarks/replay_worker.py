@@ -1,10 +1,10 @@
 """
-Measures journals (W4) in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
+Measures journals, for W4, in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
 from its journal; in a file also while the process knows five keys; with the file's syncs and the CPU of reading it; and the floors
-of these. KIND ``growth``: the same of a very long run, once, without a journal and with each kind that is kept. KIND ``resume``:
-CPU seconds of resuming a journal of N records whose last effects are missing.
+of these. KIND ``growth``: the same of a very long run, once, without a journal and with each kind. KIND ``recorded``: the best of
+several runs without a journal and with each kind that a promise is about. KIND ``resume``: CPU seconds of resuming a journal of N records whose last effects are missing.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.stepengine import engine_for
 from benchmarks.journal_floor import floors
+from benchmarks.judging import KINDS
 from stepengine import Engine, RunResult
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
 from stepengine.redaction import GIVEN
@@ -30,6 +31,9 @@ from stepengine.redaction import GIVEN
 REPEATS = 3
 LONG = 5_000
 """Steps from which a run onto a disk is measured once."""
+
+SHORT_REPEATS = 10_000
+"""A run of fewer steps is repeated until it had about so many of them."""
 
 RECORDS_PER_STEP = 4
 SYNCS = ("fsync", "fdatasync")
@@ -136,14 +140,25 @@ def journal(steps: int) -> dict[str, Any]:
     return found
 
 
+def recording(steps: int, kinds: Collection[str], repeats: int) -> dict[str, Any]:
+    """Measure a run without a journal, and recording it in some kinds."""
+    engine = engine_for(steps)
+    found: dict[str, Any] = {"no journal": best_of(steps, lambda: engine.run("adder", "add"), repeats)}
+    with tempfile.TemporaryDirectory() as name:
+        made = journals(Path(name))
+        for kind in kinds or made:
+            found[kind] = best_of(steps, lambda kind=kind: engine.run("adder", "add", journal=made[kind]()), repeats)
+    return found
+
+
 def growth(steps: int) -> dict[str, Any]:
     """Measure recording a very long run."""
-    engine = engine_for(steps)
-    found: dict[str, Any] = {"no journal": best_of(steps, lambda: engine.run("adder", "add"), 1)}
-    with tempfile.TemporaryDirectory() as name:
-        for kind, make in journals(Path(name)).items():
-            found[kind] = best_of(steps, lambda make=make: engine.run("adder", "add", journal=make()), 1)
-    return found
+    return recording(steps, (), 1)
+
+
+def recorded_run(steps: int) -> dict[str, Any]:
+    """Measure recording a run in the kinds of journals that promises are about, short runs more often."""
+    return recording(steps, KINDS, max(REPEATS, SHORT_REPEATS // steps))
 
 
 def resume(records: int) -> dict[str, Any]:
@@ -168,7 +183,7 @@ def resume(records: int) -> dict[str, Any]:
 def main() -> None:
     """Measure what the command line asks for."""
     kind, count = sys.argv[1], int(sys.argv[2])
-    print(json.dumps({"journal": journal, "growth": growth, "resume": resume}[kind](count)))
+    print(json.dumps({"journal": journal, "growth": growth, "recorded": recorded_run, "resume": resume}[kind](count)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-A sheet as tables: the budgets, and what each work measured. Written as plain text or as Markdown.
+A sheet as tables: the promises, the figures, and what each work measured. Written as plain text or as Markdown.
 
 The median stands in a cell; behind a ratio stands its spread, least to most.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from benchmarks.judging import SPEAKING, TOKENS, Verdict, judge
+from benchmarks.judging import FIGURES, PROMISES, SPEAKING, TOKENS, judge
 from benchmarks.peers import AGENTS, SDKS, label
 from benchmarks.sheet import Key, Sheet, Spread
 from benchmarks.starts import PARTS
@@ -64,24 +64,32 @@ def ranged(spread: Spread | None) -> str:
     return short(spread.median) if low == high else f"{short(spread.median)} ({low} to {high})"
 
 
-def budgets(sheet: Sheet) -> Table:
-    """Return the table of the budgets."""
+def promises(sheet: Sheet) -> Table:
+    """Return the table of the promises."""
     rows = [
-        [
-            verdict.budget,
-            verdict.what,
-            ranged(verdict.found),
-            f"{verdict.most:g}{verdict.unit and ' ' + verdict.unit}",
-            verdict.word,
-        ]
+        [promise.row, f"{promise.what}: {figure.what}", ranged(found), f"{figure.most:g}", verdict.word]
         for verdict in judge(sheet)
+        for promise, figure, found in (verdict,)
     ]
-    return Table("Budgets", ["id", "what", "median (least to most)", "at most", "verdict"], rows)
+    return Table("Promises", ["row", "what", "median (least to most)", "at most", "verdict"], rows)
 
 
-def broken(verdicts: list[Verdict]) -> list[Verdict]:
-    """Return those that do not hold."""
-    return [verdict for verdict in verdicts if verdict.word == "BROKEN"]
+def summary(sheet: Sheet) -> tuple[list[str], int]:
+    """Return one line for each promise and one that counts them, and how many failed; one that was not measured has."""
+    lines, failed = [], 0
+    for promise in PROMISES:
+        verdicts = [verdict for verdict in judge(sheet) if verdict.promise is promise]
+        passes = all(verdict.word == "holds" for verdict in verdicts)
+        failed += not passes
+        parts = [f"{figure.what} {ranged(found)} (at most {figure.most:g})" for _, figure, found in verdicts]
+        lines.append(f"{'passed' if passes else 'FAILED'}  {promise.row:<15}  {promise.what}: {', '.join(parts)}")
+    return [*lines, f"{len(PROMISES) - failed} passed, {failed} failed"], failed
+
+
+def other_figures(sheet: Sheet) -> Table:
+    """Return the table of what no promise is about."""
+    rows = [[figure.what, f"{ranged(figure.spread(sheet))} {figure.unit}".strip()] for figure in FIGURES]
+    return Table("Figures", ["what", "median (least to most)"], rows)
 
 
 def sizes(sheet: Sheet, work: str, what: str) -> list[int]:
@@ -270,5 +278,5 @@ def works(sheet: Sheet) -> dict[str, list[Table]]:
 def everything(sheet: Sheet) -> str:
     """Return all tables as text."""
     tables = [table for of in works(sheet).values() for table in of]
-    shown = [*tables, *([gaps(sheet)] if sheet.gaps else []), budgets(sheet)]
+    shown = [*tables, *([gaps(sheet)] if sheet.gaps else []), other_figures(sheet), promises(sheet)]
     return "\n\n".join([table.text() for table in shown])

@@ -40,7 +40,7 @@ def test_docstrings_and_annotations_do_not_count() -> None:
     assert counted(PLAIN) + 1 == counted(DESCRIBED)
 
 
-def test_a_class_with_too_many_methods_or_fields_is_named_with_both_numbers() -> None:
+def test_a_class_with_too_many_members_is_named() -> None:
     methods = "\n".join([f"    def m{n}(self): self.f = {n}" for n in range(26)])
     fields = "\n".join([f"    f{n}: int" for n in range(16)])
     tree = ast.parse(f"class A:\n{methods}\nclass B:\n{fields}\nclass C:\n    x: int\n")

@@ -36,7 +36,7 @@ def test_a_run_needs_what_the_figures_say(way: str) -> None:
     assert now["sent"] == pytest.approx(kept["sent"], rel=0.1)
 
 
-def test_a_program_needs_fewer_requests_than_calls_one_by_one_and_less_to_read_than_calls_in_one_reply() -> None:
+def test_a_program_needs_fewer_requests_and_tokens() -> None:
     for ways in FIGURES.values():
         assert (len(ITEMS) + 1, 2, 2) == tuple(ways[way]["model calls"] for way in WAYS)
     ours = FIGURES["stepengine"]

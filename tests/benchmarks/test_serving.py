@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.deep
 @pytest.mark.spec("studio:SV5")
-def test_all_runs_of_a_small_load_end_and_all_idle_watchers_stay() -> None:
+def test_all_runs_end_and_all_idle_watchers_stay() -> None:
     asked = ["--runs", "30", "--watchers", "150", "--rest", "0.2", "--seconds", "120"]
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.serving", *asked],
@@ -44,7 +44,7 @@ def test_the_peers_have_environments() -> None:
     assert set(serving.PEERS) <= set(ENVIRONMENTS)
 
 
-async def test_what_a_server_refuses_or_cuts_is_counted_and_said() -> None:
+async def test_refused_and_cut_requests_are_counted() -> None:
     load = serving.Load(3)
 
     async def refused() -> None:

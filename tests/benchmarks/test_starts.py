@@ -54,9 +54,7 @@ def test_a_command_loads_no_other_command() -> None:
 
 
 @pytest.mark.spec("performance:Q8")
-def test_a_run_loads_no_adapter_and_no_sdk_that_it_does_not_ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_loads_no_unused_adapter_or_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
     (tmp_path / "mine.py").write_text(AGENT)
 
@@ -67,7 +65,6 @@ def test_a_run_loads_no_adapter_and_no_sdk_that_it_does_not_ask(
     assert "stepengine.evaluation" not in of_ours(names)
 
 
-@pytest.mark.spec("performance:Q14")
 def test_every_part_of_an_installation_is_weighed_once() -> None:
     found = weights()
 

@@ -29,7 +29,7 @@ MOST = {
 
 
 @pytest.mark.speed
-def test_the_way_of_a_step_is_no_longer_than_it_was() -> None:
+def test_a_step_makes_no_more_calls_than_before() -> None:
     """
     In a process of its own: what tests watch tasks and texts with walks along.
     """

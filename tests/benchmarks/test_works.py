@@ -18,7 +18,6 @@ from benchmarks.engines import UNCOUNTED, Told, Work, bare, checked, floor, step
 DONE = Work(4, [1, 2, 3], "done")
 
 
-@pytest.mark.spec("performance:W1")
 @pytest.mark.parametrize(
     "work",
     [
@@ -37,7 +36,6 @@ def test_work_that_was_not_done_is_no_measurement(work: Work) -> None:
         checked(work, 3)
 
 
-@pytest.mark.spec("performance:W1")
 @pytest.mark.parametrize("engine", [floor, stepengine, stepengine_handler], ids=["floor", "engine", "handler"])
 def test_our_engines_do_the_work(engine: object) -> None:
     for steps in (1, 7):
@@ -47,7 +45,6 @@ def test_our_engines_do_the_work(engine: object) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("performance:W3", "performance:W6")
 @pytest.mark.parametrize(
     ("kind", "client", "protocol"),
     [
@@ -57,9 +54,7 @@ def test_our_engines_do_the_work(engine: object) -> None:
         ("behind", "stepengine", "openai_chat"),
     ],
 )
-def test_both_clients_do_the_work_over_a_socket_and_the_server_counts_the_calls(
-    kind: str, client: str, protocol: str
-) -> None:
+def test_both_clients_do_the_work_over_a_socket(kind: str, client: str, protocol: str) -> None:
     """
     The bare loop over the SDK and our provider; a worker that finds other work leaves with an error.
     """
@@ -71,7 +66,7 @@ def test_both_clients_do_the_work_over_a_socket_and_the_server_counts_the_calls(
     assert ["3", "5"] == list(json.loads(done.stdout))
 
 
-def test_the_server_ends_with_a_tool_where_an_engine_needs_one() -> None:
+def test_the_server_ends_with_a_tool_if_asked() -> None:
     server = loopback.Server()
     server.answer("/reset/0/final_answer")
     (choice,) = json.loads(server.answer("/v1/chat/completions"))["choices"]
@@ -81,7 +76,7 @@ def test_the_server_ends_with_a_tool_where_an_engine_needs_one() -> None:
     assert b"1" == server.answer("/count")
 
 
-def test_a_size_is_left_out_where_a_run_would_take_too_long() -> None:
+def test_a_size_that_takes_too_long_is_skipped() -> None:
     spent: dict[int, float] = {}
     taken = []
     for size in worker.sizes_within([10, 100, 1_000], spent, cap=5.0):
@@ -98,14 +93,14 @@ def test_what_is_missing_is_named_with_its_reason(tmp_path: Path) -> None:
     assert [("W1", "langgraph", "its environment was not made")] == bench.sheet.gaps
 
 
-def test_peers_are_found_in_a_folder_or_in_one_interpreter(tmp_path: Path) -> None:
+def test_peers_are_found_in_a_folder_or_interpreter(tmp_path: Path) -> None:
     assert str(tmp_path / "openai" / "bin" / "python") == peers.Peers(str(tmp_path)).python("openai")
     python = tmp_path / "python"
     python.touch()
     assert str(python) == peers.Peers(str(python)).python("openai")
 
 
-def test_every_peer_is_pinned_and_has_a_module_of_its_own() -> None:
+def test_every_peer_is_pinned_and_has_a_module() -> None:
     engines = Path(bare.__file__).parent
 
     assert all("==" in wanted for of in peers.ENVIRONMENTS.values() for wanted in of)

@@ -313,6 +313,5 @@ def test_the_benchmark_prints_time_cpu_and_bytes_of_a_step_and_says_whether_the_
     # Counted by the database, with what belongs to a run: a tool that must not be repeated is two steps of DBOS.
     assert ratios["transactions of a step to bare DBOS"]["median"] < 2.2
     assert {"is_shared", "load_before", "cores"} <= set(told["machine"])
-    assert 4 == len(told["verdicts"])
     assert "two workers to one, ours, steps that wait 0.5 s" in ratios
     assert "CPU of a step to bare DBOS" in done.stdout

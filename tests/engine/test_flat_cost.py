@@ -84,7 +84,6 @@ async def test_three_hundred_runs_share_one_process() -> None:
 
 
 @pytest.mark.speed
-@pytest.mark.spec("performance:Q12")
 @pytest.mark.parametrize("inherits", [False, True])
 async def test_what_an_agent_is_and_may_is_worked_out_once_and_not_for_each_child(inherits: bool) -> None:
     async def calls_of(count: int, family: int) -> int:

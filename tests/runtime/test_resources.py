@@ -395,5 +395,5 @@ async def test_a_thousand_runs_at_once_finish_and_leave_nothing_behind():
 @PROC
 @pytest.mark.spec("reliability:RS02")
 async def test_a_thousand_runs_at_once_finish_within_their_memory():
-    # Performance Q3: 20 KB for what is kept of 5 steps.
+    # 20 KiB for what is kept of 5 steps.
     assert await a_thousand_at_once() < RUNS * STEPS // 5 * 20 * 1024
