@@ -410,4 +410,4 @@ def test_ctrl_c_ends_the_server_well(number: int, code: int, recorded: Path) -> 
         assert "<!doctype html>" in connection.getresponse().read().decode()
         connection.close()
         process.send_signal(number)
-        assert code == process.wait(20)
+        assert code == process.wait(50)

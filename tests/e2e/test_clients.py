@@ -182,7 +182,7 @@ WAYS = {
             assert sockets() > before
             del engine
             gc.collect()
-            for _ in range(200):
+            for _ in range(5_000):
                 await asyncio.sleep(0.01)
                 if sockets() <= before:
                     break
