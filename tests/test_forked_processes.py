@@ -70,4 +70,4 @@ def test_it_takes_signals_and_a_wait_for_it_ends_in_time() -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.01)
         process.send_signal(signal.SIGTERM)
-        assert -signal.SIGTERM == process.wait(10)
+        assert -signal.SIGTERM == process.wait(50)

@@ -84,7 +84,7 @@ class Sshd:
         self.process = subprocess.Popen([program, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.DEVNULL)
         public = (folder / "host.pub").read_text()
         (folder / "known").write_text(f"[127.0.0.1]:{self.port} {public}")
-        for _ in range(200):
+        for _ in range(1_000):
             with socket.socket() as tried:
                 if not tried.connect_ex(("127.0.0.1", self.port)):
                     return

@@ -555,7 +555,7 @@ async def test_the_descriptor_of_a_root_is_given_back(root: Path) -> None:
     await attempts(tools, "a.txt")
     held = [fd for fd in range(64) if is_folder(fd, root)]
     del tools
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 50
     while any(is_folder(fd, root) for fd in range(64)) and time.monotonic() < deadline:
         gc.collect()  # the thread of the last call may be about to let go of it
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,12 +185,10 @@ async def test_what_takes_without_end_is_ended_and_the_next_call_works(
     monkeypatch.setattr(process, "COMMAND_OUTPUT_BYTES", 8 * MIB)
     command, said = TAKING[what]
     tools = tools_of(place)
-    began = time.monotonic()
     # What is ended by something else than its time has enough of it to get there on any machine.
     text = await say(tools, command, seconds=4 if "took longer" in said else 35)
 
     assert any(one in text for one in said.split("|")), text[-1_000:]
-    assert time.monotonic() - began < 40
     assert "works on" in await say(tools, ["echo", "works on"])
     assert "inside" in (await tools.execute("read_files", {"paths": ["a.txt"]})).text
     left = await say(tools, "ps -e -o args 2>/dev/null | grep -c '[s]leep 1000' || true")

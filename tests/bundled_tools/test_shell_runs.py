@@ -100,7 +100,7 @@ async def test_however_a_run_ends_its_command_ends_with_it(
     await asyncio.sleep(0)
     if way == "closed":
         await engine.aclose()
-    await asyncio.wait((waiting,), timeout=20)
+    await asyncio.wait((waiting,), timeout=50)
     await engine.aclose()
 
     assert waiting.done()

@@ -79,7 +79,7 @@ class Host:
             server.close()
         self.udp.close()
         for listener in self._listeners:
-            listener.join(10)
+            listener.join(50)
         self.sleeper.kill()
         self.sleeper.wait()
 

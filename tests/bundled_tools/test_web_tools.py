@@ -127,17 +127,30 @@ async def test_what_is_no_text_gives_its_type_only(there: Site, body: bytes, kin
     assert ("", "this is no text, so only its type is shown") == (found["text"], found["message"])
 
 
-@pytest.mark.spec("reliability:NW12", "reliability:R23")
-@pytest.mark.parametrize(
+COMMENTS = pytest.mark.parametrize(
     "page",
     [b"<!---->" * 60, b"<!--" * 2_000, b"\n" * 8_000, b"<!-- --> " * 2_000],
     ids=["empty", "open", "blank", "more"],
 )
+
+
+def behind(comments: bytes) -> Fetched:
+    return Fetched("http://x.test/", 200, "text/plain", comments + b"plain <html>")
+
+
+@pytest.mark.spec("reliability:NW12", "reliability:R23")
+@COMMENTS
+async def test_a_text_is_found_behind_comments(page: bytes) -> None:
+    assert (await read_page(behind(page))).text.endswith("plain <html>")
+
+
+@pytest.mark.speed
+@pytest.mark.spec("reliability:NW12", "reliability:R23")
+@COMMENTS
 async def test_comments_in_front_of_a_text_are_gone_over_once(page: bytes) -> None:
     before = time.process_time()
-    found = await read_page(Fetched("http://x.test/", 200, "text/plain", page + b"plain <html>"))
+    await read_page(behind(page))
 
-    assert found.text.endswith("plain <html>")
     assert time.process_time() - before < 1.0
 
 
@@ -149,19 +162,35 @@ async def test_html_is_seen_behind_comments(start: bytes) -> None:
     assert page.text == "x"
 
 
-@pytest.mark.spec("reliability:NW12", "reliability:R23")
-@pytest.mark.parametrize(
+STRANGE = pytest.mark.parametrize(
     "charset",
     ["punycode", "idna", "utf-7", "unicode_escape", "raw-unicode-escape", "undefined", "hex", "mbcs", "x" * 500],
 )
+
+
+def written_in(charset: str) -> Fetched:
+    return Fetched("http://x.test/", 200, f"text/plain; charset={charset}", b"a\\u0041" * 57_000)
+
+
+@pytest.mark.spec("reliability:NW12", "reliability:R23")
+@STRANGE
 async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
     """
-    Of Python's codecs `punycode` alone takes 5 s for this; others do more than decode.
+    Others do more than decode.
+    """
+    assert (await read_page(written_in(charset))).text.startswith("a\\u0041a")
+
+
+@pytest.mark.speed
+@pytest.mark.spec("reliability:NW12", "reliability:R23")
+@STRANGE
+async def test_no_charset_keeps_a_page_for_long(charset: str) -> None:
+    """
+    Of Python's codecs `punycode` alone takes 5 s for this.
     """
     before = time.process_time()
-    page = await read_page(Fetched("http://x.test/", 200, f"text/plain; charset={charset}", b"a\\u0041" * 57_000))
+    await read_page(written_in(charset))
 
-    assert page.text.startswith("a\\u0041a")
     assert time.process_time() - before < 1.0
 
 

@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -371,15 +370,17 @@ def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_plac
 
 
 @pytest.mark.spec("evaluation:JG50")
-def test_the_page_is_answered_while_other_connections_say_nothing(recorded: Path) -> None:
+def test_the_page_is_answered_while_other_connections_say_nothing(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever waited for one of them would wait for longer than a test may take.
+    monkeypatch.setattr(live_page._PageHandler, "timeout", 3_000)
     with served(FollowedJournal(FileJournal("run.jsonl"), "run.jsonl")) as (page, ask), ExitStack() as idle:
         for _ in range(4):
             idle.enter_context(socket.create_connection(("127.0.0.1", ask.port)))
-        began = time.monotonic()
         status, _ = ask(page)
 
     assert 200 == status
-    assert time.monotonic() - began < live_page.SECONDS
 
 
 @pytest.mark.spec("evaluation:JG50", "evaluation:JG119")
@@ -409,4 +410,4 @@ def test_ctrl_c_ends_the_server_well(number: int, code: int, recorded: Path) -> 
         assert "<!doctype html>" in connection.getresponse().read().decode()
         connection.close()
         process.send_signal(number)
-        assert code == process.wait(20)
+        assert code == process.wait(50)

@@ -153,25 +153,35 @@ async def test_a_look_at_a_tree_costs_as_much_beside_thousands_of_runs_as_alone(
     assert read[0] < 50
 
 
-async def test_cleaning_up_reads_each_run_a_few_times_however_many_there_are(db: str):
+FINISHED = ("stepengine.run", "stepengine", "", ["SUCCESS"], 10**6, ["SUCCESS"], ["SUCCESS"], 10**6, 10**9)
+"""What is asked for when what has ended is cleaned up."""
+
+
+async def runs_that_ended_and_go_on(db: str, count: int) -> None:
     await migrate(db)
-    count = 1000
     for kind, state in (("ended", "SUCCESS"), ("going", "PENDING")):
         runs(db, f"{kind}-", count)
         runs(db, f"{kind}-", count, below="/1", state=state)
     runs(db, "turn-", count, session="s")
     known_to_the_planner(db)
+
+
+@pytest.mark.speed
+async def test_cleaning_up_reads_each_run_a_few_times_however_many_there_are(db: str):
+    count = 1000
+    await runs_that_ended_and_go_on(db, count)
     async with await Operator.connect(db) as operator:
-        over = ["SUCCESS"]
-        given = ("stepengine.run", "stepengine", "", over, 10**6, over, over, 10**6, 10**9)
-
-        async def look() -> None:
-            await operator.rows(FINISHED_ROOTS, *given)
-
-        read = await read_by(operator, look)
-        found = {run for (run,) in await operator.rows(FINISHED_ROOTS, *given)}
+        read = await read_by(operator, lambda: operator.rows(FINISHED_ROOTS, *FINISHED))
 
     assert read < 5 * 5 * count
+
+
+async def test_cleaning_up_finds_the_trees_that_are_over(db: str):
+    count = 100
+    await runs_that_ended_and_go_on(db, count)
+    async with await Operator.connect(db) as operator:
+        found = {run for (run,) in await operator.rows(FINISHED_ROOTS, *FINISHED)}
+
     assert {f"ended-{n}" for n in range(1, count + 1)} < found
     # What is not over keeps its tree; the last of a session goes when nothing has happened since.
     assert not any(run.startswith("going") for run in found)

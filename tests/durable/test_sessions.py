@@ -590,7 +590,7 @@ async def test_turns_go_on_although_looking_for_them_fails_once(db: str, monkeyp
             return await mine(statement, *values)
 
         monkeypatch.setattr(worker.operator, "rows", rows)
-        for _ in range(200):
+        for _ in range(1_000):
             if failures:
                 break
             await asyncio.sleep(0.05)

@@ -75,7 +75,7 @@ def started(stepengine: Any, folder: Path, wait: str) -> Any:
     """
     params = json.dumps({"wait": float(wait)})
     process = stepengine.start("run", "worker", "go", "--params", params, "--journal", "run.jsonl", "-q")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 50
     while len(done(folder)) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
@@ -113,7 +113,7 @@ def test_an_interrupted_run_can_be_resumed_and_a_resumed_one_interrupted(
     assert "resume it with: stepengine resume run.jsonl" in said
     before = len(done(folder))
     again = stepengine.start("resume", "run.jsonl", "-q")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 50
     while len(done(folder)) == before and time.monotonic() < deadline:
         time.sleep(0.01)
     again.send_signal(number)

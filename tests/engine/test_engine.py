@@ -1019,10 +1019,10 @@ def test_closing_from_synchronous_code_waits_for_runs_of_other_threads():
     built = Engine(models=model)
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    begun.wait(20)
+    begun.wait(50)
     built.close()
     assert set() == built._launcher.active
-    thread.join(20)
+    thread.join(50)
 
     assert [RunStatus.CANCELLED] == ended
 

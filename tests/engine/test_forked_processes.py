@@ -502,7 +502,7 @@ def test_a_child_that_lives_on_keeps_no_lock_that_was_held_for_a_moment(tmp_path
 
     thread = threading.Thread(target=enter)
     thread.start()
-    is_free = entered.wait(10)
+    is_free = entered.wait(50)
     os.close(gone)
     os.close(kept)
     thread.join()

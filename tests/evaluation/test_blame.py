@@ -165,21 +165,33 @@ async def test_a_long_run_is_searched_by_halves() -> None:
     assert 3 + 2 * 3 == report.blamed.step.known
 
 
+@pytest.mark.speed
 @pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
 @pytest.mark.parametrize("spoilt", [1, 17])
-async def test_what_a_long_run_will_take_is_told_from_few_of_its_steps_and_grows_with_k(
+async def test_what_a_long_run_will_take_is_told_from_a_dozen_steps(
     spoilt: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """
-    The estimate is no smaller than half and no larger than three times what asking took, and it looks at a dozen steps.
-    """
-    work, asked, looked_at = Work(steps=40), [], []
-    journal = work.recorded(spoilt)
+    looked_at: list[Any] = []
+    journal = Work(steps=40).recorded(spoilt)
     monkeypatch.setattr(
         sys.modules["stepengine.evaluation.blame"],
         "course_from",
         lambda *given: looked_at.append(given) or course_from(*given),
     )
+    for k in (2, 20):
+        expected_calls(journal, k)
+
+    assert len(looked_at) <= 2 * 12
+
+
+@pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
+@pytest.mark.parametrize("spoilt", [1, 17])
+async def test_what_a_long_run_will_take_is_told_and_grows_with_k(spoilt: int) -> None:
+    """
+    The estimate is no smaller than half and no larger than three times what asking took.
+    """
+    work, asked = Work(steps=40), []
+    journal = work.recorded(spoilt)
     calls, cost = expected_calls(journal, 2)
     more, _ = expected_calls(journal, 20)
     async with work.engine(lambda request: asked.append(request) or work.reply(request)) as engine:
@@ -188,7 +200,6 @@ async def test_what_a_long_run_will_take_is_told_from_few_of_its_steps_and_grows
     assert len(asked) / 2 <= calls <= 3 * len(asked)
     assert 10 * calls == pytest.approx(more, rel=0.01)
     assert Decimal("0.01") * calls == pytest.approx(cost, rel=Decimal("0.01"))
-    assert len(looked_at) <= 2 * 12
 
 
 @pytest.mark.spec("evaluation:JG79")

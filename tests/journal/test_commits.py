@@ -129,7 +129,7 @@ def _hold_results(monkeypatch: pytest.MonkeyPatch, at: asyncio.Event, goes_on: t
         def slowly(lines: list[bytes]) -> None:
             if any(b'"kind":"result"' in line for line in lines):
                 loop.call_soon_threadsafe(at.set)
-                goes_on.wait(20)
+                goes_on.wait(50)
             store(lines)
 
         made._store = slowly

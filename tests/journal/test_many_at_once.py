@@ -400,7 +400,7 @@ def test_a_commit_returns_only_when_its_lines_are_stored_whoever_stores_them(
 
     def slow(self: SqliteWriter, rows: list[Any]) -> None:
         begun.set()
-        assert may_go.wait(10)
+        assert may_go.wait(50)
         insert(self, rows)
 
     monkeypatch.setattr(SqliteWriter, "_insert_rows", slow)
@@ -409,7 +409,7 @@ def test_a_commit_returns_only_when_its_lines_are_stored_whoever_stores_them(
         writer.announce()
     threads = [threading.Thread(target=leader.commit), threading.Thread(target=other.close)]
     threads[0].start()
-    assert begun.wait(10)
+    assert begun.wait(50)
     threads[1].start()
     threads[1].join(0.05)
     assert threads[1].is_alive(), "it was given back before it was stored"
@@ -530,7 +530,7 @@ def test_a_fork_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
     writer.append(records[0])
     thread = threading.Thread(target=writer.commit)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(50)
 
     def work() -> None:
         assert 1 == len(SqliteJournal(path, "parent").records())

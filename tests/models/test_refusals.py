@@ -72,23 +72,47 @@ def bomb(mebibytes: int = 150) -> bytes:
     return b"".join([*pieces, packer.flush()])
 
 
+EACH_REFUSAL = pytest.mark.parametrize(
+    ("wire", "status"), [pytest.param(wire, status, id=f"{wire}-{status}") for wire in WIRES for status in (302, 500)]
+)
+
+
+async def refusal(wire, status, *body, **headers):
+    with serving(status, lambda: [*body], **headers) as (url, _):
+        return await failure(wire.make(url), wire.request(), stream=status == 500)
+
+
 @pytest.mark.spec("reliability:R23", "reliability:MP27")
-@pytest.mark.parametrize("status", [302, 500])
-@pytest.mark.parametrize("wire", WIRES, ids=str)
-async def test_a_refusal_that_unpacks_to_gigabytes_costs_next_to_nothing(wire, status):
-    packed = bomb()
-    with serving(status, lambda: [b"{}"]) as (url, _):
-        await failure(
-            wire.make(url), wire.request(), stream=status == 500
-        )  # what the first request imports is not counted
-    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    with serving(status, lambda: [packed], content_encoding="gzip") as (url, _):
-        error = await failure(wire.make(url), wire.request(), stream=status == 500)
+@EACH_REFUSAL
+async def test_of_a_refusal_that_unpacks_to_gigabytes_the_beginning_is_told(wire, status):
+    error = await refusal(wire, status, bomb(), content_encoding="gzip")
 
     assert status == error.status
     assert len(error.message) < 3_000
     assert "aaaa" in error.message
+
+
+@pytest.mark.speed
+@pytest.mark.spec("reliability:R23", "reliability:MP27")
+@EACH_REFUSAL
+async def test_a_refusal_that_unpacks_to_gigabytes_takes_no_time(wire, status):
+    packed = bomb()
+    await refusal(wire, status, b"{}")  # what the first request imports is not counted
+    begun = time.process_time()
+    await refusal(wire, status, packed, content_encoding="gzip")
+
     assert time.process_time() - begun < 2
+
+
+@pytest.mark.memory
+@pytest.mark.spec("reliability:R23", "reliability:MP27")
+@EACH_REFUSAL
+async def test_a_refusal_that_unpacks_to_gigabytes_takes_no_memory(wire, status):
+    packed = bomb()
+    await refusal(wire, status, b"{}")  # what the first request imports is not counted
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await refusal(wire, status, packed, content_encoding="gzip")
+
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
@@ -145,13 +169,19 @@ async def test_a_packed_reply_is_unpacked_and_only_gzip_is_asked_for(wire):
 
 
 @pytest.mark.spec("reliability:MP27", "reliability:R23")
-async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_cut_while_it_is_unpacked():
-    wire, packed = WIRES[0], bomb()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with serving(200, lambda: [packed], content_encoding="gzip") as (url, _):
-        error = await failure(wire.make(url), wire.request(), stream=False)
+async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_refused():
+    error = await refusal(WIRES[0], 200, bomb(), content_encoding="gzip")
 
     assert ("too_large", False) == (error.kind, error.retryable)
+
+
+@pytest.mark.memory
+@pytest.mark.spec("reliability:MP27", "reliability:R23")
+async def test_a_whole_reply_that_unpacks_beyond_its_cap_is_cut_while_it_is_unpacked():
+    packed = bomb()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await refusal(WIRES[0], 200, packed, content_encoding="gzip")
+
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 

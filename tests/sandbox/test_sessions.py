@@ -126,12 +126,12 @@ def test_a_session_that_is_closed_while_it_waits_for_a_worker_gives_up_at_once(o
     until(lambda: busy(one))
     second, gave_up = in_thread(lambda: waiting.feed(ENDLESS, NOW))
     waiting.close()
-    second.join(20)
+    second.join(50)
 
     assert not second.is_alive()
     assert isinstance(gave_up[0], ToolError)
     working.close()
-    first.join(20)
+    first.join(50)
     assert ended[0].is_fatal
 
 
@@ -174,7 +174,7 @@ def test_sessions_that_are_closed_at_any_moment_leave_every_worker_for_others(se
             thread, came = in_thread(lambda session=session: session.feed(ENDLESS, NOW))
             time.sleep((seed * 7 + step % 12) / 4_000)
             session.close()
-            thread.join(20)
+            thread.join(50)
             assert not thread.is_alive(), step
             assert isinstance(came[0], ToolError) or came[0].is_fatal
         assert ProgramEnded(2) == opened(sandbox).feed("1 + 1", NOW)

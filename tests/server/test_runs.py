@@ -122,7 +122,7 @@ class Server:
         return f"/runs/{made['run_id']}"
 
     def look(self, path: str, *, until: str, of: str = "ann") -> dict[str, Any]:
-        for _ in range(1_500):
+        for _ in range(2_500):
             seen: dict[str, Any] = self.ask("GET", path, of=of)[1]
             if seen["status"] == until:
                 return seen
@@ -517,7 +517,7 @@ def test_conversations_of_two_callers_who_name_them_alike_are_two(tmp_path: Path
             body = {"agent": "counting", "prompt": "Hello", "session_id": "1"}
             headers = {"authorization": f"Bearer {secrets[name]}"}
             made = client.post("/runs", json=body, headers=headers).json()
-            for _ in range(500):
+            for _ in range(2_500):
                 told = client.get(f"/runs/{made['run_id']}", headers=headers).json()
                 if told["status"] == "completed":
                     break
@@ -585,13 +585,13 @@ def test_two_servers_of_one_place_pass_on_what_is_said(tmp_path: Path) -> None:
         path = (
             f"/runs/{one.post('/runs', json={'agent': 'asking', 'prompt': 'Rome'}, headers=headers).json()['run_id']}"
         )
-        for _ in range(500):
+        for _ in range(2_500):
             questions = two.get(path, headers=headers).json()["questions"]
             if questions:
                 break
             time.sleep(0.02)
         answered = two.post(f"{path}/answers", json={"answers": {questions[0]["id"]: "Friday"}}, headers=headers)
-        for _ in range(500):
+        for _ in range(2_500):
             told = two.get(path, headers=headers).json()
             if told["status"] == "completed":
                 break

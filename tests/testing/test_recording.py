@@ -67,7 +67,7 @@ class Server(Quiet):
         self.end_headers()
         for index, event in enumerate(EVENTS):
             if index == 1:
-                assert self.gate.wait(10)
+                assert self.gate.wait(50)
             data = event.encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
             self.wfile.flush()

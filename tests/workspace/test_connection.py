@@ -463,7 +463,7 @@ def test_a_listener_that_raises_ends_the_connection_for_everybody_and_the_next_c
             system.spawn(
                 root.fd, kind(told), script=None, supervisor="", limits="", program="", argv=[], env={}, log=None
             )
-        line._thread.join(20)
+        line._thread.join(50)
 
         assert line.is_lost
         with pytest.raises(WorkspaceLost, match="what came could not be taken: RuntimeError: the loop is closed"):

@@ -63,7 +63,7 @@ def is_gone(pid: int) -> bool:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 50
     while not holds():
         assert time.monotonic() < give_up
         await asyncio.sleep(0.02)
