@@ -32,33 +32,15 @@ TARGET = Path(__file__).with_name("demo.svg")
 APPROVAL = TARGET.with_name("pictures") / "chat-approval.svg"
 PROMPT = "Pay the 98.70 of bill.txt."
 COLUMNS = 104
-ERASED = "\r\x1b[2K"
-"""What wipes the line of the present state, before something is shown for good."""
+CURSOR = re.compile(r"(\r|\n|\x1b\[\d*A|\x1b\[2K|\x1b\[\?25[hl])")
+"""What moves the cursor, wipes its line, or hides it."""
 TIMES = re.compile(r", [\d,.]+ m?s(?=\x1b|$)| \| [\d.]+ s(?=\x1b|$)")
 FONT = re.compile(r"@font-face \{\{.*?\}\}\s*", re.DOTALL)
 LAST = "completed | "
-RUNS = 6
-"""Runs of the demo at most, until two in a row show the same."""
-
-
-def shown() -> list[str]:
-    """
-    Return the lines that the demo shows up to the end of its run, with their colours and without times.
-
-    Two runs in a row show them: on a busy machine one of them may draw streamed text twice, or warn that it waits.
-    """
-    before: list[str] = []
-    for _ in range(RUNS):
-        lines = run_demo()
-        if lines == before:
-            return lines
-        before = lines
-    msg = f"of {RUNS} runs of the demo no two in a row showed the same"
-    raise SystemExit(msg)
 
 
 def run_demo() -> list[str]:
-    """Return the lines that one run of the demo shows."""
+    """Return the lines that the demo shows up to the end of its run, with their colours and without times."""
     screen, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (50, COLUMNS))
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "PYTHONPATH") if name in os.environ}
@@ -73,7 +55,7 @@ def run_demo() -> list[str]:
         if demo.wait():
             msg = f"the demo left with {demo.returncode}: {said}"
             raise SystemExit(msg)
-    lines = [TIMES.sub("", line.rpartition(ERASED)[2]) for line in said.replace("\x1b[?25l", "").split("\r\n")]
+    lines = _left_on_screen(said)
     end = next(number for number, line in enumerate(lines) if LAST in line)
     return lines[: end + 1]
 
@@ -90,8 +72,7 @@ async def asked() -> list[str]:
     out = Terminal()
     async with bank() as engine, engine.start("clerk", PROMPT) as handle:
         await ConsoleRenderer(handle, input=io.StringIO("n the account is new\n"), output=out).run()
-    lines = [TIMES.sub("", line.rpartition(ERASED)[2]) for line in out.getvalue().splitlines()]
-    return [f"> {PROMPT}", *lines]
+    return [f"> {PROMPT}", *_left_on_screen(out.getvalue())]
 
 
 def picture(lines: list[str], title: str = "stepengine demo") -> str:
@@ -100,6 +81,26 @@ def picture(lines: list[str], title: str = "stepengine demo") -> str:
     for line in AnsiDecoder().decode("\n".join([f"\x1b[1m$ {title}\x1b[0m", *lines])):
         console.print(line if isinstance(line, Text) else Text(str(line)), soft_wrap=True)
     return console.export_svg(title=title, unique_id=title.split()[1], code_format=FONT.sub("", CONSOLE_SVG_FORMAT))
+
+
+def _left_on_screen(said: str) -> list[str]:
+    """
+    Return the lines that a terminal shows in the end, without times.
+
+    A line of the present state, or of a text that streams, is drawn as often as there is time for, and wiped before the next one.
+    """
+    lines, at = [""], 0
+    for part in CURSOR.split(said):
+        if part == "\n":
+            at += 1
+            lines += [""] * (at == len(lines))
+        elif part == "\x1b[2K":
+            lines[at] = ""
+        elif part.startswith("\x1b[") and part.endswith("A"):
+            at -= int(part[2:-1] or 1)
+        elif CURSOR.fullmatch(part) is None:
+            lines[at] += part
+    return [TIMES.sub("", line) for line in (lines if lines[-1] else lines[:-1])]
 
 
 def _read(screen: int) -> str:
@@ -115,6 +116,6 @@ def _read(screen: int) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(picture(shown()), encoding="utf-8")
+    TARGET.write_text(picture(run_demo()), encoding="utf-8")
     chat = "stepengine chat clerk --guard injection"
     APPROVAL.write_text(picture(asyncio.run(asked()), chat), encoding="utf-8")

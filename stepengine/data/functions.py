@@ -71,6 +71,12 @@ def find_author_line(places: Iterable[tuple[str, int]]) -> str:
     return own or at_home
 
 
+def is_installed_file(file: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    path = file.replace("\\", "/")
+    return any(folder in path for folder in INSTALLED)
+
+
 def _owner_of_file(file: str) -> str:
     """Return the owner of the code in *file*: ``OWN``, ``PYTHON``, the folder of an installed package, or *file* if it is no file."""
     if file.startswith((PACKAGE, "<frozen ")) and not file.startswith(AGENTS):

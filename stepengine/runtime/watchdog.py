@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepengine.data.events import Warned
-from stepengine.data.functions import PACKAGE, find_author_line
+from stepengine.data.functions import PACKAGE, find_author_line, is_installed_file
 from stepengine.runtime.innermost import Innermost
 from stepengine.runtime.logs import LOGGER
 from stepengine.workspace.after_fork import Lock, call_after_fork
@@ -40,7 +40,6 @@ RUNS_A_LOOP = frozenset(
 
 
 MODELS = f"{PACKAGE}models/"
-IMPORTING = "<frozen importlib"
 
 
 class _BlockingCode(NamedTuple):
@@ -163,14 +162,14 @@ def _run_watch_loop() -> None:
 
 def _find_blocking_code(frame: FrameType | None) -> _BlockingCode:
     """Return the tool or author code that a stack frame is in."""
-    tool, imports = "", False
+    tool = ""
     places: list[tuple[str, int]] = []
     # The thread goes on while it is looked at: CPython 3.11 was seen to give another object where the frame behind one was gone.
     while isinstance(frame, FrameType) and frame.f_code not in RUNS_A_LOOP:
         file = frame.f_code.co_filename
-        imports = imports or file.startswith(IMPORTING)
-        if imports and file.startswith(MODELS):
-            places.clear()  # an SDK, which is loaded when it is first needed
+        if file.startswith(MODELS):
+            # An SDK, which is loaded when it is first needed and makes its client then; what the author gave it counts.
+            places = [place for place in places if not is_installed_file(place[0])]
         places.append((file, frame.f_lineno))
         if frame.f_code is Innermost._call_tool.__code__:  # noqa: SLF001
             # The loop goes on meanwhile: at first there are only arguments, and a call that is over has lost them too.

@@ -130,8 +130,17 @@ def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
 
 
 def _data_version(database: sqlite3.Connection) -> object:
-    """Return a value that changes with each commit of another connection."""
-    return database.execute("PRAGMA data_version").fetchone()[0]
+    """
+    Return a value that changes with each commit of another connection.
+
+    Another process may hold back readers too, while it recovers the log of one that was killed; that is a value of its own.
+    """
+    try:
+        return database.execute("PRAGMA data_version").fetchone()[0]
+    except Exception as error:
+        if not is_busy(error):
+            raise
+        return "busy"
 
 
 class Database:

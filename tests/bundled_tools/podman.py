@@ -109,7 +109,7 @@ def podman(folder: Path) -> Podman:
     Return how containers run here, after looking whether one does.
 
     Args:
-        folder: Where a script is put, if one is needed.
+        folder: Where a script is put that starts podman there.
     """
     if shutil.which("podman") is None or os.getuid() or not PYTHON.exists():
         return Podman(why="needs podman, root, and a Python of the system")
@@ -119,7 +119,8 @@ def podman(folder: Path) -> Podman:
     for runtime in ("", "crun", "runc"):
         program = folder / f"podman-{runtime or 'itself'}"
         chosen = f"--runtime={runtime} " if runtime else ""
-        program.write_text(f'#!/bin/sh\nexec {shutil.which("podman")} {chosen}"$@"\n')
+        # When a container runs out of memory, what watches it leaves a file `oom` where podman was started (containers/conmon#504).
+        program.write_text(f'#!/bin/sh\ncd {folder} && exec {shutil.which("podman")} {chosen}"$@"\n')
         program.chmod(0o755)
         for options in ((), ULIMITS):
             limits = ("--memory=1g", "--memory-swap=1g", "--cpus=1", "--pids-limit=64", "--network=none", "--init")

@@ -30,7 +30,7 @@ def ask(text):
     url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
     headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    return requests.post(url, json=body, headers=headers, timeout=9).json()["choices"][0]["message"]["content"]
+    return requests.post(url, json=body, headers=headers).json()["choices"][0]["message"]["content"]
 """
 
 OPENAI = """
@@ -131,9 +131,7 @@ def cassette(server: ModelServer, tmp_path: Path, forks: None) -> Run:
         if operation == "replay":
             environment = {name: value for name, value in environment.items() if not re.search("KEY|TOKEN", name)}
         command = [sys.executable, "-m", "stepengine.cli", "cassette", operation, "c.yaml", *options, "--", *words]
-        return forked_processes.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50
-        )
+        return forked_processes.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
 
     return run
 

@@ -6,6 +6,9 @@ may be killed too; the last one comes to the end. What was done in the world sta
 to, outside of the engine. A round is good when the end is that of an undisturbed run, no deed with a recorded result was done
 again, and a deed that is not idempotent was done exactly once.
 
+Half of the kills wait for a deed, and come at a random moment after it: however slow the machine is, they hit a run under way. The
+others come at a random moment after the process has begun, when stores are made and opened.
+
 Processes are forked from this one, which has imported everything, so a round costs what the run costs.
 """
 
@@ -148,9 +151,36 @@ class Place:
         return json.loads((self.folder / "end.json").read_text())
 
 
-def process(work: Callable[[], None], kill_after: float | None = None) -> bool:
+@attrs.frozen
+class Kill:
     """
-    Do *work* in a forked process, which is killed so many seconds after it said that it begins; return whether it was.
+    When a process is killed.
+
+    Attributes:
+        world: Where its deeds stand.
+        deeds: How many there are first.
+        seconds: How long after that.
+    """
+
+    world: World
+    deeds: int
+    seconds: float
+
+    def strike(self, pid: int) -> None:
+        """
+        Kill a child process at the moment, or leave it alone if it has ended before.
+        """
+        while self.world.done().total() < self.deeds:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return
+            time.sleep(0.001)
+        time.sleep(self.seconds)
+        os.kill(pid, signal.SIGKILL)
+
+
+def process(work: Callable[[], None], kill: Kill | None = None) -> bool:
+    """
+    Do *work* in a forked process, and kill it at a moment after it said that it begins; return whether that ended it.
     """
     sys.stdout.flush()
     reads, writes = os.pipe()
@@ -169,9 +199,8 @@ def process(work: Callable[[], None], kill_after: float | None = None) -> bool:
     os.close(writes)
     os.read(reads, 1)
     os.close(reads)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(pid, signal.SIGKILL)
+    if kill is not None:
+        kill.strike(pid)
     status = waited(pid, time.monotonic() + PATIENCE)
     if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
         msg = f"a run ended with code {os.WEXITSTATUS(status)}"
@@ -224,7 +253,7 @@ def round_of(place: Place, expected: Any, seconds: float, dice: random.Random, t
     settled: Counter[str] = Counter()
     begun = tally.begun
     for _ in range(dice.randint(1, MAX_KILLS)):
-        if not process(place.work, dice.uniform(0, seconds)):
+        if not process(place.work, drawn(place.world, seconds, dice)):
             break
         tally.kills += 1
         settled = survived(place, settled, tally)
@@ -241,6 +270,16 @@ def round_of(place: Place, expected: Any, seconds: float, dice: random.Random, t
     assert report, report.problems
     assert report.is_complete
     return tally.begun > begun
+
+
+def drawn(world: World, seconds: float, dice: random.Random) -> Kill:
+    """
+    Return a moment of a run that takes so many seconds: after one of the deeds to come, or any.
+    """
+    done = world.done().total()
+    if done < DEEDS and dice.random() < 0.5:
+        return Kill(world, dice.randint(done + 1, DEEDS), dice.uniform(0, seconds / DEEDS))
+    return Kill(world, 0, dice.uniform(0, seconds))
 
 
 def survived(place: Place, settled: Counter[str], tally: Tally) -> Counter[str]:

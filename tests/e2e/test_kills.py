@@ -22,6 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_runs_that_are_killed_at_random_moments_come_to_the_same_end_and_repeat_nothing(store: str) -> None:
     command = [sys.executable, "-m", "tests.e2e.kills", "--rounds", "8", "--store", store]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"{store}: 8 rounds" in done.stdout

@@ -115,12 +115,21 @@ def test_what_is_no_frame_ends_the_look_at_a_thread_that_goes_on_meanwhile() -> 
 
 
 @pytest.mark.spec("reliability:GN05")
-@pytest.mark.parametrize("code", ["look(frame())", "import some_sdk"], ids=["itself", "an SDK"])
+@pytest.mark.parametrize(
+    ("code", "sdk"),
+    [
+        ("look(frame())", ""),
+        ("import some_sdk", "look_at_sdk(sys._getframe())"),
+        ("import some_sdk; some_sdk.client()", "def client(): look_at_sdk(sys._getframe())"),
+    ],
+    ids=["itself", "an SDK", "the client of an SDK"],
+)
 def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_the_loop(
-    caplog, monkeypatch, tmp_path, code
+    caplog, monkeypatch, tmp_path, code, sdk
 ):
     """
-    The first import of a provider's SDK takes seconds on a cold disk; a newcomer's first run says nothing of it.
+    The first import of a provider's SDK takes seconds on a cold disk, and its first client reads certificates; a newcomer's
+    first run says nothing of it.
     """
     seen = []
 
@@ -131,10 +140,10 @@ def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_
         seen.append(watchdog._find_blocking_code(frame))
 
     ours = {"look": look, "frame": sys._getframe}
-    sdk = tmp_path / "site-packages/some_sdk.py"
-    sdk.parent.mkdir()
-    sdk.write_text("import builtins, sys\nbuiltins.look_at_sdk(sys._getframe())\n")
-    monkeypatch.syspath_prepend(str(sdk.parent))
+    file = tmp_path / "site-packages/some_sdk.py"
+    file.parent.mkdir()
+    file.write_text(f"import sys\n{sdk}\n")
+    monkeypatch.syspath_prepend(str(file.parent))
     monkeypatch.setattr("builtins.look_at_sdk", look, raising=False)
     monkeypatch.delitem(sys.modules, "some_sdk", raising=False)
     exec(compile(f"def imports(): {code}", f"{watchdog.MODELS}some_provider.py", "exec"), ours)
@@ -148,6 +157,16 @@ def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_
 
     assert [watchdog.NOBODY] == seen
     assert [] == caplog.records
+
+
+def test_what_the_author_gives_a_model_is_blamed(tmp_path):
+    file, found = tmp_path / "transport.py", []
+    transport, provider = {"sys": sys}, {}
+    exec(compile("def send(look): look(sys._getframe())", str(file), "exec"), transport)
+    exec(compile("def ask(send, look): send(look)", f"{watchdog.MODELS}some_provider.py", "exec"), provider)
+    provider["ask"](transport["send"], lambda frame: found.append(watchdog._find_blocking_code(frame).place))
+
+    assert [f"{file}:1"] == found
 
 
 @pytest.mark.deep

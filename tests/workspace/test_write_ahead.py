@@ -6,6 +6,8 @@ import contextlib
 import errno
 import os
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -67,3 +69,35 @@ def test_nobody_opens_a_connection_of_a_database_that_nobody_uses(tmp_path):
         with pytest.raises(OSError, match="it was closed"), late():
             pass
     assert not one.connections()
+
+
+RECOVERS = """
+import fcntl, sys, time
+with open(sys.argv[1], "r+b") as index:
+    fcntl.lockf(index, fcntl.LOCK_EX, 3, 120)
+    index.write(bytes(96))
+    index.flush()
+    print("holds", flush=True)
+    time.sleep(0.5)
+"""
+"""What a process does that recovers the log after a kill: the index is void, and the locks to write, checkpoint and recover are held."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="locks bytes of the index as SQLite does it on Linux")
+def test_a_process_that_recovers_the_log_is_waited_for(tmp_path):
+    path = tmp_path / "runs.db"
+    path.touch()
+    database = Database.open(path, path.lstat(), seconds=30.0)
+    try:
+        with database.lock, database.writing() as connection:
+            connection.execute("CREATE TABLE t (x)")
+        command = [sys.executable, "-c", RECOVERS, f"{path}-shm"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert b"holds\n" == other.stdout.readline()
+            with database.lock, database.writing() as connection:
+                connection.execute("INSERT INTO t VALUES (1)")
+        with database.reading() as connection:
+            assert [(1,)] == connection.execute("SELECT x FROM t").fetchall()
+    finally:
+        database.close()
