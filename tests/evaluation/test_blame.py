@@ -168,9 +168,7 @@ async def test_a_long_run_is_searched_by_halves() -> None:
 @pytest.mark.speed
 @pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
 @pytest.mark.parametrize("spoilt", [1, 17])
-async def test_what_a_long_run_will_take_is_told_from_a_dozen_steps(
-    spoilt: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_dozen_steps_tell_what_a_run_will_take(spoilt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[Any] = []
     journal = Work(steps=40).recorded(spoilt)
     monkeypatch.setattr(
@@ -186,7 +184,7 @@ async def test_what_a_long_run_will_take_is_told_from_a_dozen_steps(
 
 @pytest.mark.spec("evaluation:JG78", "evaluation:JG86")
 @pytest.mark.parametrize("spoilt", [1, 17])
-async def test_what_a_long_run_will_take_is_told_and_grows_with_k(spoilt: int) -> None:
+async def test_what_a_long_run_will_take_grows_with_k(spoilt: int) -> None:
     """
     The estimate is no smaller than half and no larger than three times what asking took.
     """

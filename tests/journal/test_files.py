@@ -709,7 +709,7 @@ def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothi
     async def go(made):
         live = made.begin(made.JournaledRun.record(Slow(10_000_000).under(FileJournal(path))))
         task = asyncio.create_task(live.run())
-        await asyncio.to_thread(begun.wait, 5)
+        await asyncio.to_thread(begun.wait, 50)
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0.005)

@@ -249,7 +249,7 @@ def test_a_changed_journal_of_a_tree_that_waits_is_refused_or_serves_and_ends(
 @pytest.mark.memory
 @pytest.mark.spec("reliability:R22")
 @pytest.mark.parametrize("chunk", range(DEEP))
-def test_a_changed_journal_of_a_tree_that_waits_takes_little_memory(
+def test_a_changed_journal_of_a_waiting_tree_takes_little_memory(
     chunk: int, good: list[list[bytes]], tmp_path: Path
 ) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -84,7 +84,7 @@ async def refusal(wire, status, *body, **headers):
 
 @pytest.mark.spec("reliability:R23", "reliability:MP27")
 @EACH_REFUSAL
-async def test_of_a_refusal_that_unpacks_to_gigabytes_the_beginning_is_told(wire, status):
+async def test_of_a_refusal_of_gigabytes_the_beginning_is_told(wire, status):
     error = await refusal(wire, status, bomb(), content_encoding="gzip")
 
     assert status == error.status

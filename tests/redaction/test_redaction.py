@@ -122,7 +122,7 @@ def test_a_file_full_of_findings_is_scanned_in_a_time_that_follows_its_length(fu
 
 
 @pytest.mark.spec("reliability:R23", "replay:K11")
-def test_in_a_file_full_of_findings_each_is_found_at_its_line(full_of_findings):
+def test_of_many_findings_each_is_told_with_its_line(full_of_findings):
     leaks = list(scan([full_of_findings], environment={"A_KEY": KEY}))
 
     assert 10_000 == len(leaks)

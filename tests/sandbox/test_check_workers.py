@@ -210,7 +210,7 @@ async def test_a_run_that_is_stopped_ends_its_check() -> None:
 
 
 @pytest.mark.spec("programs:PG43")
-async def test_runs_end_that_are_stopped_while_they_wait_for_a_check_worker() -> None:
+async def test_runs_that_wait_for_a_check_worker_can_be_stopped() -> None:
     sandbox = MontySandbox(1)
     await stopped(sandbox, SLOW, SLOW + "\n")
     sandbox.close()

@@ -37,7 +37,7 @@ def eight_large_runs(client: httpx2.Client) -> list[str]:
 
 
 @pytest.mark.spec("studio:SV16")
-def test_large_runs_that_ended_and_were_let_go_are_still_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_runs_that_were_let_go_are_still_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[str] = []
     excess = EndedRuns.list_excess_runs
     monkeypatch.setattr(EndedRuns, "list_excess_runs", lambda kept: gone.extend(found := excess(kept)) or found)
