@@ -10,6 +10,7 @@ import pytest
 
 from stepengine import context
 
+pytestmark = pytest.mark.deep  # the pages are made from runs
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -24,7 +25,6 @@ def pages() -> dict[str, str]:
     return made
 
 
-@pytest.mark.deep
 def test_the_pages_are_made_from_runs_under_every_policy(pages: dict[str, str]) -> None:
     guide, costs = pages.values()
     for name, made in pages.items():

@@ -18,6 +18,7 @@ SAID = json.loads(SHOWN.read_text(encoding="utf-8"))
 SECONDS = re.compile(r"[\d.]+ s of CPU")
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:J19", "replay:J20")
 @pytest.mark.parametrize("topic", list(TOPICS))
 def test_our_side_runs_and_prints_what_the_page_shows(
