@@ -31,8 +31,8 @@ from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.journal import MemoryJournal, check
 from stepengine.models import ModelReply, Provider
 from stepengine.testing import ScriptedModel, text, tool_call
-from tests.loop_clock import put_clock_ahead
 from stepengine.tools.bundled import agent_tool, spawn_tools, task_tool
+from tests.loop_clock import put_clock_ahead
 
 pytestmark = pytest.mark.anyio
 
