@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -228,12 +229,23 @@ async def test_links_that_are_made_absolute_do_not_make_a_page_many_times_as_lon
 
 
 @pytest.mark.spec("reliability:NW12")
-async def test_a_conversion_that_nobody_waits_for_is_killed() -> None:
-    converting = asyncio.create_task(read_page(Fetched("http://x.test/", 200, "text/html", b"<b>" * 600_000)))
-    await asyncio.sleep(0.1)
+async def test_a_conversion_that_nobody_waits_for_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, begun, workers = asyncio.create_subprocess_exec, asyncio.Event(), []
+
+    async def begin_and_stop(*words: Any, **options: Any) -> Any:
+        workers.append(await begin(*words, **options))
+        workers[0].send_signal(signal.SIGSTOP)  # so that it ends at no time of this test
+        begun.set()
+        return workers[0]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", begin_and_stop)
+    converting = asyncio.create_task(read_page(Fetched("http://x.test/", 200, "text/html", b"<b>x</b>")))
+    await begun.wait()
     converting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await converting
+
+    assert -signal.SIGKILL == workers[0].returncode
 
 
 @given(

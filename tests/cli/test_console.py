@@ -542,8 +542,10 @@ async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_
         os.write(keyboard, b"y\nhalf of an ans")
         lines = TypedLines(stream)
         await asyncio.to_thread(lines_there, stream)
-        there = asyncio.ensure_future(Terminal(make_console(io.StringIO()), lines).asked(asked, said.append, other))
-        await asyncio.sleep(0.05)
+        out = io.StringIO()
+        there = asyncio.ensure_future(Terminal(make_console(out), lines).asked(asked, said.append, other))
+        while "May rm run?" not in out.getvalue():  # noqa: ASYNC110  (what is printed sets no event)
+            await asyncio.sleep(0.01)
         before = list(said)
         os.write(keyboard, b"n no\n")
         done = await asyncio.wait_for(there, 50)
@@ -555,7 +557,7 @@ async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_
 def lines_there(stream: Any) -> None:
     import select
 
-    assert select.select([stream], [], [], 10)[0]
+    assert select.select([stream], [], [], 50)[0]
 
 
 async def test_what_is_typed_while_a_run_works_is_sent_to_it(folder: Path) -> None:

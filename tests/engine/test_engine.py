@@ -51,6 +51,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply, Models
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
 from tests.engine.sums import add
+from tests.loop_clock import put_clock_ahead
 
 
 def plain(agent_id="plain", **fields):
@@ -801,16 +802,21 @@ async def test_leaving_a_stream_cancels_the_run(how):
 
 
 @pytest.mark.spec("reliability:SS12", "reliability:I12")
-async def test_a_timeout_around_a_run_reaches_the_caller_after_the_run_has_ended():
-    events, model = [], Hanging()
-    built = Engine(models=model, observers=[events.append])
+async def test_a_timeout_around_a_run_reaches_the_caller_after_the_run_has_ended(monkeypatch):
+    class Late(Hanging):
+        async def complete(self, request):
+            put_clock_ahead(monkeypatch, 6_000)
+            await super().complete(request)
+
+    events = []
+    built = Engine(models=Late(), observers=[events.append])
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
+        async with asyncio.timeout(3_000):
             await built.run(plain(), "go")
     assert RunStatus.CANCELLED is events[-1].result.status
 
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(built.run(plain(), "go"), 0.05)
+        await asyncio.wait_for(built.run(plain(), "go"), 3_000)
     assert 2 == [e.type for e in events].count("run_finished")
     assert 0 == asyncio.current_task().cancelling()
 
@@ -959,9 +965,10 @@ async def test_held_streams_of_another_thread_end_with_the_engine():
 @pytest.mark.spec("reliability:SS10")
 async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monkeypatch, caplog):
     monkeypatch.setattr("stepengine.engine.run.CLOSE_SECONDS", 0.1)
-    free = asyncio.Event()
+    begun, free = asyncio.Event(), asyncio.Event()
 
     async def stubborn():
+        begun.set()
         while not free.is_set():
             with contextlib.suppress(asyncio.CancelledError):
                 await free.wait()
@@ -972,7 +979,7 @@ async def test_what_cannot_be_ended_is_named_and_not_waited_for_without_end(monk
     built = engine()
     run = built.start(plain(handle_steps=handle), "go")
     result = asyncio.create_task(run.result())
-    await asyncio.sleep(0.01)
+    await begun.wait()
     try:
         with pytest.warns(ResourceWarning, match=rf"could not be ended and go on: {run.run_id} of 'plain'"):
             await built.aclose()

@@ -30,6 +30,7 @@ from stepengine.errors import HandlerError
 from stepengine.events import ToolLog, ToolProgress
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, failure, tool_call, tool_calls
+from tests.loop_clock import put_clock_ahead
 
 
 def agent(handler=None, agent_id="worker", **fields):
@@ -109,21 +110,21 @@ async def test_what_a_tool_logs_and_shows_carries_its_run_and_its_call(caplog, i
 
 @pytest.mark.spec("generator-contract:G40", "reliability:I6")
 @pytest.mark.parametrize("way", ["return", "error", "cancel", "limit", "suspend", "model failure"])
-async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way):
+async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way, monkeypatch):
     order = []
     hanging = asyncio.Event()
 
     async def hang():
         hanging.set()
+        if way == "limit":
+            put_clock_ahead(monkeypatch, 6_000)
         await asyncio.Event().wait()
 
     def handle(ctx):
         try:
             if way == "error":
                 raise ValueError("oops")
-            if way == "cancel":
-                yield Perform(hang)
-            if way == "limit":
+            if way in ("cancel", "limit"):
                 yield Perform(hang)
             if way == "suspend":
                 yield Ask("?")
@@ -137,7 +138,7 @@ async def test_the_finally_of_a_handler_has_run_before_the_result_is_there(way):
 
     script = [failure(ValueError("no"))] if way == "model failure" else ["ok"]
     engine = Engine(models=ScriptedModel(script), observers=[observer])
-    limits = Limits(max_seconds=0.02) if way == "limit" else None
+    limits = Limits(max_seconds=3_000) if way == "limit" else None
     handle_ = engine.start(agent(handle), "go", limits=limits, wait_for_answers=0)
     if way == "cancel":
         await hanging.wait()

@@ -37,6 +37,7 @@ from stepengine.events import RunStarted
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import spawn_tools
+from tests.loop_clock import put_clock_ahead
 
 pytestmark = pytest.mark.anyio
 
@@ -291,7 +292,7 @@ async def test_what_a_set_limit_cannot_hold_is_refused_at_the_yield_before_anyth
 
 
 @pytest.mark.spec("requirements:X50")
-async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_what_never_started():
+async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_what_never_started(monkeypatch):
     seen = []
 
     def kid(ctx):
@@ -301,7 +302,11 @@ async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_w
         if ctx.prompt == "cut":
             yield Parallel([AgentCall("kid", "hang") for _ in range(8)], concurrency=1)
         elif ctx.prompt == "hang":
-            yield Perform(asyncio.sleep, 30)
+            yield Perform(hang)
+
+    async def hang():
+        put_clock_ahead(monkeypatch, 6_000)
+        await asyncio.Event().wait()
 
     def boss(ctx):
         cut = yield AgentCall("kid", "cut")
@@ -311,9 +316,9 @@ async def test_a_limit_above_counts_what_handlers_below_ask_for_and_gives_back_w
         except LimitExceeded as error:
             return [cut.value.error.kind, len(rest), error.message]
 
-    child = AgentDefinition("kid", handle_steps=kid, spawnable_agents=["kid"], limits=Limits(max_seconds=0.1))
+    child = AgentDefinition("kid", handle_steps=kid, spawnable_agents=["kid"], limits=Limits(max_seconds=3_000))
     made = AgentDefinition("boss", spawnable_agents=[child], handle_steps=boss, limits=Limits(max_total_children=10))
-    result = await asyncio.wait_for(Engine([made], models=ScriptedModel([])).run("boss"), 50)
+    result = await Engine([made], models=ScriptedModel([])).run("boss")
 
     expected = (
         "the run tree has started 10 children, and max_total_children is 10; raise Limits(max_total_children=...)"

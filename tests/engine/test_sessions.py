@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import attrs
@@ -48,8 +47,9 @@ from stepengine.errors import (
 from stepengine.events import RunFinished, TextDelta
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions
-from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.testing import Clock, ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import ask_user_tool, spawn_tools
+from tests.loop_clock import put_clock_ahead
 from tests.sessions.stores import KINDS, Histories, store_of
 
 pytestmark = pytest.mark.anyio
@@ -537,6 +537,25 @@ async def test_two_messages_at_once_wait_for_each_other_and_lose_nothing(store):
     assert 4 == len(store.load("y").messages)
 
 
+@pytest.fixture
+def in_line(monkeypatch):
+    """
+    Wait until so many runs have come to the line before a session, or are in.
+    """
+    came, enter = [], SessionQueue.enter
+
+    def noted(queue, session_id):
+        came.append(session_id)
+        return enter(queue, session_id)
+
+    async def have_come(count):
+        while len(came) < count:  # noqa: ASYNC110 - a line has no event
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(SessionQueue, "enter", noted)
+    return have_come
+
+
 async def test_a_run_is_planned_once_before_it_waits_for_its_session_and_begins_when_it_is_let_in():
     """
     What is wrong is told before the wait, an author's validators look at params once, and the clock starts with the turn.
@@ -562,32 +581,35 @@ async def test_a_run_is_planned_once_before_it_waits_for_its_session_and_begins_
 
     model = Slow(go_on.wait)
     clerk = AgentDefinition("clerk", model="scripted/m", input_schema=Booking, handle_steps=handler)
-    engine = Engine([clerk], models=model, sessions=MemorySessions())
+    clock = Clock()
+    engine = Engine([clerk], models=model, sessions=MemorySessions(), clock=clock)
     first = asyncio.create_task(engine.run("clerk", "one", params={"guests": 1}, session_id="s"))
     await inside.wait()
     second = asyncio.create_task(engine.run("clerk", "two", params={"guests": 2}, session_id="s"))
     await planned.wait()
     with pytest.raises(InputError, match="guests"):
         await asyncio.wait_for(engine.run("clerk", params={"guests": "many"}, session_id="s"), 50)
-    await asyncio.sleep(0.002)  # what a run's clock says may be up to a millisecond ahead
-    released = datetime.now(UTC)
-    released = released.replace(microsecond=released.microsecond // 1000 * 1000)  # a run's clock has milliseconds
+    came = clock.now()
+    clock.advance(seconds=5)
     go_on.set()
     results = await asyncio.gather(first, second)
 
     assert [RunStatus.COMPLETED] * 2 == [result.status for result in results]
     assert [1, 2] == looked
     assert [(1, 1), (2, len(results[0].state.message_history) + 1)] == [(guests, held) for guests, _, held in begun]
-    assert begun[0][1] <= released <= begun[1][1]
+    assert [came, clock.now()] == [now for _, now, _ in begun]
 
 
 @pytest.mark.spec("reliability:SS01")
-async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_comes(store):
+async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_comes(store, in_line):
     gate = asyncio.Event()
 
     engine = Engine([BOT], models=Slow(gate.wait), sessions=store)
-    first, second, third = [asyncio.create_task(engine.run(BOT, p, session_id="x")) for p in "abc"]
-    await asyncio.sleep(0.05)
+    runs = []
+    for number, prompt in enumerate("abc", 1):
+        runs.append(asyncio.create_task(engine.run(BOT, prompt, session_id="x")))
+        await in_line(number)
+    first, second, third = runs
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
@@ -599,15 +621,17 @@ async def test_one_that_is_cancelled_while_it_waits_is_gone_and_the_next_one_com
 
 @pytest.mark.spec("requirements:N6", "reliability:I12", "reliability:SS01")
 @pytest.mark.parametrize("way", ["interrupt", "max_seconds", "cancel", "shutdown"])
-async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_its_turn(way):
+async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_its_turn(way, in_line, monkeypatch):
     first_may_end, store = asyncio.Event(), MemorySessions()
     async with Engine([BOT], models=Slow(first_may_end.wait), sessions=store) as engine:
         first = engine.start(BOT, "1", session_id="x")
-        limits = Limits(max_seconds=0.02) if way == "max_seconds" else None
+        limits = Limits(max_seconds=3_000) if way == "max_seconds" else None
         second = engine.start(BOT, "2", session_id="x", limits=limits)
         third = engine.start(BOT, "3", session_id="x")
-        await asyncio.sleep(0.01)
-        if way == "interrupt":
+        await in_line(3)
+        if way == "max_seconds":
+            put_clock_ahead(monkeypatch, 6_000)
+        elif way == "interrupt":
             second.interrupt()
         elif way == "shutdown":
             await second.shutdown()
@@ -628,7 +652,7 @@ async def test_a_run_that_waits_for_its_turn_ends_when_it_is_told_to_and_not_at_
     assert ("failed" if way == "max_seconds" else "cancelled", False) == (last.status.value, last.session_saved)
     assert ["run_started", "run_finished"] == [event.type for event in events if event.type != "run_failed"]
     assert way == "cancel" or result == last
-    assert way != "max_seconds" or "max_seconds=0.02" in str(last.error)
+    assert way != "max_seconds" or "max_seconds=3000" in str(last.error)
     assert ["to 1", "to 3"] == [result.text for result in ended]
     assert ["1", "to 1", "3", "to 3"] == [m.text for m in store.load("x").messages]
 

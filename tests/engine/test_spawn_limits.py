@@ -5,7 +5,6 @@ Many children: what is reserved before they start, what they leave behind, and w
 from __future__ import annotations
 
 import asyncio
-import time
 from decimal import Decimal
 from random import Random
 from typing import Any
@@ -33,6 +32,7 @@ from stepengine.journal import MemoryJournal, check
 from stepengine.models import ModelReply, Provider
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import agent_tool, spawn_tools, task_tool
+from tests.loop_clock import put_clock_ahead
 
 pytestmark = pytest.mark.anyio
 
@@ -213,25 +213,23 @@ async def test_what_a_child_said_before_its_budget_was_spent_reaches_its_parent_
         assert "Found half." in told
 
 
-def blocking(*_: Any) -> str:
-    """
-    Keep the event loop from turning, and with it every timer of the run.
-    """
-    time.sleep(0.15)  # more than the run may take
-    return "x"
-
-
-async def blocking_later() -> str:
-    return blocking()
-
-
 @pytest.mark.spec("generator-contract:G46")
 @pytest.mark.parametrize(
     ("asked", "where"),
     [*[(asked, "root") for asked in ("step", "turn", "perform", "child", "children")], ("turn", "middle")],
 )
-async def test_time_is_over_as_soon_as_code_that_blocked_the_loop_returns(asked, where):
+async def test_time_is_over_as_soon_as_code_that_blocked_the_loop_returns(asked, where, monkeypatch):
     after = []
+
+    def blocking(*_: Any) -> str:
+        """
+        Take longer than the run may, while the loop does not turn, and with it no timer of the run.
+        """
+        put_clock_ahead(monkeypatch, 6_000)
+        return "x"
+
+    async def blocking_later() -> str:
+        return blocking()
 
     def leaf(ctx):
         yield STEP
@@ -250,7 +248,7 @@ async def test_time_is_over_as_soon_as_code_that_blocked_the_loop_returns(asked,
         finally:
             after.append("closed")
 
-    late = Limits(max_seconds=0.1)
+    late = Limits(max_seconds=3_000)
     kid = AgentDefinition("leaf", handle_steps=leaf)
     inner = AgentDefinition(
         "inner",

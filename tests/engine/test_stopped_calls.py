@@ -28,6 +28,7 @@ from stepengine.journal import FileJournal
 from stepengine.journal.show import spending_of
 from stepengine.models import Models, Provider
 from tests.faults.scripts import WIRES
+from tests.loop_clock import put_clock_ahead
 
 PIECES = (ThinkingChunk("t" * 40), TextChunk("x" * 200), ToolCallStarted(0, "look"), ToolCallChunk(0, "y" * 40))
 STREAMED = Usage(0, 60, 0, 0, 10, 1, at_least=True)
@@ -88,7 +89,7 @@ async def test_what_was_streamed_until_a_run_is_interrupted_counts_as_a_lower_bo
     assert {"test/m": 70 * DOLLAR} == dict(result.cost_by_model)
 
 
-async def test_a_cancelled_task_and_a_time_that_is_over_count_alike():
+async def test_a_cancelled_task_and_a_time_that_is_over_count_alike(monkeypatch):
     told = []
     model = Half()
     async with Engine(models={"test": model}, pricing=priced, observers=[told.append]) as engine:
@@ -99,8 +100,12 @@ async def test_a_cancelled_task_and_a_time_that_is_over_count_alike():
             await task
     assert (STREAMED, 70 * DOLLAR) == (told[-1].result.usage, told[-1].result.cost)
 
-    async with built(Half()) as engine:
-        result = await engine.run(agent(limits=Limits(max_seconds=0.05)), "go")
+    model = Half()
+    async with built(model) as engine:
+        handle = engine.start(agent(limits=Limits(max_seconds=3_000)), "go")
+        await model.waits.wait()
+        put_clock_ahead(monkeypatch, 6_000)
+        result = await handle.result()
     assert (RunStatus.FAILED, STREAMED) == (result.status, result.usage)
 
 
@@ -161,17 +166,14 @@ async def test_what_a_child_had_used_counts_for_its_parent():
 
 
 @pytest.mark.spec("requirements:D15")
-async def test_a_reply_that_came_when_the_time_was_over_is_paid_for():
+async def test_a_reply_that_came_when_the_time_was_over_is_paid_for(monkeypatch):
     class Late(Half):
         async def stream(self, request):
-            loop = asyncio.get_running_loop()
-            until = loop.time() + 0.06
-            while loop.time() < until:
-                pass
+            put_clock_ahead(monkeypatch, 6_000)
             yield ReplyDone(SAID)
 
     async with built(Late()) as engine:
-        result = await engine.run(agent(limits=Limits(max_seconds=0.05)), "go")
+        result = await engine.run(agent(limits=Limits(max_seconds=3_000)), "go")
 
     assert (RunStatus.FAILED, Usage(100, 5, requests=1)) == (result.status, result.usage)
     assert 105 * DOLLAR == result.cost

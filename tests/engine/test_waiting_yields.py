@@ -193,7 +193,10 @@ async def test_a_child_is_waited_for_when_its_parent_returns_and_ended_when_that
 
 @pytest.mark.spec("waiting:WT3")
 async def test_a_replay_counts_no_child_that_was_stopped_before_it_began() -> None:
+    begun = asyncio.Event()
+
     async def stubborn() -> None:
+        begun.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
 
@@ -203,7 +206,7 @@ async def test_a_replay_counts_no_child_that_was_stopped_before_it_began() -> No
 
     def start(ctx: Any) -> Any:
         yield from Start(AgentCall(kid))
-        yield from Perform(asyncio.sleep, 0.05)
+        yield from Perform(begun.wait)
 
     kid = agent(handle, first, id="kid")
     lead, journal = agent(start, kid), MemoryJournal()

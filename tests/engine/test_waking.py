@@ -477,10 +477,13 @@ async def test_a_cancel_by_letter_ends_a_run_that_waits_in_this_process(tmp_path
 
 
 @pytest.mark.spec("waiting:WT2")
-async def test_one_letter_cancels_once_however_many_wait_for_letters(tmp_path: Path) -> None:
+async def test_one_letter_cancels_once_however_many_wait_for_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """
     A second order would cut the call that has its time to come to its end.
     """
+    monkeypatch.setattr("stepengine.runtime.outside_messages.GRACE_SECONDS", 3_000.0)
     journal, ends = FileJournal(tmp_path / "a.jsonl"), list[str]()
 
     @tool(category="write")

@@ -694,13 +694,13 @@ def test_no_handler_sees_a_result_that_is_not_on_disk_and_no_effect_happens_befo
 
 @pytest.mark.spec("reliability:R1", "reliability:R2")
 def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothing_twice(path, rig):
-    done, begun = [], threading.Event()
+    done, begun, goes_on = [], threading.Event(), threading.Event()
 
     class Slow(Disk):
         def sync(self, descriptor):
             if done:
                 begun.set()
-                time.sleep(0.05)
+                goes_on.wait(50)
 
     def handle_steps(ctx):
         yield from Perform(done.append, "once")
@@ -713,6 +713,7 @@ def test_a_run_that_is_stopped_while_a_result_is_written_keeps_it_and_does_nothi
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0.005)
+        goes_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         await made.engine.aclose()

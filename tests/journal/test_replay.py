@@ -43,6 +43,7 @@ from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.runs import replay, resume
 from stepengine.runtime import RetryPolicy, SystemClock
 from stepengine.testing import failure, text, tool_call
+from tests.loop_clock import put_clock_ahead
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
@@ -753,12 +754,14 @@ def test_messages_of_a_recorded_request_can_be_put_together_again(rig):
 
 
 @pytest.mark.spec("replay:J31", "reliability:R2")
-def test_a_child_that_was_stopped_by_its_own_limit_is_stopped_there_again(rig):
+def test_a_child_that_was_stopped_by_its_own_limit_is_stopped_there_again(rig, monkeypatch):
     done: list[str] = []
 
     async def slow(name):
         done.append(name)
-        await asyncio.sleep(30 if name == "second" else 0)
+        if name == "second":
+            put_clock_ahead(monkeypatch, 6_000)
+            await asyncio.Event().wait()
 
     def kid_steps(ctx):
         yield from Perform.idempotent(slow, "first")
@@ -770,18 +773,18 @@ def test_a_child_that_was_stopped_by_its_own_limit_is_stopped_there_again(rig):
         yield from Perform.idempotent(slow, "after")
         return child.status.value
 
-    kid = AgentDefinition("kid", handle_steps=kid_steps, limits=Limits(max_seconds=0.1))
+    kid = AgentDefinition("kid", handle_steps=kid_steps, limits=Limits(max_seconds=3_000))
     agent = AgentDefinition("boss", spawnable_agents=[kid], handle_steps=handle_steps)
     journal = MemoryJournal()
     expected = rig(agent).record(journal)
     assert expected.output == "failed"
-    before = list(done)
+    assert done == ["first", "second", "after"]
     lines = journal.lines()
     for source in (MemoryJournal(lines), MemoryJournal(lines[:-1]), MemoryJournal(lines[:-3])):
         result = rig(agent).resume(source)
         assert (result.status, result.output) == (RunStatus.COMPLETED, "failed")
     assert rig(agent).replay(MemoryJournal(lines)).output == "failed"
-    assert done == [*before, "after"]
+    assert done == ["first", "second", "after", "after"]
 
 
 class Busy(ModelError):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -33,8 +35,10 @@ from stepengine.errors import LimitExceeded
 from stepengine.events import AgentFinished, AgentSpawned
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
+from tests.loop_clock import put_clock_ahead
 
 SOON = 0.06
+HOUR = 3600
 PATIENCE = 50
 WAITS = ("call", "model", "child", "background", "sleep", "body", "group", "race", "failure", "return")
 STOPS = ("limit", "interrupt", "grace", "shutdown")
@@ -45,16 +49,21 @@ class Silent(ScriptedModel):
     """A model that does not answer."""
 
     async def complete(self, request: Any) -> Any:
-        await asyncio.sleep(PATIENCE * 2)
+        await asyncio.Event().wait()
 
     async def stream(self, request: Any) -> Any:
         yield await self.complete(request)
 
 
+HANGING: list[asyncio.Event] = []
+"""What calls of ``hang`` wait for."""
+
+
 @tool
 async def hang() -> str:
     """Wait."""
-    await asyncio.sleep(PATIENCE * 2)
+    HANGING.append(asyncio.Event())
+    await HANGING[-1].wait()
     return ""
 
 
@@ -135,13 +144,13 @@ def start_in_its_body(ctx: Any) -> Any:
     yield from ToolCall(start_in_body, ctx.params)
 
 
-def agents(own_seconds: float = SOON) -> list[AgentDefinition[Any]]:
-    """Return the agents; *own_seconds* is the time limit of the agent "limited"."""
+def agents(seconds: float) -> list[AgentDefinition[Any]]:
+    """Return the agents; *seconds* is the time limit of the agent "limited"."""
     common: dict[str, Any] = {
         "tools": [hang, hang_in_body, start_in_body],
         "spawnable_agents": ["plain", "waits", "starts", "limited"],
     }
-    limited = Limits(max_seconds=own_seconds)
+    limited = Limits(max_seconds=seconds)
     return [
         AgentDefinition("plain", model="test/m"),
         AgentDefinition("waits", handle_steps=wait_as_asked, **common),
@@ -151,11 +160,11 @@ def agents(own_seconds: float = SOON) -> list[AgentDefinition[Any]]:
     ]
 
 
-async def run_and_replay(stop: str, *, own_seconds: float = SOON, **params: str) -> tuple[RunResult, RunResult]:
-    """Return the result of a run that is stopped after a moment, and that of its replay."""
+async def run_and_replay(stop: str, **params: str) -> tuple[RunResult, RunResult]:
+    """Return the result of a run that is stopped after a moment, wherever it is then, and that of its replay."""
     journal = MemoryJournal()
     limits = Limits(max_seconds=SOON) if stop == "limit" else None
-    async with asyncio.timeout(PATIENCE), Engine(agents(own_seconds), models=Silent()) as engine:
+    async with asyncio.timeout(PATIENCE), Engine(agents(SOON), models=Silent()) as engine:
         handle = engine.start("lead", params=params, journal=journal, limits=limits)
         if stop != "limit":
             await asyncio.sleep(SOON)
@@ -167,10 +176,27 @@ async def run_and_replay(stop: str, *, own_seconds: float = SOON, **params: str)
         return result, await engine.replay(journal)
 
 
+@asynccontextmanager
+async def hanging_run(place: str, seconds: float, limits: Limits | None = None) -> AsyncIterator[tuple[Engine, Any]]:
+    """Yield a run and its engine when two calls of it hang, one of them of a child in the background."""
+    HANGING.clear()
+    async with Engine(agents(seconds), models=Silent()) as engine:
+        params = {"place": place, "waits": "call", "child_waits": "call"}
+        handle = engine.start("lead", params=params, journal=MemoryJournal(), limits=limits)
+        while len(HANGING) < 2:  # noqa: ASYNC110 - a tool of this module has no event of a test
+            await asyncio.sleep(0.001)
+        yield engine, handle
+
+
 @pytest.mark.spec("waiting:WT3", "reliability:R6")
 @pytest.mark.parametrize("place", ["root", "body", "child", "background"])
-async def test_children_of_a_run_that_its_time_limit_stops_are_cancelled_live_and_in_a_replay(place: str) -> None:
-    result, replayed = await run_and_replay("limit", place=place, waits="call", child_waits="call")
+async def test_children_of_a_run_that_its_time_limit_stops_are_cancelled_live_and_in_a_replay(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with hanging_run(place, 9 * HOUR, Limits(max_seconds=HOUR)) as (engine, handle):
+        put_clock_ahead(monkeypatch, 2 * HOUR)
+        result = await handle.result()
+        replayed = await engine.replay(result.journal)
 
     assert isinstance(result.error, LimitExceeded)
     assert [(RunStatus.CANCELLED, None)] == [(child.status, child.error) for child in result.children]
@@ -195,10 +221,15 @@ def test_a_replay_has_the_result_of_a_tree_however_it_was_stopped_and_whatever_i
 
 
 @pytest.mark.spec("reliability:R6")
-async def test_an_interrupt_with_grace_ends_a_run_whose_child_comes_to_its_time_limit_in_that_time() -> None:
-    result, replayed = await run_and_replay(
-        "grace", own_seconds=SOON * 1.2, place="limited", waits="call", child_waits="call"
-    )
+async def test_an_interrupt_with_grace_ends_a_run_whose_child_comes_to_its_time_limit_in_that_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with hanging_run("limited", HOUR) as (engine, handle):
+        handle.interrupt(grace=9 * HOUR)
+        await asyncio.sleep(0)  # it is interrupted in the next turn of the loop
+        put_clock_ahead(monkeypatch, 2 * HOUR)
+        result = await handle.result()
+        replayed = await engine.replay(result.journal)
 
     assert RunStatus.CANCELLED is result.status
     assert result == replayed
@@ -227,19 +258,21 @@ async def test_a_replay_that_takes_longer_than_the_time_limit_of_the_run_ends_as
 
 
 @pytest.mark.spec("waiting:WT3")
-async def test_a_child_that_ended_when_the_time_of_its_parent_was_over_is_in_the_result() -> None:
+async def test_a_child_that_ended_when_the_time_of_its_parent_was_over_is_in_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def block(event: Any) -> None:
-        # The loop cannot turn meanwhile, so that the end of the child and that of the time arrive together.
+        # The loop does not turn meanwhile, so that the end of the child and that of the time arrive together.
         if isinstance(event, AgentFinished):
-            time.sleep(SOON * 2)
+            put_clock_ahead(monkeypatch, 2 * HOUR)
 
     def cancels(ctx: Any) -> Any:
         ref = yield from Start(AgentCall("waits", params={"kind": "call"}))
         yield from Cancel(ref, "enough")
 
     journal = MemoryJournal()
-    lead = AgentDefinition("cancels", handle_steps=cancels, spawnable_agents=["waits"], limits=Limits(max_seconds=SOON))
-    async with Engine([lead, *agents()], models=Silent(), observers=[block]) as engine:
+    lead = AgentDefinition("cancels", handle_steps=cancels, spawnable_agents=["waits"], limits=Limits(max_seconds=HOUR))
+    async with Engine([lead, *agents(SOON)], models=Silent(), observers=[block]) as engine:
         result = await engine.run(lead, journal=journal)
         replayed = await engine.replay(journal)
 
@@ -249,17 +282,19 @@ async def test_a_child_that_ended_when_the_time_of_its_parent_was_over_is_in_the
 
 
 @pytest.mark.spec("waiting:WT3", "reliability:R6")
-async def test_a_child_whose_start_takes_longer_than_the_time_of_its_parent_does_not_start() -> None:
+async def test_a_child_whose_start_takes_longer_than_the_time_of_its_parent_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def block(event: Any) -> None:
         if isinstance(event, AgentSpawned):
-            time.sleep(SOON * 2)
+            put_clock_ahead(monkeypatch, 2 * HOUR)
 
     def starts(ctx: Any) -> Any:
         yield from Start(AgentCall("waits", params={"kind": "call"}))
 
     journal = MemoryJournal()
-    parent = AgentDefinition("parent", handle_steps=starts, spawnable_agents=["waits"], limits=Limits(max_seconds=SOON))
-    async with Engine([parent, *agents()], models=Silent(), observers=[block]) as engine:
+    parent = AgentDefinition("parent", handle_steps=starts, spawnable_agents=["waits"], limits=Limits(max_seconds=HOUR))
+    async with Engine([parent, *agents(SOON)], models=Silent(), observers=[block]) as engine:
         result = await engine.run(parent, journal=journal)
         replayed = await engine.replay(journal)
 

@@ -283,9 +283,10 @@ async def test_stop_and_cancel_in_one_tick_are_both_kept(world):
 @pytest.mark.spec("reliability:I12")
 async def test_a_cancel_that_meets_the_end_of_an_effect_is_not_lost(world):
     for ticks in range(6):
-        gate = asyncio.Event()
+        gate, started = asyncio.Event(), asyncio.Event()
 
-        async def wait(gate=gate):
+        async def wait(gate=gate, started=started):
+            started.set()
             await gate.wait()
 
         def machine(plan, state, wait=wait):
@@ -295,7 +296,7 @@ async def test_a_cancel_that_meets_the_end_of_an_effect_is_not_lost(world):
 
         tree = world.tree(machine)
         task = asyncio.create_task(tree.run())
-        await asyncio.sleep(0.001)
+        await started.wait()
         gate.set()
         for _ in range(ticks):
             await asyncio.sleep(0)

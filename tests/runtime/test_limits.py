@@ -5,7 +5,6 @@ Budgets of a run tree.
 from __future__ import annotations
 
 import asyncio
-import time
 from decimal import Decimal
 
 import attrs
@@ -22,6 +21,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded
 from stepengine.runtime.sizes import estimated_tokens
+from tests.loop_clock import put_clock_ahead
 
 REQUEST = ModelRequest("test/m", "", Transcript([UserMessage("x" * 40)]))
 
@@ -206,29 +206,30 @@ async def test_the_computed_cost_of_a_reply_is_that_of_the_whole_reply(world):
 
 
 @pytest.mark.spec("requirements:X76")
-async def test_a_reply_that_arrives_after_the_deadline_counts_its_stated_cost(world):
+async def test_a_reply_that_arrives_after_the_deadline_counts_its_stated_cost(world, monkeypatch):
     async def late(request):
-        time.sleep(0.03)  # noqa: ASYNC251 - so that no timer can stop the call
+        put_clock_ahead(monkeypatch, 6_000)  # no timer can stop the call before it returns
         return ModelReply("x", cost=Decimal(2))
 
     def machine(plan, state):
         stopped = yield CallModel(0, REQUEST)
         return world.done(state, stopped.begun)
 
-    plan = world.plan(limits=Limits(max_seconds=0.01))
+    plan = world.plan(limits=Limits(max_seconds=3_000))
     finished = await world.tree(machine, models=world.Provider([late]), plan=plan).run()
 
     assert PartialUsage(Usage(at_least=True), Decimal(2)) == finished.output
 
 
 @pytest.mark.spec("reliability:R6")
-async def test_max_seconds_cancels_what_runs_and_stops_the_run(world):
+async def test_max_seconds_cancels_what_runs_and_stops_the_run(world, monkeypatch):
     seen = []
 
     async def hang(request):
+        put_clock_ahead(monkeypatch, 6_000)
         await asyncio.Event().wait()
 
-    plan = world.plan(limits=Limits(max_seconds=0.01))
+    plan = world.plan(limits=Limits(max_seconds=3_000))
     tree = world.tree(calls(world, 2, seen), models=world.Provider([hang]), plan=plan)
     await tree.run()
 

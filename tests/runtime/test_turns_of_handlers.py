@@ -19,6 +19,7 @@ from stepengine.testing import ScriptedModel
 
 pytestmark = pytest.mark.anyio
 SOON = 0.1
+PATIENCE = 50
 
 
 def family(work: Callable[[], Any], stop: Callable[[], None], before: Callable[[], None]) -> list[AgentDefinition[Any]]:
@@ -46,16 +47,19 @@ async def run_and_replay(agents: list[AgentDefinition[Any]], path: Path) -> tupl
         return result, await engine.replay(FileJournal(path))
 
 
-async def test_it_is_left_to_its_end_and_the_run_is_replayed_as_it_ended(tmp_path: Path) -> None:
+async def test_it_is_left_to_its_end_and_the_run_is_replayed_as_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN_SECONDS", 3_000.0)
     begun, go_on = threading.Event(), threading.Event()
 
     def work() -> int:
         begun.set()
-        go_on.wait(SOON * 50)
+        go_on.wait(PATIENCE)
         return 3
 
     def before() -> None:
-        begun.wait(SOON * 50)
+        begun.wait(PATIENCE)
         threading.Timer(SOON, go_on.set).start()
 
     result, replayed = await run_and_replay(family(work, go_on.set, before), tmp_path / "run.jsonl")

@@ -200,7 +200,9 @@ async def stopped(sandbox: MontySandbox, *codes: str) -> float:
 
 
 @pytest.mark.spec("programs:PG21", "programs:PG43")
-async def test_a_run_that_is_stopped_ends_its_check() -> None:
+async def test_a_run_that_is_stopped_ends_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A check that ended by itself would end at no time of this test.
+    monkeypatch.setitem(LIMITS, "max_turn_duration_secs", 3_000.0)
     sandbox = MontySandbox(1)
     await stopped(sandbox, SLOW)
     answer = await answer_of("2 + 2", sandbox)
@@ -210,7 +212,8 @@ async def test_a_run_that_is_stopped_ends_its_check() -> None:
 
 
 @pytest.mark.spec("programs:PG43")
-async def test_runs_that_wait_for_a_check_worker_can_be_stopped() -> None:
+async def test_runs_that_wait_for_a_check_worker_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMITS, "max_turn_duration_secs", 3_000.0)
     sandbox = MontySandbox(1)
     await stopped(sandbox, SLOW, SLOW + "\n")
     sandbox.close()

@@ -17,6 +17,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 from stepengine.tools import ToolRegistry
 from stepengine.workspace.threads import ThreadPool
+from tests.loop_clock import put_clock_ahead
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -154,13 +155,16 @@ async def test_the_text_of_an_exception_is_capped() -> None:
 
 @pytest.mark.spec("reliability:TL07")
 @pytest.mark.parametrize("stubborn", [False, True])
-async def test_an_async_body_that_hangs_is_cancelled_at_its_timeout(stubborn: bool) -> None:
+async def test_an_async_body_that_hangs_is_cancelled_at_its_timeout(
+    stubborn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
-    @tool(timeout=0.05)
+    @tool(timeout=3_000)
     async def hangs() -> str:
+        put_clock_ahead(monkeypatch, 6_000)
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             seen.append("cancelled")
             if not stubborn:
@@ -168,7 +172,7 @@ async def test_an_async_body_that_hangs_is_cancelled_at_its_timeout(stubborn: bo
         return "late"
 
     result = await run(hangs)
-    assert ("error", "tool 'hangs' timed out after 0.05 s", ["cancelled"]) == (result.status, result.text, seen)
+    assert ("error", "tool 'hangs' timed out after 3000 s", ["cancelled"]) == (result.status, result.text, seen)
 
 
 async def test_a_timeout_that_the_body_raised_is_its_own() -> None:
@@ -176,14 +180,16 @@ async def test_a_timeout_that_the_body_raised_is_its_own() -> None:
 
 
 @pytest.mark.spec("reliability:TL07")
-async def test_a_thread_that_hangs_is_abandoned_named_and_starves_nobody() -> None:
+async def test_a_thread_that_hangs_is_abandoned_named_and_starves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     release, leaked, seen = threading.Event(), [], []
+    loop = asyncio.get_running_loop()
     pool = ThreadPool(1, grace=0.05)
     ctx = ToolContext.for_test(threads=pool, leaked=leaked)
 
-    @tool(timeout=0.5)
+    @tool(timeout=3_000)
     def hangs(ctx: ToolContext) -> str:
-        release.wait(30)
+        loop.call_soon_threadsafe(put_clock_ahead, monkeypatch, 6_000)
+        release.wait(50)
         seen.append(ctx.cancelled.is_set())
         return "late"
 
@@ -192,7 +198,7 @@ async def test_a_thread_that_hangs_is_abandoned_named_and_starves_nobody() -> No
         return threading.current_thread().name
 
     result = await run(hangs, ctx)
-    assert ("error", "tool 'hangs' timed out after 0.5 s") == (result.status, result.text)
+    assert ("error", "tool 'hangs' timed out after 3000 s") == (result.status, result.text)
     assert 1 == len(leaked)
     assert leaked[0].endswith("-hangs")
     assert tuple(leaked) == pool.leaked

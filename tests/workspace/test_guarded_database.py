@@ -54,9 +54,9 @@ def test_each_query_has_the_whole_bound(connection: GuardedConnection, monkeypat
 def test_ctrl_c_ends_a_query(connection: GuardedConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_database, "BASE_OPERATIONS", 10**15)
     timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
 
     with pytest.raises(KeyboardInterrupt), raise_interrupt_cause(connection):
+        timer.start()
         connection.execute(ENDLESS).fetchall()
     timer.join()
 

@@ -66,7 +66,6 @@ async def test_an_editor_is_asked_from_threads_by_the_paths_that_it_named_and_on
 async def test_an_editor_that_does_not_know_a_file_or_is_silent_leaves_it_to_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(editor_files, "SECONDS", 0.05)
     client, path = Client("typed"), str(tmp_path / "a.py")
     buffers = lent(client, tmp_path)
     await asyncio.to_thread(buffers.read, path)
@@ -76,6 +75,7 @@ async def test_an_editor_that_does_not_know_a_file_or_is_silent_leaves_it_to_the
     with pytest.raises(ToolError, match="the editor did not write it: not open"):
         await asyncio.to_thread(buffers.write, path, "new")
     client.refuses, client.content = False, None
+    monkeypatch.setattr(editor_files, "SECONDS", 0.05)
     assert await asyncio.to_thread(buffers.read, path) is None
     with pytest.raises(ToolError, match="the editor did not write it"):
         await asyncio.to_thread(buffers.write, path, "new")

@@ -112,6 +112,7 @@ def call(number: Any, params: dict[str, Any]) -> None:
         said = str(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True).pid)
     seen = {"content": [{"type": "text", "text": said}]}
     if MODE == "slow" and calls == 1:
+        Path(MORE[0]).write_text("arrived")
         return
     if MODE == "gate" and calls > 1:
         Path(MORE[0]).write_text("arrived")

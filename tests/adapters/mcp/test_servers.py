@@ -21,6 +21,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.events import ToolProgress
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
+from tests.loop_clock import put_clock_ahead
 
 COUNTERPARTS = (("pypi:mcp", "2.3.0", "works", "servers: tools, resources, prompts, elicitation, sampling, progress"),)
 
@@ -194,13 +195,17 @@ def _adding(request: Any) -> Any:
 
 @pytest.mark.spec("interfaces:IF57")
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_on(
-    odd: Any, agent: Any, tmp_path: Path
+    odd: Any, agent: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "marker"
     model = ScriptedModel([tool_call("odd__look", {}), tool_call("odd__look", {}), "ok"])
 
-    async with Engine([agent(odd("slow", str(marker), timeout=0.5))], models=model) as engine:
-        timed_out, seen = results(await engine.run("worker", "Go."))
+    async with Engine([agent(odd("slow", str(marker), timeout=3_000))], models=model) as engine:
+        running = asyncio.create_task(engine.run("worker", "Go."))
+        while not marker.exists():  # noqa: ASYNC110 - a file has no event
+            await asyncio.sleep(0.01)
+        put_clock_ahead(monkeypatch, 6_000)
+        timed_out, seen = results(await running)
 
     assert "error" == timed_out[0]
     assert ("ok", "seen") == seen
