@@ -318,7 +318,7 @@ def test_the_programs_own_sitecustomize_runs_and_nothing_else_of_it_changes(cass
         tmp_path,
         """
         import sys
-        print(OWN, [p for p in sys.path if "stepengine-" in p], "attrs" in sys.modules, "stepengine" in sys.modules)
+        print(OWN, [p for p in sys.path if p.rpartition("/")[2].startswith("stepengine-")], "attrs" in sys.modules, "stepengine" in sys.modules)
         import urllib3
         print("stepengine" in sys.modules, "httpx2" in sys.modules, "aiohttp" in sys.modules)
     """,
