@@ -134,12 +134,13 @@ class RunMessenger:
         while True:
             is_live = row.run in self._live
             known = {question.id: question for question in (await self._reader.details(row)).questions}
-            if not is_live or known.keys() >= set(wanted) or time.monotonic() > until:
+            missing = set(wanted) - known.keys()
+            if not (is_live and missing) or time.monotonic() > until:
                 return known
             # A run drops its questions before it is suspended; an answer that arrives in between is in time.
             with contextlib.suppress(JournalMissing):
                 recorded = (await self._reader.read_recorded_details(row)).questions
-                if not {question.id for question in recorded}.intersection(wanted):
+                if not missing.intersection(question.id for question in recorded):
                     return known
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)
 

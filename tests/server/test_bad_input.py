@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine.server import Caps
+from stepengine.server import Caps, run_messenger
 from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
 
@@ -98,6 +98,21 @@ def check_nothing_of_the_inside(house: House, answer: httpx2.Response) -> None:
     text = answer.text
     inside = [str(house.folder), str(ROOT), "Traceback", 'File \\"', "site-packages", ".jsonl", *house.tokens.values()]
     assert [] == [word for word in inside if word in text]
+
+
+def test_an_unknown_question_beside_an_open_one_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Only a question that the record has, and the run has no more, is waited for.
+    """
+    monkeypatch.setattr(run_messenger, "SUSPEND_SECONDS", 3_000.0)
+    with House(tmp_path, wait_for_answers=3_000.0).open() as patient, patient.client() as client:
+        run = started(client)
+        answers = {question_of(client, run): "Monday", "q99": "x"}
+        answer = client.post(f"/runs/{run}/answers", json={"answers": answers})
+
+        assert 409 == check_refused(patient, answer)["status"]
 
 
 # --- a generator of requests, good and bad --------------------------------------------------------------------------
