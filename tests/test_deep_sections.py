@@ -85,6 +85,28 @@ def test_interpreters_are_found_oldest_first_also_free_threaded_ones(
     ]
 
 
+def test_each_interpreter_has_an_environment_of_its_own(deep: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, str] = {}
+
+    class Machine:
+        python = "python3"
+
+        def environment(self, name: str, *requirements: str, python: str) -> str:
+            made[name] = python
+            return name
+
+        def pytest(self, *arguments: str, environment: str) -> None:
+            pass
+
+    pythons = ["versions/3.12.1/bin/python", "versions/3.13.0/bin/python"]
+    monkeypatch.setattr(deep, "find_pythons", lambda python: pythons)
+    monkeypatch.setattr(deep, "version_of", lambda python: python.split("/")[1])
+
+    deep.run_other_interpreters(Machine())
+
+    assert pythons == [*made.values()]
+
+
 @pytest.mark.parametrize(
     ("last", "code", "counts"),
     [
