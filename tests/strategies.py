@@ -263,8 +263,8 @@ specs = some(
 thinkings = some(
     Thinking,
     effort=st.none() | st.sampled_from(["none", "low", "medium", "high", "max", "enabled", "extended"]),
-    tokens=st.none() | counts,
     show=st.booleans(),
+    budget_tokens=st.none() | counts,
 )
 searches = some(
     WebSearch,

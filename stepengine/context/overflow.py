@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs import frozen
 
-from stepengine.context.policy import TOKENS, limits_for_hook
+from stepengine.context.policy import TOKENS, limits_for_hook, max_prompt_tokens
 from stepengine.data.definition import HookContext
 from stepengine.errors import ContextOverflow
 
@@ -23,6 +23,10 @@ class raise_on_overflow:  # noqa: N801 - a policy is called by its name, as a ho
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=TOKENS)
+
+    def find_prompt_limit(self, context_window: int | None) -> int:
+        """Return how many tokens a prompt may have before the run fails."""
+        return max_prompt_tokens(self.max_tokens, context_window)
 
     def __call__(self, ctx: HookContext) -> None:
         """Raise when the next prompt does not fit."""

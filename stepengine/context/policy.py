@@ -26,7 +26,7 @@ REMINDER_TOKENS = 20
 """What a step prompt takes beside its own text: the message and its reminder tags."""
 
 
-def _max_prompt_tokens(max_tokens: int | None, context_window: int | None) -> int:
+def max_prompt_tokens(max_tokens: int | None, context_window: int | None) -> int:
     """Return how many tokens a prompt may have."""
     if max_tokens is not None:
         return max_tokens
@@ -73,7 +73,7 @@ class ContextLimits:
         if step_prompt:
             overhead += REMINDER_TOKENS + estimate_tokens(step_prompt)
         ratio = 1.0 if size is None or not estimated else size / estimated
-        return cls(max_tokens=_max_prompt_tokens(max_tokens, context_window), overhead=overhead, ratio=ratio)
+        return cls(max_tokens=max_prompt_tokens(max_tokens, context_window), overhead=overhead, ratio=ratio)
 
     @property
     def room(self) -> int:
@@ -184,6 +184,10 @@ class ContextPolicy(ABC):
         """Return the change that makes the prompt fit, or ``None``."""
         shorter = self.rewrite(self.source(ctx), limits_for_hook(ctx, self.max_tokens), ctx.now)
         return None if shorter is None else self.change(shorter)
+
+    def find_prompt_limit(self, context_window: int | None) -> int:
+        """Return how many tokens a prompt may have before this policy shortens it."""
+        return max_prompt_tokens(self.max_tokens, context_window)
 
     def source(self, ctx: HookContext) -> Transcript:
         """Return the history that this policy shortens."""

@@ -19,7 +19,15 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.context.policy import COUNT, TOKENS, ContextLimits, find_last_tagged, limits_for_hook, make_option_check
+from stepengine.context.policy import (
+    COUNT,
+    TOKENS,
+    ContextLimits,
+    find_last_tagged,
+    limits_for_hook,
+    make_option_check,
+    max_prompt_tokens,
+)
 from stepengine.context.truncation import truncate
 from stepengine.data.codec import to_json
 from stepengine.data.definition import HookContext
@@ -112,11 +120,18 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         """Return the work that summarises, or ``None`` while there is nothing to do."""
         if not (self.enabled and self.auto):
             return None
-        allowed = self.max_tokens
-        if allowed is None and ctx.context_window is not None:
-            allowed = int(ctx.context_window * self.window_ratio)
-        limits = limits_for_hook(ctx, allowed)
+        limits = limits_for_hook(ctx, self._max_tokens(ctx.context_window))
         return None if limits.fits(ctx.state.view) else self._make_change(ctx, limits)
+
+    def find_prompt_limit(self, context_window: int | None) -> int | None:
+        """Return how many tokens a prompt may have before it is summarised; ``None`` while that is off."""
+        is_on = self.enabled and self.auto
+        return max_prompt_tokens(self._max_tokens(context_window), context_window) if is_on else None
+
+    def _max_tokens(self, context_window: int | None) -> int | None:
+        if self.max_tokens is None and context_window is not None:
+            return int(context_window * self.window_ratio)
+        return self.max_tokens
 
     def _make_change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
         if ctx.overflow is None:

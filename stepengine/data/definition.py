@@ -102,6 +102,7 @@ class HookContext:
     source: str = ""
     provenance: Provenance | None = attrs.field(default=None, repr=False, eq=False)
     _measured: Measured | None = attrs.field(default=None, repr=False)
+    _prompt_limit: int | None = attrs.field(default=None, repr=False)
 
     @property
     def context_tokens(self) -> int:
@@ -116,7 +117,8 @@ class HookContext:
     @property
     def remaining_tokens(self) -> int | None:
         """The remaining context tokens, counted as in ``ToolContext.remaining_tokens``; ``None`` if unknown."""
-        return None if self.context_window is None else max(0, self.context_window - self.context_tokens)
+        limit = self.context_window if self._prompt_limit is None else self._prompt_limit
+        return None if limit is None else max(0, limit - self.context_tokens)
 
     @property
     def system_prompt(self) -> str:

@@ -225,6 +225,14 @@ class Hooks:
     def __bool__(self) -> bool:
         return any(getattr(self, p) for p in HOOK_POINTS)
 
+    def find_prompt_limit(self, context_window: int | None) -> int | None:
+        """Return how many tokens a prompt may have: *context_window*, or less where a context policy allows less."""
+        limits = [context_window]
+        for hook in self.pre_step:
+            find = getattr(hook, "find_prompt_limit", None)
+            limits.append(None if find is None else find(context_window))
+        return min([limit for limit in limits if limit is not None], default=None)
+
     def get_hooks(self, point: str) -> Sequence[Callable[..., Any]]:
         """Return the hooks of one point."""
         hooks: Sequence[Callable[..., object]] = getattr(self, point)

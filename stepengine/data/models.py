@@ -63,6 +63,10 @@ DEFAULT_BUDGET_TOKENS = 10_000
 """Enough for a page or two of code to be thought through, and below the output limit of every model that thinks."""
 
 
+def _default_budget(self: Any) -> int | None:
+    return DEFAULT_BUDGET_TOKENS if self.mode == "extended" else None
+
+
 def _default_effort(self: Any) -> str | None:
     return "none" if self.mode == "none" else None
 
@@ -80,17 +84,17 @@ class Thinking:
             that cannot be kept from it is asked for the least, and a warning says so once.
         tokens: How many tokens the model may spend on it.
         show: Whether its thoughts come back as text, where a provider can leave them out.
-        mode: The former spelling, which is read as before: ``"none"``, ``"enabled"`` (the provider's amount) or
-            ``"extended"`` (*budget_tokens*). It may also stand in place of *effort*, and a number behind it.
-        budget_tokens: The tokens of ``"extended"``, 10,000 by default.
+        mode: Another spelling: ``"none"``, ``"enabled"`` (the provider's amount, unless a number is given) or ``"extended"``
+            (10,000 tokens, unless a number is given). It may also be given in place of *effort*.
+        budget_tokens: Another name of *tokens*, which takes precedence.
 
     Raises:
-        DefinitionError: for a value of another kind.
+        DefinitionError: for a value of another kind, and for *tokens* beside ``"none"``.
     """
 
     # The fields keep the former names, because a value is stored, compared and fingerprinted by them.
     mode: Literal["none", "enabled", "extended"] = "none"
-    budget_tokens: int = DEFAULT_BUDGET_TOKENS
+    budget_tokens: int | None = attrs.field(default=attrs.Factory(_default_budget, takes_self=True))
     effort: Effort | None = attrs.field(default=attrs.Factory(_default_effort, takes_self=True))
     show: bool = True
 
@@ -100,13 +104,11 @@ class Thinking:
         tokens: int | None = None,
         show: bool = True,  # noqa: FBT001, FBT002 - the third of three words about one thing
         *,
-        mode: str | None = None,
+        mode: Literal["none", "enabled", "extended"] | None = None,
         budget_tokens: int | None = None,
     ) -> None:
         if effort == "enabled" or effort == "extended":  # noqa: PLR1714 - as type checkers narrow it
             mode, effort = effort, None
-            budget_tokens = budget_tokens if tokens is None else tokens
-            tokens = None
         for name, value, what in (
             ("effort", effort, allow_none(word_check(*EFFORTS))),
             ("tokens", tokens, allow_none(COUNT)),
@@ -116,20 +118,22 @@ class Thinking:
         ):
             if problem := what.problem(f"Thinking({name}=...)", value):
                 raise DefinitionError(problem)
-        if effort is None and tokens is None and mode == "none":
+        if effort is None and mode == "none":
             effort = "none"
-        has_budget = tokens is not None or mode == "extended"
-        # Kept where it says nothing: it was fingerprinted.
-        budget = DEFAULT_BUDGET_TOKENS if budget_tokens is None else budget_tokens
-        self.__attrs_init__(
-            "none" if effort == "none" else "extended" if has_budget else "enabled",
-            budget if tokens is None or effort == "none" else tokens,
-            effort,
-            show,
-        )
+        if effort == "none" and tokens is not None:
+            msg = f"Thinking('none') takes no tokens, but {tokens} are given; leave out one of them"
+            raise DefinitionError(msg)
+        budget = budget_tokens if tokens is None else tokens
+        if effort == "none":
+            mode, budget = "none", None
+        elif budget is None and mode == "extended":
+            budget = DEFAULT_BUDGET_TOKENS
+        else:
+            mode = "enabled" if budget is None else "extended"
+        self.__attrs_init__(mode, budget, effort, show)
 
     @classmethod
-    def from_stored(cls, *, mode: str = "none", **members: Any) -> Thinking:
+    def from_stored(cls, *, mode: Literal["none", "enabled", "extended"] = "none", **members: Any) -> Thinking:
         """Return the value of stored members; a missing *mode* is ``"none"``, the default of the stored form."""
         return cls(mode=mode, **members)
 
@@ -142,7 +146,7 @@ class Thinking:
     @property
     def tokens(self) -> int | None:
         """The maximum number of thinking tokens; ``None`` if it is not set."""
-        return self.budget_tokens if self.mode == "extended" else None
+        return self.budget_tokens
 
 
 THINKING = instance_check(Thinking, 'Thinking("high")')

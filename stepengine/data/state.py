@@ -126,6 +126,8 @@ class AgentState:
         """
         Return a state with a history in the ``{"role", "content"}`` form; system messages become its system prompt.
 
+        That prompt is sent by an agent that has no system prompt of its own.
+
         Raises:
             DataError: when a message cannot be read.
             TranscriptError: when calls and results do not pair.

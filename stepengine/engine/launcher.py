@@ -398,6 +398,7 @@ class Launcher:
         # itself into the services, which know both.
         if prepare is not None:
             plan, state = prepare(plan, state)
+        plan = _with_session_of_hooks(plan)
         if wrap is not None:
             services = wrap(services)
         ready = PlannedRun(request=made.request, hub=made.hub, plan=plan, state=state, services=services)
@@ -499,6 +500,17 @@ class Launcher:
         for kept in (self._remembered.get(session_id), *[tree.desk.remembered for tree in trees]):
             if kept is not None:
                 kept.forget(ids)
+
+
+def _with_session_of_hooks(plan: RunPlan) -> RunPlan:
+    """Return *plan* with the session that its own ``session_hooks`` start, which the run id names, if it has no other one."""
+    if plan.info.session_id is not None or not plan.hooks.pre_run:
+        return plan
+    from stepengine.sessions.around import has_session_hooks
+
+    if not has_session_hooks(plan.hooks):
+        return plan
+    return attrs.evolve(plan, info=attrs.evolve(plan.info, session_id=plan.run_id))
 
 
 class StepRun:

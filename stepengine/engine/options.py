@@ -53,7 +53,8 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         params: A JSON object, or the pydantic model of the agent's ``input_schema``.
         previous: The state to continue: it keeps history, view and context; the run gets an id, budgets and usage of its
-            own, and the state itself is not changed. In a session it takes the place of what the store holds.
+            own, and the state itself is not changed. An agent without a system prompt sends that of the state, such as
+            ``AgentState.from_dicts`` returns, unless another agent left it. In a session it takes the place of what the store holds.
         session_id: The conversation's id, for hooks and tools. With ``Engine(sessions=...)`` the run goes on from what that
             session holds, and is saved in it however it ends; it waits for the run that is in the session before it. What
             is said where the same agent waits for an answer is that answer. Without an id a new one is made, which

@@ -535,7 +535,8 @@ def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     """
     prompt = plan.definition.system_prompt
     if isinstance(prompt, str):
-        return state if state.system_prompt == prompt else attrs.evolve(state, system_prompt=prompt)
+        # An agent without a prompt of its own keeps that of the history which it continues (`make_root_state`).
+        return attrs.evolve(state, system_prompt=prompt) if prompt and state.system_prompt != prompt else state
     name = type(prompt).__name__
     ctx = HookContext(
         state=state,
@@ -663,15 +664,19 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))
     history, view = NO_HISTORY, NO_HISTORY
+    system_prompt = _constant_system_prompt(agent)
     if previous is not None:
         own = previous.agent_id in ("", plan.definition.id)
         history, view = _inherited_history(previous, is_same=own)
+        # The next run of the conversation keeps it as the first one does, which took it from a history from elsewhere.
+        if own and not agent.definition.system_prompt:
+            system_prompt = previous.system_prompt
     return AgentState(
         run_id=plan.run_id,
         agent_id=plan.definition.id,
         message_history=history,
         view=view,
-        system_prompt=_constant_system_prompt(agent),
+        system_prompt=system_prompt,
         tool_definitions=agent.specs,
         steps_remaining=plan.limits.max_steps or 0,
         context=previous.context if previous is not None else NO_CONTEXT,

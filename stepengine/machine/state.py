@@ -409,6 +409,7 @@ class RunState:
             overflow=prompt.overflow,
             refused_tokens=prompt.refused_tokens,
             measured=prompt.measured,
+            prompt_limit=plan.hooks.find_prompt_limit(plan.context_window),
             source=source,
             provenance=None if self.sources is None else self.sources.index,
         )

@@ -27,6 +27,7 @@ from stepengine.data.events import (
     DELTAS,
     Event,
     EventsDropped,
+    HookFailed,
     LogLine,
     ModelFinished,
     ModelStarted,
@@ -79,7 +80,7 @@ NO_HISTORY = ("", Transcript(), Transcript())
 SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
 run_out: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
 """Takes what there is from an iterator, and keeps nothing of it."""
-NOTED = frozenset({LogLine, PhaseChanged, RunStarted})
+NOTED = frozenset({HookFailed, LogLine, PhaseChanged, RunStarted})
 """The kinds that the hub itself takes note of."""
 LOOKED_AT = (NOTED | DELTAS) - {PhaseChanged}
 """The kinds that are not just put to what waits for an only reader; only handles ask for the phase, and they keep events."""
@@ -850,6 +851,8 @@ class Hub:
                 self.phase = event.phase  # type: ignore[attr-defined]
         elif kind is LogLine:
             self.log.write(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
+        elif kind is HookFailed:
+            self.log.write(LogLine(path=event.path, level="error", message=event.error))  # type: ignore[attr-defined]
         elif kind is RunStarted and self.resumed and not event.path:
             object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
 

@@ -846,7 +846,8 @@ def _remaining_context_tokens(item: Item, effect: CallTool, state: AgentState, t
     window = plan.context_window
     if window is None and plan.model and effect.measured is not None:
         window = tree.services.window(plan.model)
-    return None if window is None else max(0, window - prompt_tokens(state, effect.measured))
+    limit = plan.hooks.find_prompt_limit(window)
+    return None if limit is None else max(0, limit - prompt_tokens(state, effect.measured))
 
 
 class _ToolOutput(LineLogger):

@@ -179,7 +179,7 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
 
     ``AgentDefinition(..., hooks=session_hooks(store))`` gives one agent a memory where ``Engine(sessions=store)`` would give it
     to all. Both are recorded effects: a replay needs no store, and a resumed run loads nothing a second time. The session is
-    that of ``session_id``; a run without one begins a conversation that is named by its run id. What the run is given with
+    that of ``session_id``; a run without one starts a conversation that is named by its run id, and ``RunResult.session_id`` reports it. What the run is given with
     ``previous=`` takes the place of what the session holds. Children have no session.
 
     A run that was stopped, because it waits for an answer or was cancelled, can do nothing any more, so it is not saved; with
@@ -197,6 +197,11 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
     """
     around = _SessionHooks(SessionStoreAdapter(store))
     return Hooks(pre_run=around.load, post_run=around.save)
+
+
+def has_session_hooks(hooks: Hooks) -> bool:
+    """Return whether the hooks of ``session_hooks`` are among *hooks*."""
+    return any(isinstance(getattr(hook, "__self__", None), _SessionHooks) for hook in hooks.pre_run)
 
 
 @frozen

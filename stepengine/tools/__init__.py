@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stepengine.data.messages import ToolReferencePart
     from stepengine.data.names import ToolName
     from stepengine.data.tools import ToolLike, ToolSpec
+    from stepengine.tools.context import ResourceMap
     from stepengine.tools.definition import ToolPreview
     from stepengine.tools.registry import ToolRegistry
 else:
@@ -38,9 +39,19 @@ else:
             "stepengine.data.messages": ("ToolReferencePart",),
             "stepengine.data.names": ("ToolName",),
             "stepengine.data.tools": ("ToolLike", "ToolSpec"),
+            "stepengine.tools.context": ("ResourceMap",),
             "stepengine.tools.definition": ("ToolPreview",),
             "stepengine.tools.registry": ("ToolRegistry",),
         },
     )
 
-__all__ = ("ToolLike", "ToolName", "ToolPreview", "ToolReferencePart", "ToolRegistry", "ToolSource", "ToolSpec")
+__all__ = (
+    "ResourceMap",
+    "ToolLike",
+    "ToolName",
+    "ToolPreview",
+    "ToolReferencePart",
+    "ToolRegistry",
+    "ToolSource",
+    "ToolSpec",
+)

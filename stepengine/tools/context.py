@@ -177,7 +177,8 @@ class ToolContext:
         resources: Live objects by type.
         logger: Log lines that carry run, agent and step.
         cancelled: ``is_set()`` says that the call should stop; set before the body is interrupted.
-        remaining_tokens: How many tokens of context are left, when known.
+        remaining_tokens: How many tokens of context are left, when known: of the model's context length, or of what a
+            context policy of the agent allows.
     """
 
     agent_state: AgentState = attrs.field(factory=AgentState)

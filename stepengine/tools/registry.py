@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from stepengine.data.alike import list_names
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolLike, ToolSpec
@@ -58,6 +59,17 @@ class ToolRegistry:
     def list(self) -> tuple[ToolLike, ...]:
         """Return all tools in the order of their registration."""
         return tuple(self._tools.values())
+
+    def for_agent(self, agent: AgentDefinition) -> tuple[ToolLike, ...]:
+        """
+        Return the tools of an agent in its order; names are looked up here. Tools of a ``ToolSource`` are unknown outside a run.
+
+        Raises:
+            ToolNotAvailable: when the agent names a tool that is not registered.
+        """
+        return tuple(
+            [self._get_tool(t) if isinstance(t, str) else t for t in agent.tools if isinstance(t, str | ToolLike)]
+        )
 
     def specs(self, names: Iterable[str] | None = None) -> Mapping[str, ToolSpec]:
         """Return the specifications by tool name, of all tools or of those in *names*."""

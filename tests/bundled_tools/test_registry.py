@@ -54,6 +54,10 @@ def test_a_registry_holds_what_was_registered_and_nothing_else() -> None:
     assert (double, None) == (registry.get("double"), registry.get("nothing"))
     assert (True, False) == (registry.has("double"), registry.has("nothing"))
     assert {"double": double.spec} == registry.specs(["double"])
+    agent = AgentDefinition("a", tools=["other", double])
+    assert (other, double) == registry.for_agent(agent)
+    with pytest.raises(ToolNotAvailable, match="'nothing' is not available"):
+        registry.for_agent(AgentDefinition("a", tools=["nothing"]))
     assert "read" == registry.category("double")
     with pytest.raises(ToolNotAvailable, match="Available tools: double, other"):
         registry.category("nothing")

@@ -870,7 +870,7 @@ MANY = """
     from stepengine import ToolContext
     from stepengine.tools import ToolRegistry
     from stepengine.tools.bundled import shell_tools
-    from stepengine.tools.context import ResourceMap
+    from stepengine.tools import ResourceMap
     from stepengine.tools.bundled.shell import process
 
     most = now = 0

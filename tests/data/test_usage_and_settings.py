@@ -382,15 +382,16 @@ def test_outcomes_are_values() -> None:
 
 
 @pytest.mark.spec("requirements:A16")
-def test_thinking_reads_its_former_spellings_and_is_stored_as_they_were() -> None:
-    former = {
+def test_thinking_modes_are_spellings_and_stored_forms() -> None:
+    modes = {
         "none": {},
         "enabled": {"mode": "enabled"},
         "extended": {"mode": "extended"},
     }
-    for mode, members in former.items():
-        spelt = Thinking(mode=mode, budget_tokens=10_000)
-        assert {"stepengine": 1, "type": "thinking_settings", **members} == to_json(spelt)
+    for mode, members in modes.items():
+        spelt = Thinking(mode=mode)
+        stored = {"stepengine": 1, "type": "thinking_settings", **members}
+        assert stored == to_json(spelt)
         assert from_json(to_json(spelt)) == spelt == Thinking(mode)  # type: ignore[arg-type]
     members = {"mode": "extended", "budget_tokens": 2_000}
     assert {"stepengine": 1, "type": "thinking_settings", **members} == to_json(Thinking(tokens=2_000))
@@ -399,9 +400,30 @@ def test_thinking_reads_its_former_spellings_and_is_stored_as_they_were() -> Non
     assert ("none", None) == (Thinking("none").effort, Thinking("none").tokens)
 
 
+@pytest.mark.spec("requirements:A16")
+@given(
+    st.sampled_from([None, "low", "medium", "high", "max", "enabled", "extended"]),
+    st.sampled_from([None, "enabled", "extended"]),
+    strategies.counts,
+)
+def test_thinking_keeps_a_number_in_each_spelling(effort: Any, mode: str | None, number: int) -> None:
+    spellings = [
+        Thinking(effort, number, mode=mode),
+        Thinking(effort, tokens=number, mode=mode),
+        Thinking(effort, mode=mode, budget_tokens=number),
+    ]
+    assert [number] * 3 == [spelt.tokens for spelt in spellings]
+    assert spellings[0] == spellings[1] == spellings[2] == from_json(to_json(spellings[2]))
+
+
+@pytest.mark.parametrize("given", [{"effort": "none"}, {"mode": "none"}])
+def test_thinking_none_with_a_number_is_refused(given: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"Thinking\('none'\) takes no tokens, but 16000 are given"):
+        Thinking(tokens=16_000, **given)
+
+
 @given(strategies.thinkings)
 def test_thinking_is_shown_and_changed_by_its_public_words(thinking: Thinking) -> None:
-    assume(thinking.tokens is not None or thinking.budget_tokens == 10_000)
     assert eval(repr(thinking)) == thinking
     assert Thinking(thinking.effort, thinking.tokens, thinking.show) == thinking
     assert attrs.evolve(thinking, effort="none").effort == "none"

@@ -571,6 +571,23 @@ async def test_a_conversation_can_be_replaced_between_runs():
     assert ["I am Ada", "who am I?"] == [m.text for m in scripted.calls[0].all_messages]
 
 
+@pytest.mark.spec("requirements:D17")
+@pytest.mark.parametrize(("own", "sent"), [("", "Speak French."), ("Count.", "Count.")])
+async def test_run_keeps_the_system_prompt_of_a_foreign_history(own, sent):
+    """
+    Of an agent with a prompt of its own that one counts: a history does not replace an agent's instructions.
+    """
+    previous = AgentState.from_dicts(
+        [{"role": "system", "content": "Speak French."}, {"role": "user", "content": "I am Ada"}]
+    )
+    agent, scripted = AgentDefinition("plain", model="test/m", system_prompt=own), ScriptedModel(["oui", "oui"])
+    async with Engine([agent], models=scripted) as built:
+        first = await built.run(agent, "who am I?", previous=previous)
+        await built.run(agent, "sure?", previous=first.state)
+
+    assert [sent, sent] == [call.system_prompt for call in scripted.calls]
+
+
 @pytest.mark.spec("requirements:D8")
 async def test_a_single_step_goes_on_from_a_state_and_says_whether_the_turn_ended():
     never = []

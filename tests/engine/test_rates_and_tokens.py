@@ -27,6 +27,7 @@ from stepengine import (
     UserMessage,
     tool,
 )
+from stepengine.context import mask_tool_results, prune_to_summary, raise_on_overflow, summarize, truncate
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
@@ -290,6 +291,45 @@ async def test_hooks_and_tools_see_the_same_number_of_tokens_left() -> None:
     await Engine(models=models).run(AgentDefinition("a", model="test/m", tools=[look], hooks=hooks), "go")
 
     assert [600, 300] == by_tool == by_hook
+
+
+@pytest.mark.spec("requirements:X45", "requirements:I2")
+@pytest.mark.parametrize(
+    ("policy", "limit"),
+    [
+        (truncate(500), 500),
+        (truncate(5_000), 1_000),
+        (truncate(), 800),
+        (mask_tool_results(500), 500),
+        (prune_to_summary(500), 500),
+        (raise_on_overflow(500), 500),
+        (summarize(500), 500),
+        (summarize(window_ratio=0.5), 500),
+        (summarize(500, auto=False), 1_000),
+    ],
+)
+@pytest.mark.parametrize("of_engine", [False, True])
+async def test_the_tokens_left_are_those_that_the_policy_allows(policy: Any, limit: int, of_engine: bool) -> None:
+    by_tool: list[int | None] = []
+    by_hook: list[int | None] = []
+    look = looking(by_tool)
+    own = Hooks(pre_tool=[lambda ctx, call: by_hook.append(ctx.remaining_tokens)])
+    policies = Hooks(pre_step=[policy])
+    replies = [attrs.evolve(tool_call("look", {}), usage=Usage(100)), "done"]
+    models = Models({"test": ScriptedModel(replies)}, info={"test/m": ModelInfo(context_window=1_000)})
+    agent = AgentDefinition("a", model="test/m", tools=[look], hooks=own if of_engine else policies + own)
+    await Engine(models=models, hooks=policies if of_engine else None).run(agent, "go")
+
+    assert [limit - 100] == by_tool == by_hook
+
+
+async def test_a_policy_bounds_a_model_whose_window_is_unknown() -> None:
+    by_tool: list[int | None] = []
+    agent = AgentDefinition("a", model="test/m", tools=[looking(by_tool)], hooks=Hooks(pre_step=[truncate(500)]))
+    replies = [attrs.evolve(tool_call("look", {}), usage=Usage(100)), "done"]
+    await Engine(models={"test": ScriptedModel(replies)}).run(agent, "go")
+
+    assert [400] == by_tool
 
 
 @pytest.mark.spec("requirements:G18")

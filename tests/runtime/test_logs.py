@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, EventFile, LogObserver, tool
+from stepengine import AgentDefinition, Engine, EventFile, Hooks, LogObserver, tool
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.redaction import GIVEN
@@ -129,6 +129,24 @@ def say(what: str) -> str:
     Say.
     """
     return what.upper()
+
+
+@pytest.mark.spec("reliability:GN32")
+@pytest.mark.parametrize("point", ["pre_run", "pre_step", "post_step", "pre_tool", "post_tool", "on_stop", "post_run"])
+async def test_a_failing_hook_is_logged(point: str, standard: Any) -> None:
+    def failing(*_: Any) -> None:
+        msg = "out of paper"
+        raise ValueError(msg)
+
+    logger, kept = standard
+    async with talking(logger=logger, hooks=Hooks(**{point: failing})) as engine:
+        result = await engine.run("bot", "Go.")
+
+    record, *more = kept.records
+    assert {record.getMessage()} >= {other.getMessage() for other in more}
+    assert ("ERROR", result.state.run_id, "bot") == (record.levelname, record.run_id, record.agent_id)
+    assert f"{point} hook" in record.getMessage()
+    assert "out of paper" in record.getMessage()
 
 
 def talking(**options: Any) -> Engine:

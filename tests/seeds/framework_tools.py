@@ -10,9 +10,8 @@ from stepengine import ToolContext, tool
 from stepengine.data.json import freeze_object
 from stepengine.permissions import Policy, Rule
 from stepengine.permissions.rules import Request, Scope
-from stepengine.tools import ToolPreview, ToolRegistry
+from stepengine.tools import ResourceMap, ToolPreview, ToolRegistry
 from stepengine.tools.bundled import file_tools, shell_tools
-from stepengine.tools.context import ResourceMap
 
 
 class Todos(list[str]):

@@ -27,7 +27,7 @@ def store(request, tmp_path):
 
 
 def bot(store, **fields):
-    return AgentDefinition("bot", model="scripted/m", hooks=session_hooks(store), **fields)
+    return AgentDefinition("bot", **{"model": "scripted/m", "hooks": session_hooks(store), **fields})
 
 
 def said(messages):
@@ -71,7 +71,16 @@ async def test_a_run_without_an_id_begins_a_conversation_that_its_run_id_names()
     store = MemorySessions()
     result, _, _ = await talk(store, [text("Hello.")], "Hi.", session_id=None)
 
-    assert [result.state.run_id] == [info.session_id for info in store.list()]
+    assert [result.state.run_id, result.session_id] == [info.session_id for info in store.list()] * 2
+
+    journal, seen = MemoryJournal(), []
+    hooks = session_hooks(store) + Hooks(post_run=lambda ctx, _: seen.append(ctx.session_id))
+    recorded, _, _ = await talk(
+        store, [text("Hello.")], "Hi.", session_id=None, agent=bot(store, hooks=hooks), journal=journal
+    )
+    again = await Engine([bot(store, hooks=hooks)]).replay(journal)
+    assert [recorded.session_id] * 3 == [*seen, again.session_id]
+    assert recorded.session_id in {info.session_id for info in store.list()}
 
 
 async def test_the_engine_and_the_hooks_keep_the_same_session():

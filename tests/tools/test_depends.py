@@ -9,7 +9,7 @@ import pytest
 
 from stepengine import Depends, ToolContext, tool
 from stepengine.errors import DefinitionError
-from stepengine.tools.context import ResourceMap
+from stepengine.tools import ResourceMap
 
 
 class Settings:

@@ -97,7 +97,7 @@ from stepengine.sandbox import (
     code_mode,
 )
 from stepengine.testing import ScriptedModel, text, tool_call
-from stepengine.tools import ToolReferencePart
+from stepengine.tools import ResourceMap, ToolLike, ToolReferencePart, ToolRegistry
 from stepengine.tools.bundled import recall_history_tool
 
 # --- a provider that streams ------------------------------------------------------------------------------------------
@@ -484,6 +484,20 @@ def ask_twice(journal: Path) -> tuple[list[ForkReport], Purse]:
         ]
     assert_type(again[0], ForkReport)
     return again, purse
+
+
+# --- an object that tools look up by its base class ---------------------------------------------------------------------
+
+
+def find_tools_of(agent: AgentDefinition, echo: Echo) -> tuple[ToolLike, ...]:
+    """
+    The tools of an agent by a registry, and an engine whose tools find any kind of ``Echo`` by that class.
+    """
+    resources = ResourceMap()
+    resources.insert(echo, as_type=Echo)
+    assert_type(resources.get(Echo), Echo | None)
+    Engine([agent], models=echo, resources=resources)
+    return ToolRegistry([recall_history_tool()]).for_agent(agent)
 
 
 # --- an agent that is started by itself ---------------------------------------------------------------------------------
