@@ -28,7 +28,8 @@ from stepengine.tools.bundled.names import BUNDLED
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))  # for `tests.spec_rows`: the one reader of the specification
 PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-NAMES = re.compile(r"^```\{names\} ([\w.]+)\n```$", re.MULTILINE)
+# The text in the block is for readers of a checkout; the site has the names in its place.
+NAMES = re.compile(r"^```\{names\} ([\w.]+)\n((?:(?!```).*\n)*)```$", re.MULTILINE)
 
 project = PROJECT["name"]
 version = release = PROJECT["version"]

@@ -125,7 +125,7 @@ def test_the_agent_of_the_first_screen_runs_as_its_reader_types_it(
     monkeypatch.setattr(Chat, "replies", replies)
     monkeypatch.setattr(Chat, "asked", [])
     (file,) = re.search(r"Save it as `(\w+\.py)`", README).groups()  # type: ignore[union-attr]
-    (command,) = re.findall(r"^(stepengine run .*) --script replies\.json$", SHELL[0], re.MULTILINE)
+    (command,) = re.findall(r"^(stepengine run .*) --script replies\.json$", SHELL[2], re.MULTILINE)
     Path(file).write_text(PYTHON[0], encoding="utf-8")
     Path("other.py").write_text(f"y = 1  {TODO}\n", encoding="utf-8")
     Path("shop.py").write_text(f"x = 1  {TODO}\n", encoding="utf-8")
@@ -166,20 +166,20 @@ def test_the_first_screen_runs_without_a_key_as_it_stands(tmp_path: Path) -> Non
     env = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
 
     done = subprocess.run(
-        ["sh", "-e", "-c", SHELL[0]], check=False, capture_output=True, text=True, cwd=project, env=env, timeout=60
+        ["sh", "-e", "-c", SHELL[2]], check=False, capture_output=True, text=True, cwd=project, env=env, timeout=60
     )
 
     assert (0, "It is 2 now.\n") == (done.returncode, done.stdout), done.stderr
     assert "price = 2\n" == (project / "shop.py").read_text(encoding="utf-8")
 
 
-def test_the_next_two_shell_blocks_are_the_two_commands() -> None:
+def test_the_first_two_shell_blocks_install_before_anything_runs() -> None:
     """
     One line each, from a clone, with nothing but python3 and pip: the first ends in the demo, the second in the tests.
     """
     assert 3 == len(SHELL)
     for line, extra, last in zip(
-        SHELL[1:],
+        SHELL[:2],
         (["."], [".[dev]", "-c", "constraints.txt"]),
         (["stepengine", "demo"], ["python", "-m", "pytest", "-n", "auto"]),
         strict=True,

@@ -8,7 +8,7 @@ import secrets
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeAlias, assert_never
+from typing import Any, Generic, Protocol, Self, TypeAlias
 
 from attrs import frozen
 from typing_extensions import TypeVar
@@ -22,7 +22,7 @@ from stepengine.data.questions import AnswerLike, Question
 from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import check_topic
-from stepengine.errors import StepEngineError
+from stepengine.errors import InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.mail import Message, make_result_message
 from stepengine.runtime.performer import Item
@@ -230,6 +230,7 @@ class RunHandle(Generic[Out]):
         Send something to the run; each of the methods below sends one kind.
 
         Raises:
+            InputError: when it is no ``RunInput``, such as a text.
             StepEngineError: as that method does.
         """
         match given:
@@ -243,8 +244,12 @@ class RunHandle(Generic[Out]):
                 self.interrupt()
             case Shutdown():
                 self._request_close()
-            case _ as never:
-                assert_never(never)
+            case _:
+                msg = (
+                    f"handle.send() takes an input such as UserInput('Go on.'), not {given!r}; handle.send_input(text) "
+                    "sends a text"
+                )
+                raise InputError(msg, issues=("given should be a RunInput",))
 
     def send_input(self, text: str) -> None:
         """
@@ -253,6 +258,7 @@ class RunHandle(Generic[Out]):
         It starts the next turn of a kept-open handle that is idle; what a turn did not take any more is the next one's.
 
         Raises:
+            DataError: when *text* is no text.
             StepEngineError: when the run has ended, or the next turn cannot start.
         """
         if self.done or self._is_closing:
@@ -261,8 +267,9 @@ class RunHandle(Generic[Out]):
                 "with a suspended one by start_resume(journal, answers=...), or start with keep_open=True"
             )
             raise StepEngineError(msg)
+        message = UserMessage(text)
         if self._turns is None:
-            self._tree.inboxes.root.append(UserMessage(text))
+            self._tree.inboxes.root.append(message)
         else:
             self._call_in_loop(self._receive_input, text)
 

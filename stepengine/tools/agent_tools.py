@@ -297,7 +297,9 @@ def result_from_children(children: Sequence[ChildResult]) -> ToolResult:
 
 def child_as_json(child: ChildResult) -> dict[str, Any]:
     """Return the entry for a child in the tool result that the parent's model sees."""
-    entry = {"agent_type": child.agent_id}
+    # One that was refused has no run.
+    run = {"run_id": child.run_id} if child.run_id else {}
+    entry = {"agent_type": child.agent_id, **run, "status": child.status.value}
     if child.is_error:
         kept = partial_output(child)
         return {**entry, "error": child_error_text(child), **({} if kept in (None, "") else {"output": kept})}
@@ -305,7 +307,7 @@ def child_as_json(child: ChildResult) -> dict[str, Any]:
         output = output_as_json(child.output)
     except DataError as error:
         return {**entry, "error": f"the output is not JSON: {error.message}"}
-    return {**entry, "run_id": child.run_id, "status": child.status.value, "output": output}
+    return {**entry, "output": output}
 
 
 def child_error_text(child: ChildResult) -> str:

@@ -55,6 +55,17 @@ def test_the_reference_holds_every_public_name_and_the_options_of_runs(site: Pat
     assert set() == {*public, *typed} - found
 
 
+def test_pages_of_modules_tell_readers_of_a_checkout_where_the_names_are() -> None:
+    blocks = [
+        (page, found[1], found[2])
+        for page in PAGES
+        for found in script("conf").NAMES.finditer((DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    ]
+
+    assert {module for _, module, _ in blocks} == {*public_modules()}
+    assert [] == [page for page, module, text in blocks if f"`python -m pydoc {module}`" not in text]
+
+
 @pytest.mark.deep
 def test_what_llms_txt_names_is_on_the_site_as_text(site: Path) -> None:
     listed = LINK.findall((site / "llms.txt").read_text(encoding="utf-8"))

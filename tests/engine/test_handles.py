@@ -40,7 +40,15 @@ from stepengine import (
 from stepengine.data.messages import TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelReply, ReplyDone, TextChunk, ToolCallChunk, ToolCallStarted
 from stepengine.data.state import RunPhase
-from stepengine.errors import AnswerRejected, InputError, JournalError, ModelError, StepEngineError, ToolError
+from stepengine.errors import (
+    AnswerRejected,
+    DataError,
+    InputError,
+    JournalError,
+    ModelError,
+    StepEngineError,
+    ToolError,
+)
 from stepengine.events import (
     AgentFinished,
     EventsDropped,
@@ -560,6 +568,24 @@ def test_what_can_be_sent_is_a_closed_set():
         kind.__name__ for kind in RunInput.__args__
     }
     assert all(attrs.has(kind) for kind in RunInput.__args__)
+
+
+@pytest.mark.parametrize("given", ["Go on.", 5, None, UserInput])
+async def test_handle_send_refuses_what_is_no_input(given):
+    async with Engine([plain()], models=ScriptedModel(["one"])) as engine:
+        handle = engine.start("a", "first")
+        with pytest.raises(InputError, match=r"not .*; handle\.send_input\(text\) sends a text"):
+            handle.send(given)
+        assert "one" == (await handle.result()).text
+
+
+@pytest.mark.parametrize("keep_open", [False, True])
+async def test_handle_send_input_refuses_what_is_no_text(keep_open):
+    async with Engine([plain()], models=ScriptedModel(["one"])) as engine:
+        handle = engine.start("a", "first", keep_open=keep_open)
+        with pytest.raises(DataError, match="a user message holds a string or a sequence of parts, not a int"):
+            handle.send_input(5)
+        assert "one" == (await handle.result()).text
 
 
 async def test_a_key_for_the_other_side_is_the_same_when_the_call_is_repeated():

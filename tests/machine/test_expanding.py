@@ -29,9 +29,9 @@ def test_spawn_agents_runs_children_at_once_and_answers_in_order():
         replies=[reply(call("spawn_agents", agents=entries)), reply("done")],
         children={
             "a": child({"x": 1}, agent_id="a", run_id="ra"),
-            "b": child(None, agent_id="b", status="failed", error=StepEngineError("broke")),
+            "b": child(None, agent_id="b", run_id="rb", status="failed", error=StepEngineError("broke")),
             "c": LimitExceeded("too many", kind="children"),
-            "d": child(agent_id="d", status="max_steps"),
+            "d": child(agent_id="d", run_id="rd", status="max_steps"),
         },
     )
     played = run(world=world, tools=["spawn_agents"])
@@ -46,9 +46,9 @@ def test_spawn_agents_runs_children_at_once_and_answers_in_order():
     assert (gather.concurrency, gather.effects[0].parent().message_history[-1].role) == (None, "assistant")
     assert played.tool_calls[0].result.data == [
         {"agent_type": "a", "run_id": "ra", "status": "completed", "output": {"x": 1}},
-        {"agent_type": "b", "error": "broke"},
-        {"agent_type": "c", "error": "too many"},
-        {"agent_type": "d", "error": "it ended as max_steps", "output": "done"},
+        {"agent_type": "b", "run_id": "rb", "status": "failed", "error": "broke"},
+        {"agent_type": "c", "status": "failed", "error": "too many"},
+        {"agent_type": "d", "run_id": "rd", "status": "max_steps", "error": "it ended as max_steps", "output": "done"},
     ]
     assert (played.status, [c.agent_id for c in played.children]) == (RunStatus.COMPLETED, [*"abcd"])
 

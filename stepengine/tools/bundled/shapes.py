@@ -313,8 +313,8 @@ class ChildEntry(TypedDict):
     """What became of a child."""
 
     agent_type: Annotated[str, Doc("The agent's id.")]
-    run_id: NotRequired[Annotated[str, Doc("Its run; not there beside `error`.")]]
-    status: NotRequired[Annotated[str, Doc("How its run ended; not there beside `error`.")]]
+    run_id: NotRequired[Annotated[str, Doc("Its run; absent if it was refused.")]]
+    status: Annotated[str, Doc("How its run ended; `failed` if it was refused.")]
     output: NotRequired[
         Annotated[Any, Doc("Its output, as its `output_mode` says; beside `error` what it had by then.")]
     ]
