@@ -160,6 +160,8 @@ def test_replay_needs_no_model_and_performs_nothing(ended: str) -> None:
         ("You help.", "You hinder.", ["step 1", "/system_prompt", "You hinder."]),
         ('"text": "one"', '"text": "uno"', ["step 0", "/input/text", '"uno"']),
         ("Ship it?", "Sink it?", ["step 2", "Sink it?"]),
+        ("{first.text} {answer}", "{answer}", ["at its end", '"ONE yes"', '"yes"']),
+        ('return f"{first', 'raise KeyError; f"{first', ["at its end", '"completed"', '"failed"', "KeyError"]),
     ],
 )
 def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
