@@ -176,6 +176,19 @@ def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
     assert "0 of 1 as recorded, 1 diverged, 0 failed" in tested
 
 
+@pytest.mark.spec("replay:D16")
+def test_a_diverged_resume_leaves_the_list_of_runs(scripted: Any) -> None:
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    command("run", "desk", "go", "--model", "test/m", code=3)
+    listed = json.loads(command("runs", "--json").stdout)
+    assert "suspended" == listed[0]["status"]
+
+    command("resume", "--last", "--agent", edited("Ship it?", "Sink it?"), "--on-divergence", "stop", "-q", code=5)
+
+    assert listed == json.loads(command("runs", "--json").stdout)
+    assert "suspended" in command("show", "--last").stdout
+
+
 def test_another_model_is_said_to_be_an_option(asked: str) -> None:
     message = command("replay", asked, "--model", "test/other", "-q", code=5).stderr
     assert "the recorded model is taken without --model" in message

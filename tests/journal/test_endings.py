@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepengine import (
+    STEP,
     AgentCall,
     AgentDefinition,
+    Ask,
     Engine,
+    Limits,
     Parallel,
     Perform,
     Race,
@@ -24,9 +28,10 @@ from stepengine import (
     tool,
 )
 from stepengine.data.state import RunStatus
+from stepengine.debugging import describe_run
 from stepengine.errors import ReplayDivergence, ToolError
-from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
+from stepengine.testing import ScriptedModel, text
 
 
 def echo(n: int) -> int:
@@ -169,5 +174,72 @@ def test_a_stopped_run_replays_as_stopped_and_not_as_ended() -> None:
         assert [("/status", '"stopped: cancelled"', '"completed"')] == [*ended.error.diff]
         resumed = await use(make(ends=True), lambda engine: engine.resume(journal))
         assert RunStatus.COMPLETED is resumed.status
+
+    asyncio.run(check())
+
+
+STORES: dict[str, Callable[[Path], Journal]] = {
+    "memory": lambda folder: MemoryJournal(),
+    "file": lambda folder: FileJournal(folder / "run.jsonl"),
+    "sqlite": lambda folder: SqliteJournal(folder / "runs.db", "one"),
+}
+
+
+@pytest.mark.spec("replay:D16")
+@pytest.mark.parametrize("store", STORES)
+def test_resuming_a_failed_run_that_was_mended_reports_what_is_stored(store: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = STORES[store](tmp_path)
+        broken, mended = make_agent("root", lambda: fail(ValueError("no"))), make_agent("root", lambda: "1")
+        await use(broken, lambda engine: engine.run("root", "go", journal=journal))
+        before = journal.content()
+        with pytest.raises(ReplayDivergence, match='resume\\(journal, on_divergence="extend"\\)') as raised:
+            await use(mended, lambda engine: engine.resume(journal))
+        assert ("/status", '"failed"', '"completed"') == raised.value.diff[0]
+        kept = await use(mended, lambda engine: engine.resume(journal, on_divergence="keep"))
+        assert "ValueError: no" in str(kept.error)
+        assert (RunStatus.FAILED, before) == (kept.status, journal.content())
+        extended = await use(mended, lambda engine: engine.resume(journal, on_divergence="extend"))
+        assert ("1", "completed") == (extended.output, describe_run(journal)["status"])
+        again = await use(mended, lambda engine: engine.resume(journal))
+        assert (RunStatus.COMPLETED, "1") == (again.status, again.output)
+
+    asyncio.run(check())
+
+
+@pytest.mark.spec("replay:D16")
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("ending", ["completed", "failed", "max_steps", "cancelled", "suspended"])
+def test_resuming_reports_the_status_that_is_stored(store: str, ending: str, tmp_path: Path) -> None:
+    reached: list[Any] = []
+
+    def handle_steps(ctx):
+        yield from Perform(echo, 1)
+        match ending:
+            case "failed":
+                fail(ValueError("no"))
+            case "max_steps":
+                yield STEP
+                yield STEP
+            case "cancelled":
+                for handle in reached:
+                    handle.interrupt()
+            case "suspended":
+                yield from Ask("Ready?")
+        yield from Perform(echo, 2)
+
+    agent = AgentDefinition("root", model="t/m", handle_steps=handle_steps, limits=Limits(max_steps=1))
+
+    async def check() -> None:
+        journal = STORES[store](tmp_path)
+        async with Engine([agent], models=ScriptedModel([text("a")])) as engine:
+            reached.append(engine.start("root", "go", journal=journal))
+            first = await reached[0].result()
+            reached.clear()
+            assert ending == first.status
+            assert ending == describe_run(journal)["status"].removeprefix("stopped: ")
+            for on_divergence in ("raise", "stop", "keep"):
+                again = await engine.resume(journal, on_divergence=on_divergence)
+                assert describe_run(journal)["status"] == again.status
 
     asyncio.run(check())
