@@ -119,11 +119,9 @@ class ReplayOptions(TypedDict, total=False):
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.
-        same_end: Whether a run whose status, output or error is not the recorded one has diverged, too; by default only effects
-            are compared.
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
-            a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content
-            (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
+            a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content, or of
+            another end (``.kind``, ``.address``, ``.diff``), and returns whether what is recorded serves nevertheless.
         ask_again: Whether recorded permissions let none of the tools run that *live* names: for a journal that comes from
             somebody else, who could have written any yes into it. A replay asks nobody, so it ends there with a ``JournalError``.
     """
@@ -132,7 +130,6 @@ class ReplayOptions(TypedDict, total=False):
     live: Collection[str]
     speed: float | None
     complete: bool
-    same_end: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
     ask_again: bool
 

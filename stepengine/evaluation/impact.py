@@ -81,7 +81,7 @@ async def first_difference(
 ) -> RepeatedJournal:
     """Replay *journal* with the current code, and return its first difference; nothing is performed."""
     try:
-        result = await engine.replay(journal, agent=agent, same_end=True, on_divergence="stop")
+        result = await engine.replay(journal, agent=agent, on_divergence="stop")
         if isinstance(result.error, ReplayDivergence):
             return _find_divergence(file, journal, journal.history(), result.error)
     except StepEngineError as error:

@@ -26,7 +26,7 @@ from stepengine.machine.run import Machine
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item
 
-DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result"]
+DivergenceKind: TypeAlias = Literal["changed", "kind", "extra", "unused", "undecodable", "live_result", "end"]
 SHOWN_FIELDS = 12
 """With a dozen fields the message still fits on one screen; a request that differs in more was made by different code."""
 WINDOW_CHARS = 200
@@ -81,10 +81,12 @@ def make_divergence_error(
         now_calls_model: Whether the run asked for a model call here, which then belongs to the step it opens.
     """
     path, seq = address
-    before = sum(1 for (p, s), i in history.intents.items() if p == path and s < seq and i.type == "model_call")
-    step = before + now_calls_model
+    at_end = kind == "end"
+    calls = [s for (p, s), i in history.intents.items() if p == path and i.type == "model_call" and (at_end or s < seq)]
+    step = len(calls) + now_calls_model
     whose = f" of {agent_id}" if agent_id else ""
-    lines = [f"the run diverged from {history.name} at step {step}, effect {format_address(*address)}{whose}: {asked}"]
+    where = f"at its end, after step {step}" if at_end else f"at step {step}, effect {format_address(*address)}"
+    lines = [f"the run diverged from {history.name} {where}{whose}: {asked}"]
     if location:
         lines.append(f"  {location}")
     lines += [f"    {f.pointer:<34} recorded {f.recorded}   now {f.now}" for f in fields[:SHOWN_FIELDS]]

@@ -7,6 +7,7 @@ name of its type; secrets are taken out on the way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
@@ -39,7 +40,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, StepEngineError
+from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, LimitExceeded, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, describe_tool, fingerprint
 from stepengine.journal.records import (
     EXTRAS,
@@ -87,6 +88,11 @@ __all__ = (
 
 Form = Mapping[str, Any]
 COMPARED_CHILD = ("agent_id", "run_id", "status", "output")
+LOCATION = re.compile(r" ?\([^()\n]*:\d+\)")
+"""Where an error came from, as it stands in messages: ``(agents/mine.py:12)``."""
+FOLDERS = re.compile(r"""(?<![\w.])(?:<\w+>)?(?:/[^\s/'"<>():,]+)*/(?=[^\s/])""")
+"""The folders of an absolute path, also with a placeholder in place of the first ones."""
+MEMORY_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 
 
 # What stands in a journal is written out by hand, here or as `members` in the row of the effect, and not derived from its
@@ -346,15 +352,25 @@ def _plain_child(child: ChildResult) -> ChildResult:
 
 def to_comparable_form(child: ChildResult) -> Form:
     """
-    Return the form of a child's result by which two runs of it are compared.
+    Return the form of a run's end by which two runs of it are compared.
 
-    Lines and paths in error texts may differ. So may what follows from the rest by rules that journals outlive: the text, and
-    the error that names a spent budget. What a parent does with these is compared by itself.
+    Of an error it has class, kind and words, without what differs by machine and edit: folders, lines, memory addresses.
+    What follows from the rest by rules that journals outlive may differ: the text, and how a spent budget is described.
     """
     data = bare(_plain_child(child))
     same = {name: data.get(name) for name in COMPARED_CHILD}
     error = None if child.status is RunStatus.MAX_STEPS else child.error
-    return {**thaw(same), "error": type(error).__name__ if error is not None else None}
+    return {**thaw(same), "status": child.status.value, "error": None if error is None else _describe_error(error)}
+
+
+def _describe_error(error: StepEngineError) -> str:
+    """Return class, kind and words of an error, without folders, lines and memory addresses."""
+    kind = getattr(error, "kind", "")
+    name = f"{type(error).__name__} ({kind})" if kind else type(error).__name__
+    if isinstance(error, LimitExceeded):
+        return name
+    words = LOCATION.sub("", error.message)
+    return f"{name}: {MEMORY_ADDRESS.sub('at 0x', FOLDERS.sub('', words))}"
 
 
 MAX_INLINE_CHARS = 32 * 1024

@@ -34,6 +34,7 @@ from stepengine.journal.records import NO_EXTRAS, Address, Head, Intent, Result,
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
+from stepengine.machine.plan import Finished
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.sizes import estimated_tokens
 
@@ -510,6 +511,11 @@ class ForkReplayer(Replayer):
         """Record that the run ended with records unused."""
         if error is not None:
             self._count.difference, self._count.broke_at = error, error.address
+
+    def confirm_end(self, finished: Finished) -> Finished:
+        """Return the end of the run, and record that it is another one than its record has."""
+        self.finish(self._past.find_end_difference(finished, is_closed=False))
+        return finished
 
 
 def _call_from_form(form: Mapping[str, Any], intent: Intent) -> Called:

@@ -19,17 +19,19 @@ from stepengine.data.outcomes import Failure, Value, was_given_up
 from stepengine.data.state import ChildResult
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal.divergence import (
+    FieldDifference,
     compare_child_results,
     compare_outcomes,
     describe_effect,
     find_definition_line,
+    format_value,
     make_divergence_error,
 )
 from stepengine.journal.encoding import bare, changes_world_again, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import History, describe_plan_changes, get_start_address
+from stepengine.journal.history import History, describe_plan_changes, find_outside_stop, get_start_address
 from stepengine.journal.records import ROOT, Address, Intent, Result, format_address
-from stepengine.machine.plan import RunPlan
+from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import child_path
 
 LISTED_EFFECTS = 10
@@ -387,6 +389,39 @@ class RecordedPart:
     def is_same_outcome(self, known: Value | Failure, now: Value | Failure) -> bool:
         """Return whether a repeated effect had the recorded result."""
         return not compare_outcomes(self.prints.redactor, known, now)
+
+    def find_end_difference(self, finished: Finished, *, is_closed: bool) -> ReplayDivergence | None:
+        """
+        Return the error for a root run that ended by itself in another way than is recorded, or ``None``.
+
+        Args:
+            finished: How it ended.
+            is_closed: Whether a recorded stop is an end, since nothing is performed behind it.
+        """
+        # Whoever leaves records out has another end, too, and was allowed that. A stop from outside is none of the code's.
+        if self.left or find_outside_stop(finished.status, finished.error) is not None:
+            return None
+        recorded, stop = self.find_root_end(), self.history.stop
+        if recorded is not None:
+            fields = compare_child_results(self.prints.redactor, recorded, finished.as_child())
+        elif is_closed and stop is not None and stop.input["kind"] != "suspended":
+            was, now = f"stopped: {stop.input['kind']}", finished.status.value
+            fields = [FieldDifference("/status", format_value(was), format_value(now))]
+        else:
+            return None
+        if not fields:
+            return None
+        said = "every effect is as recorded, but the run ends in another way"
+        location = getattr(finished.error, "where", "") or self._handler
+        return make_divergence_error(
+            self.history, ROOT, "end", asked=said, agent_id=finished.state.agent_id, location=location, fields=fields
+        )
+
+    def find_root_end(self) -> ChildResult | None:
+        """Return the recorded end of the root run, unless it was cut off."""
+        known = self.result(ROOT)
+        value = None if known is None else getattr(self.history.outcome(known), "value", None)
+        return value if isinstance(value, ChildResult) else None
 
     def unused(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
         """Return the error for records that a run did not reach, or ``None``; *why* made the run fail."""

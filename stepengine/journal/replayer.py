@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.data.effects import RUNS, CallBody, CallModel, Spawn
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value
-from stepengine.data.state import ChildResult
+from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import JournalCorrupt, JournalError, ReplayDivergence, UnknownModel
 from stepengine.journal.divergence import DivergenceErrors
 from stepengine.journal.history import get_start_address
@@ -28,6 +28,7 @@ from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.recorded_permissions import RecordedPermissions, is_permission, limit_to_one_call
 from stepengine.journal.records import ROOT, Address, Input, Intent, Result, make_computed_record
 from stepengine.journal.run_writer import RunWriter
+from stepengine.machine.plan import Finished
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.services import ModelRegistry
 
@@ -172,8 +173,8 @@ class Replayer:
             raise self._writer.fail(error) from None
 
     def _raise_unless_accepted(self, error: ReplayDivergence) -> None:
-        """Raise *error* unless the effect is of the recorded kind and the caller accepts its outcome."""
-        if error.kind != "changed" or self._leeway.accepts is None or not self._leeway.accepts(error):
+        """Raise *error* unless the effect is of the recorded kind, or only an end differs, and the caller accepts it."""
+        if error.kind not in ("changed", "end") or self._leeway.accepts is None or not self._leeway.accepts(error):
             raise self._writer.fail(error)
 
     def result(self, address: Address) -> Result | None:
@@ -309,6 +310,37 @@ class Replayer:
             return None
         return self._resolve_child_difference(known, recorded, outcome, item)
 
+    def confirm_end(self, finished: Finished) -> Finished:
+        """
+        Return the end of the root run: the recorded one where the caller accepts that it ends differently now.
+
+        Raises:
+            ReplayDivergence: when it ends in another way than is recorded.
+        """
+        past = self._past
+        error = past.find_end_difference(finished, is_closed=self._closed)
+        if error is None:
+            return finished
+        fp = past.fingerprint_child_end(finished.as_child())
+        if self._leeway.keeps:
+            self._record_acceptance(ROOT, fp)
+        else:
+            self._raise_unless_accepted(error)
+        was = past.find_root_end()
+        if was is None:
+            return finished
+        output = self._decode_output("", was, error)
+        why = None if was.status is RunStatus.MAX_STEPS else was.error
+        return attrs.evolve(finished, status=was.status, output=output, text=was.text, error=why)
+
+    def _decode_output(self, path: str, was: ChildResult, error: ReplayDivergence) -> Any:
+        """Return the recorded output of a run as its agent's own type; raise *error* where that is another one by now."""
+        decode = self._machines.decoders.get(path, _return_json_output)
+        try:
+            return None if was.output is None else decode(was.output)
+        except Exception as cause:
+            raise self._writer.fail(error) from cause
+
     def _resolve_child_difference(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended differently now, if the caller accepts it; else raise."""
         past, address = self._past, item.address
@@ -327,12 +359,8 @@ class Replayer:
         path = item.path if item.effect.seq == -1 else child_path(*address)
         # The recorded output is JSON, and the handler expects its agent's own type: the child that was run again says
         # how to make it.
-        decode = self._machines.decoders.get(path, _return_json_output)
         was: ChildResult = recorded.value
-        try:
-            output = None if was.output is None else decode(was.output)
-        except Exception as cause:  # the type is the author's, and may be another one by now
-            raise self._writer.fail(error) from cause
+        output = self._decode_output(path, was, error)
         self._count_and_copy_result(known, recorded, item)
         ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
         return Value(ended, known.at, recorded.inputs)

@@ -56,7 +56,7 @@ def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[
             if entry is not None and waits:
                 with _warn_on_index_errors(run, entry):
                     entry.record_sleep(waits, finished.state.agent_id)
-            _record_end(run, finished)
+            finished = _record_end(run, finished)
     except StepEngineError as error:
         writer.fail(error)
     finally:
@@ -95,19 +95,21 @@ def _warn_on_index_errors(run: JournaledRun, entry: WakeEntry) -> Iterator[None]
         )
 
 
-def _record_end(run: JournaledRun, finished: Finished) -> None:
-    """Record the end of the root run; a stopped run gets no end, since it can be resumed."""
-    _warn_of_replaced_effects(run)
+def _record_end(run: JournaledRun, finished: Finished) -> Finished:
+    """Record the end of the root run and return it; a stopped run gets no end, since it can be resumed."""
     # A run that was stopped gets no end in its record, for nothing may follow one (replay:J41): a cancelled run can
     # be gone on with, a finished one cannot.
     past, stop, unused = run.recorded_part, find_outside_stop(finished.status, finished.error), None
     if past is not None and stop is None:
+        assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         if not run.mode.cuts_off:
             unused = past.unused(finished.state.agent_id, finished.error)
-        assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         run.replayer.finish(unused)
+        if not run.mode.cuts_off:
+            finished = run.replayer.confirm_end(finished)
+    _warn_of_replaced_effects(run)
     if past is not None and run.mode.resumes and past.history.is_complete:
-        return
+        return finished
     at = run.timing.last
     if stop is None:
         run.writer.append(Result(*ROOT, at, _choose_root_end(run, Value(finished.as_child(), at))))
@@ -119,6 +121,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> None:
         run.writer.append(_make_stop_record(attrs.evolve(stop, kind=kind), at))
     run.writer.commit()
     run.mode.settle(run, is_whole=finished.status is not RunStatus.FAILED and unused is None)
+    return finished
 
 
 def _warn_of_replaced_effects(run: JournaledRun) -> None:
@@ -130,7 +133,7 @@ def _warn_of_replaced_effects(run: JournaledRun) -> None:
             f" and {len(places) - LISTED_EFFECTS} more" if len(places) > LISTED_EFFECTS else ""
         )
         run.writer.warnings.append(
-            f"something else is asked for than {run.writer.source.name} holds at {listed}; what is recorded there was kept"
+            f"the run does something else than {run.writer.source.name} holds at {listed}; what is recorded there was kept"
         )
 
 

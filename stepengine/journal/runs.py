@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import attrs
 
 from stepengine.data.questions import AnswerLike
-from stepengine.data.state import RunResult, RunStatus
+from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import open_questions
@@ -149,7 +149,6 @@ async def replay(
     live: Collection[str] = (),
     speed: float | None = None,
     complete: bool = True,
-    same_end: bool = False,
     on_divergence: OnDivergence | Accepting = "raise",
     ask_again: bool = False,
 ) -> RunResult:
@@ -166,10 +165,9 @@ async def replay(
             first call that is not recorded is the divergence.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast; ``None`` all at once.
         complete: Whether the run has to come by every record, or may end before.
-        same_end: Whether a run whose status, output or error is not the recorded one has diverged, too.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
-            an effect of the same kind with another content serve nevertheless, or a function that looks at the error for
-            such an effect and returns whether it does; what it does not accept is raised.
+            an effect of the same kind with another content, or the recorded end, serve nevertheless, or a function that looks
+            at the error for one of these and returns whether it does; what it does not accept is raised.
         ask_again: Whether recorded permissions let no tool run that *live* names, as of a journal of somebody else.
 
     Raises:
@@ -194,32 +192,7 @@ async def replay(
         live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts, doubts_yes=ask_again
     )
     run = JournaledRun.replay(source, leeway=leeway, pace=pace)
-    result = await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)
-    error = _compare_ends(source, run.writer.journal, result) if same_end else None
-    if error is None:
-        return result
-    if on_divergence != "stop":
-        raise error
-    return attrs.evolve(result, status=RunStatus.FAILED, error=error)
-
-
-def _compare_ends(recorded: Journal, replayed: Journal, result: RunResult) -> ReplayDivergence | None:
-    """Return the difference in status, output and error between two ends of a run; ``None`` where they are equal or one is missing."""
-    from stepengine.journal.divergence import compare_values
-    from stepengine.journal.encoding import to_comparable_form
-    from stepengine.journal.show import find_root_end
-
-    before, after = find_root_end(recorded.history()), find_root_end(replayed.history())
-    if before is None or after is None:
-        return None
-    was, now = [{**to_comparable_form(end), "status": end.status.value} for end in (before, after)]
-    diff = list(compare_values(was, now))
-    if not diff:
-        return None
-    lines = [f"  {pointer}  recorded {was}   now {now}" for pointer, was, now in diff]
-    msg = f"every effect is as recorded, but the run ends in another way: {result.error or ''}".rstrip(": ")
-    step = result.state.step_index
-    return ReplayDivergence("\n".join([msg, *lines]), kind="end", address="#-1", step=step, diff=diff)
+    return await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)
 
 
 async def _replay_calling_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:

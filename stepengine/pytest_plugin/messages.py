@@ -45,9 +45,10 @@ def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = 
             error.add_note(note)
         return
     command = rerun_command(item)
+    kept = "every effect" if error.kind == "end" else f"the effects before {error.address or 'it'}"
     note = (
         f"if the change is meant, record it\n"
-        f"  keeping the effects before {error.address or 'it'}: {command} --stepengine-record=extend\n"
+        f"  keeping {kept}: {command} --stepengine-record=extend\n"
         f"  all of it: {command} --stepengine-record=rewrite"
     )
     if note not in getattr(error, "__notes__", ()):

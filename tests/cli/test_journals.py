@@ -160,6 +160,8 @@ def test_replay_needs_no_model_and_performs_nothing(ended: str) -> None:
         ("You help.", "You hinder.", ["step 1", "/system_prompt", "You hinder."]),
         ('"text": "one"', '"text": "uno"', ["step 0", "/input/text", '"uno"']),
         ("Ship it?", "Sink it?", ["step 2", "Sink it?"]),
+        ("{first.text} {answer}", "{answer}", ["at its end", '"ONE yes"', '"yes"']),
+        ('return f"{first', 'raise KeyError; f"{first', ["at its end", '"completed"', '"failed"', "KeyError"]),
     ],
 )
 def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
@@ -172,6 +174,19 @@ def test_a_divergence_leaves_with_5_and_names_step_line_and_field(
     tested = command("test", ended, "--agent", agent, code=5).stdout
     assert "DIVERGED  run.jsonl" in tested
     assert "0 of 1 as recorded, 1 diverged, 0 failed" in tested
+
+
+@pytest.mark.spec("replay:D16")
+def test_a_diverged_resume_leaves_the_list_of_runs(scripted: Any) -> None:
+    scripted(tool_call("shout", {"text": "two"}), text("fine"))
+    command("run", "desk", "go", "--model", "test/m", code=3)
+    listed = json.loads(command("runs", "--json").stdout)
+    assert "suspended" == listed[0]["status"]
+
+    command("resume", "--last", "--agent", edited("Ship it?", "Sink it?"), "--on-divergence", "stop", "-q", code=5)
+
+    assert listed == json.loads(command("runs", "--json").stdout)
+    assert "suspended" in command("show", "--last").stdout
 
 
 def test_another_model_is_said_to_be_an_option(asked: str) -> None:

@@ -1,4 +1,4 @@
-"""What of a child's result a replay compares: that it failed and of what kind, never the words."""
+"""What of an error a replay compares: class, kind and words, without what differs by machine and edit."""
 
 from __future__ import annotations
 
@@ -27,12 +27,28 @@ def test_children_that_failed_are_alike_when_their_errors_are_of_one_kind(first,
     assert (type(first) is type(second)) == (one == other)
 
 
-def test_the_words_of_an_error_and_the_limit_that_ended_a_child_are_not_compared() -> None:
-    spent = attrs.evolve(FAILED, status=RunStatus.MAX_STEPS)
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("no", "never", False),
+        ("no (/home/ann/tools.py:3)", "no (<cwd>/tools.py:17)", True),
+        ("no file '/home/ann/a.txt'", "no file '<home>/a.txt'", True),
+        ("no file '/home/ann/a.txt'", "no file '/home/ann/b.txt'", False),
+        ("<Thing object at 0x7f00>", "<Thing object at 0x10ab>", True),
+        ("3/4 done", "1/4 done", False),
+    ],
+)
+def test_the_words_of_an_error_are_compared_without_what_differs_by_machine(first, second, same) -> None:
+    one, other = (to_comparable_form(attrs.evolve(FAILED, error=ToolError(words))) for words in (first, second))
 
-    assert to_comparable_form(attrs.evolve(FAILED, error=ToolError("a"))) == to_comparable_form(
-        attrs.evolve(FAILED, error=ToolError("b"))
-    )
-    assert to_comparable_form(spent) == to_comparable_form(
-        attrs.evolve(spent, error=LimitExceeded("no more", kind="steps", limit=3))
+    assert same == (one == other)
+
+
+def test_the_words_about_a_spent_limit_are_not_compared() -> None:
+    spent, failed = (attrs.evolve(FAILED, status=status) for status in (RunStatus.MAX_STEPS, RunStatus.FAILED))
+    first, second = (LimitExceeded(words, kind="tokens", limit=3) for words in ("no more", "spent"))
+
+    assert to_comparable_form(spent) == to_comparable_form(attrs.evolve(spent, error=first))
+    assert to_comparable_form(attrs.evolve(failed, error=first)) == to_comparable_form(
+        attrs.evolve(failed, error=second)
     )

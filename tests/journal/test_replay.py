@@ -446,54 +446,21 @@ def test_records_that_the_run_did_not_come_by_are_told(rig):
     asyncio.run(shorter.engine.aclose())
 
 
-@pytest.mark.spec("replay:D15")
-@pytest.mark.parametrize("ending", ["broken", "other"])
-def test_with_same_end_a_run_that_ends_in_another_way_has_diverged(rig, ending):
-    def agent(ending):
-        def handle_steps(ctx):
-            yield from Perform(echo, 1)
-            if ending == "broken":
-                msg = "it broke"
-                raise ValueError(msg)
-            return ending
-
-        return AgentDefinition("ender", handle_steps=handle_steps)
-
-    journal, changed = recorded(rig, agent("good")), rig(agent(ending))
-    again = partial(replay, journal, changed.launch)
-    loose = asyncio.run(again())
-    stopped = asyncio.run(again(same_end=True, on_divergence="stop"))
-    with pytest.raises(
-        ReplayDivergence, match="every effect is as recorded, but the run ends in another way"
-    ) as raised:
-        asyncio.run(again(same_end=True))
-    same = rig(agent("good"))
-    assert "good" == asyncio.run(replay(journal, same.launch, same_end=True)).output
-    for one in (same, changed):
-        asyncio.run(one.engine.aclose())
-
-    assert ("failed" if ending == "broken" else "completed") == loose.status
-    assert ("end", "#-1") == (raised.value.kind, raised.value.address)
-    pointers = ["/error", "/output", "/status"] if ending == "broken" else ["/output"]
-    assert pointers == sorted(pointer for pointer, _, _ in raised.value.diff)
-    assert (RunStatus.FAILED, raised.value) == (stopped.status, stopped.error)
-
-
 @pytest.mark.spec("reliability:JR24", "replay:D2")
 def test_what_the_world_does_not_see_may_change(rig):
     def agent(display, *, shout):
         def handle_steps(ctx):
             ctx.notify("a" * shout)
             result = yield from ToolCall("act", {"n": 1})
-            # A comment, another name and another output after the last effect are the author's business.
-            return f"{result.text}{'!' * shout}"
+            # A comment, another name and another limit are the author's business.
+            return result.text
 
         return AgentDefinition(
             "quiet", display_name=display, tools=[tool()], handle_steps=handle_steps, limits=Limits(max_steps=9 + shout)
         )
 
     journal = recorded(rig, agent("A", shout=1))
-    assert rig(agent("B", shout=3)).replay(journal).output.endswith("!!!")
+    assert "did" in rig(agent("B", shout=3)).replay(journal).output
 
 
 @pytest.mark.spec("reliability:JR22", "replay:D7", "replay:D8")

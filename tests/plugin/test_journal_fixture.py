@@ -71,6 +71,23 @@ def test_what_differs_fails_with_the_place_the_field_and_the_commands(run, pytes
     assert first == (pytester.path / FILE).read_bytes()
 
 
+@pytest.mark.spec("replay:D15", "replay:Y8")
+def test_another_ending_fails_the_test_with_both_endings(run, agent_test):
+    run(agent_test(1), "--stepengine-record=once")
+    ignoring = agent_test(0).replace("result.output, LOOKED", '"done", LOOKED').replace("LIVE = 1", "LIVE = 0")
+    for mode in ("none", "new"):
+        told = run(ignoring.replace('return "done"', 'return "over"'), f"--stepengine-record={mode}")
+        told.assert_outcomes(failed=1)
+        told.stdout.fnmatch_lines(
+            ['*/output*recorded "done"*now "over"*', "*keeping every effect: pytest test_it.py::test_one *"]
+        )
+    broken = run(ignoring.replace('return "done"', 'raise ValueError("gone")'))
+    broken.stdout.fnmatch_lines(['*/status*recorded "completed"*now "failed"*', "*/error*now*ValueError: gone*"])
+    over = agent_test(0).replace('"done"', '"over"')
+    run(over, "--stepengine-record=extend").assert_outcomes(passed=1)
+    run(over).assert_outcomes(passed=1)
+
+
 SWALLOWED = """
 def test_one(journal):
     with engine() as made:

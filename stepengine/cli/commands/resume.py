@@ -34,7 +34,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording, find_by_journal
 from stepengine.data.json import compact
 from stepengine.data.state import RunStatus
-from stepengine.errors import MissingKey, UnknownModel
+from stepengine.errors import MissingKey, ReplayDivergence, UnknownModel
 from stepengine.journal.pending_items import open_questions
 
 if TYPE_CHECKING:
@@ -245,7 +245,9 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
         waiting = [question for _, question in open_questions(history).values() if question.id not in given]
         print_questions(waiting, format_resume_command(options, agent.id))
         raise
-    if not extends or run.result.status is not RunStatus.FAILED:
+    # What has diverged was not recorded: the run is where it was.
+    is_unchanged = isinstance(run.result.error, ReplayDivergence) or (extends and run.result.status is RunStatus.FAILED)
+    if not is_unchanged:
         RunRecording(journal, find_by_journal(options.journal)).ended(run.result)
     if extends:
         _print_extension_counts(journal, run.result, options)

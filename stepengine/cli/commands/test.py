@@ -141,7 +141,7 @@ def _is_run_of_agent(run: Path, member: PackagedAgent) -> bool:
 def _replay_and_compare(file: str, options: Options) -> dict[str, Any]:
     try:
         journal = open_journal(file)
-        result = replay_recorded_run(journal, options, same_end=True)
+        result = replay_recorded_run(journal, options)
     except ReplayDivergence as error:
         place = {"step": error.step, "address": error.address, "site": error.site}
         return {
