@@ -1,5 +1,5 @@
 """
-Best of N with a judge: the same task goes to several children, and another agent chooses among their answers.
+Best of N with a judge: the same task goes to several children, and another model chooses among their answers.
 
 ``python examples/best_of_n.py`` needs no key: the models play written replies. To go live, leave ``models=`` out and set
 ANTHROPIC_API_KEY and OPENAI_API_KEY.
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from stepengine import AgentCall, AgentDefinition, Engine, StepContext, Steps, best_of
+from stepengine import AgentDefinition, Complete, Engine, StepContext, Steps, best_of
 from stepengine.errors import ModelError
-from stepengine.testing import ScriptedModel, failure, tool_call
+from stepengine.testing import ScriptedModel, failure
 
 poet = AgentDefinition("poet", model="anthropic/claude-sonnet-4-5", system_prompt="You write one line of verse.")
 
@@ -23,17 +23,10 @@ class Verdict(BaseModel):
     why: str
 
 
-judge = AgentDefinition(
-    "judge",
-    model="openai/gpt-5",  # another model than that of the competitors
-    system_prompt="You choose the best of several numbered lines.",
-    output_schema=Verdict,  # the model has to call set_output with what fits
-)
-
-
 def choose(lines: Sequence[str]) -> Steps[int]:
-    """A judge of ``best_of`` is a function of the outputs; as a generator it may ask another agent."""
-    verdict = yield from AgentCall(judge, "\n".join(f"{n}: {line}" for n, line in enumerate(lines)))
+    """A judge of ``best_of`` is a function of the outputs; as a generator it may call another model or agent."""
+    numbered = "\n".join(f"{n}: {line}" for n, line in enumerate(lines))
+    verdict = yield from Complete(f"Choose the best line:\n{numbered}", model="openai/gpt-5", schema=Verdict)
     return verdict.best
 
 
@@ -41,13 +34,13 @@ def handle_steps(ctx: StepContext) -> Steps[str]:
     return (yield from best_of(poet, ctx.prompt, n=4, judge=choose))
 
 
-contest = AgentDefinition("contest", spawnable_agents=[poet, judge], handle_steps=handle_steps)
+contest = AgentDefinition("contest", spawnable_agents=[poet], handle_steps=handle_steps)
 
 
 def main() -> None:
     lines = ["The sea is wide.", failure(ModelError("no credit")), "Grey water folds its sheets.", "Sea, sea, sea."]
     poets = ScriptedModel(lines)
-    judges = ScriptedModel([tool_call("set_output", {"best": 1, "why": "It shows something."})])
+    judges = ScriptedModel(['{"best": 1, "why": "It shows something."}'])
     with Engine([contest], models={"anthropic": poets, "openai": judges}) as engine:
         result = engine.run_sync(contest, "A line about the sea.")
 

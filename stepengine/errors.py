@@ -165,7 +165,7 @@ class ToolInputError(AgentError):
 
 
 class OutputMissing(AgentError):
-    """A run ended without valid structured output; *issues* say why the last one was refused."""
+    """A run or a typed `Complete` has no valid structured output; *issues* say why the last one was refused."""
 
     fields = ("issues",)
 

@@ -50,6 +50,7 @@ from stepengine.context.project import TAGS
 from stepengine.data.alike import find_nearest
 from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, freeze_object, mended
+from stepengine.data.json import parse_json_answer as answer_in
 from stepengine.data.matching import BoundedMatcher
 from stepengine.data.models import ModelReply, TextChunk
 from stepengine.data.provenance import Provenance, Source
@@ -76,7 +77,6 @@ from stepengine.journal.show import clean_tree
 from stepengine.journal.signing import JournalSignature
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
-from stepengine.machine.final_output import parse_json_answer as answer_in
 from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.models._aws_events import AWSParser
 from stepengine.models._failures import RequestLabel, error_from_body
@@ -1457,7 +1457,7 @@ PLACES = (
         "JSON of an answer",
         answer_in,
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
-        ("machine/final_output.py:parse_json_answer",),
+        ("data/json.py:parse_json_answer",),
     ),
     Place(
         "call in a history of other makers",

@@ -33,6 +33,9 @@ MAX_LINE_DEPTH_LEVELS = MAX_DEPTH_LEVELS + 32
 # One without an end goes to the end of the text: if it matched nothing, each quote in it would be tried.
 JSON_STRING = re.compile(rb'(?s)"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+FENCE = "```"
+NO_JSON = object()
+"""What a text without JSON is parsed as, since ``None`` is JSON."""
 MAX_DECODINGS = 3
 """Models encode JSON in JSON once, rarely twice; a text that needs more was not meant as a value."""
 MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
@@ -232,6 +235,19 @@ def _freeze_value(value: Any, path: str, room: int) -> object:
         return items
     msg = f"{_type_name(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
     raise DataError(msg, path=path)
+
+
+def parse_json_answer(text: str) -> object:
+    """Return *text*, or else its only fenced block, parsed as JSON; ``NO_JSON`` if neither is JSON."""
+    lines = text.split("\n")
+    fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]
+    fenced = len(fences) == 2 and lines[fences[1]].strip() == FENCE  # noqa: PLR2004 - one block: it opens and closes
+    for candidate in (text, "\n".join(lines[fences[0] + 1 : fences[1]]) if fenced else ""):
+        try:
+            return json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+    return NO_JSON
 
 
 def hint_at_mistake(value: object) -> str:

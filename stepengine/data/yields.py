@@ -46,19 +46,21 @@ from stepengine.data.checks import (
     with_keyword_hints,
 )
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import JsonDict, JsonValue, check_text, freeze, freeze_object
+from stepengine.data.faults import format_value
+from stepengine.data.json import NO_JSON, JsonDict, JsonValue, check_text, freeze, freeze_object, parse_json_answer
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, to_tuple
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.state import AgentState, ChildResult, Waited
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.waits import ChildRef
-from stepengine.errors import BadYield, PerformError, ToolError
+from stepengine.errors import BadYield, OutputMissing, PerformError, ToolError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Out = TypeVar("Out", default=Any)
+Reply = TypeVar("Reply", default=ModelReply)
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -1051,13 +1053,23 @@ def _to_specs(value: object) -> object:
     return value if isinstance(value, str) or not isinstance(value, Iterable) else to_tuple(value)
 
 
+def _check_reply_schema(_instance: object, _field: object, value: Any) -> None:
+    if value is None or (isinstance(value, type) and hasattr(value, "model_validate")):
+        return
+    msg = (
+        f"the schema of a Complete is a pydantic model, not {value!r}; "
+        "for a JSON Schema, pass settings=ModelSettings(response_schema=...) and parse the text of the reply"
+    )
+    raise BadYield(msg)
+
+
 @with_keyword_hints
 @frozen
-class Complete(_Iterated):
+class Complete(_Iterated, Generic[Reply]):
     """
     One model call beside the conversation.
 
-    ``yield from`` gives the ``ModelReply``. Calls in it are not run.
+    ``yield from`` gives the ``ModelReply``, or with a *schema* an object of it. Calls in it are not run.
 
     Attributes:
         messages: The messages to send; a string is one user message.
@@ -1066,9 +1078,12 @@ class Complete(_Iterated):
         settings: Settings instead of the agent's.
         tools: Tools to show, none by default. With the run's own, ``state.tool_definitions.values()``, and its system prompt
             the request begins like that of a step, so that a provider's prompt cache hits.
+        schema: A pydantic model of the answer. Providers enforce it where they can. ``retry`` asks again if a reply does not
+            fit.
 
     Raises:
         TranscriptError: when *messages* do not pair.
+        OutputMissing: from ``yield from``, when the reply does not fit *schema*.
     """
 
     messages: tuple[Message, ...] = attrs.field(converter=_to_messages)
@@ -1080,10 +1095,45 @@ class Complete(_Iterated):
     tools: tuple[ToolSpec, ...] = attrs.field(
         default=(), converter=_to_specs, validator=make_validator(SPECS, BadYield), kw_only=True
     )
+    schema: type[Reply] | None = attrs.field(default=None, validator=_check_reply_schema, kw_only=True)
 
-    def __iter__(self) -> Generator[Yieldable, StepResult, ModelReply]:
+    def __attrs_post_init__(self) -> None:
+        if self.schema is not None and self.settings is not None and self.settings.response_schema is not None:
+            msg = "Complete has a schema and settings with another response_schema; leave one of them out"
+            raise BadYield(msg)
+
+    def __iter__(self) -> Generator[Yieldable, StepResult, Reply]:
         reply: ModelReply = (yield self).value
-        return reply
+        return cast("Reply", reply) if self.schema is None else parse_reply(reply, self.schema)
+
+
+def parse_reply(reply: ModelReply, schema: type[Reply]) -> Reply:
+    """
+    Return the JSON in a reply as an object of a pydantic model.
+
+    Raises:
+        OutputMissing: when the text is not JSON or does not fit.
+    """
+    model: Any = schema
+    found = parse_json_answer(reply.said)
+    if found is NO_JSON:
+        issues = [f"its text is not JSON: {format_value(reply.said)}"]
+    else:
+        try:
+            made: Reply = model.model_validate(found)
+        except ValueError as error:
+            issues = _describe_issues(error)
+        else:
+            return made
+    msg = f"the reply of {reply.model or 'the model'} does not fit {schema.__name__}: {'; '.join(issues)}"
+    raise OutputMissing(msg, issues=issues)
+
+
+def _describe_issues(error: Any) -> list[str]:
+    """Return a line for each field that pydantic refused."""
+    if not hasattr(error, "errors"):
+        return [str(error)]
+    return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
 
 
 Yieldable: TypeAlias = (
@@ -1093,7 +1143,7 @@ Yieldable: TypeAlias = (
     | StepWith
     | StepText
     | GenerateN
-    | Complete
+    | Complete[Any]
     | Parallel[Any]
     | Perform[Any]
     | Ask

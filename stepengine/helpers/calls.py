@@ -8,13 +8,13 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from stepengine.data.names import ToolName
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult, ToolCall, Yieldable
-from stepengine.errors import ChildError, ModelError, PerformError, StepEngineError, ToolError
+from stepengine.errors import ChildError, ModelError, OutputMissing, PerformError, StepEngineError, ToolError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
-WORTH_ANOTHER_TRY: tuple[type[StepEngineError], ...] = (ToolError, PerformError, ChildError, ModelError)
+WORTH_ANOTHER_TRY: tuple[type[StepEngineError], ...] = (ToolError, PerformError, ChildError, ModelError, OutputMissing)
 
 
 @overload
@@ -77,7 +77,8 @@ def retry(
     Args:
         make: Returns what is to be done, anything that ``yield from`` takes; called anew for every try.
         times: How many tries there are, at least 1.
-        on: The errors that are worth another try; by default those of tools, ``Perform``, children and models.
+        on: The errors that are worth another try; by default those of tools, ``Perform``, children, models, and replies
+            that do not fit a schema.
 
     Raises:
         StepEngineError: what the last try raised.

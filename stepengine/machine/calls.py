@@ -447,6 +447,8 @@ class CompleteMember(EffectMember):
         # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
         # response schema or the thinking budget that the agent's own turns have once it states its own.
         settings = asked.settings or run.plan.definition.settings
+        if asked.schema is not None:
+            settings = attrs.evolve(settings, response_schema=cast("Any", asked.schema).model_json_schema())
         request = ModelRequest(
             run.plan.resolve_model(asked.model),
             asked.system_prompt or "",

@@ -8,14 +8,13 @@ appends a note, offers ``set_output``, and runs one more turn inside the remaini
 
 from __future__ import annotations
 
-import json
 from types import CoroutineType
 from typing import Any
 
 import attrs
 
 from stepengine.data.functions import location_of, unwrap_function
-from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
+from stepengine.data.json import NO_JSON, JsonValue, compact, freeze, hint_at_mistake, parse_json_answer
 from stepengine.data.messages import UserMessage
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
@@ -24,8 +23,6 @@ from stepengine.machine.protocol import Flow
 from stepengine.machine.state import RunState
 from stepengine.machine.step import run_budgeted_step
 
-FENCE = "```"
-NO_JSON = object()
 REMEDY = ". Return a value from the handler that fits output_schema, or pass one to set_output"
 MAX_REFUSED_CHARS = 20_000
 """
@@ -177,19 +174,6 @@ def _set_output_from_text(run: RunState) -> None:
     found = parse_json_answer(run.history.get_last_text())
     if found is not NO_JSON:
         run.output.set_from_model(found)
-
-
-def parse_json_answer(text: str) -> object:
-    """Return *text*, or else its only fenced block, parsed as JSON; ``NO_JSON`` if neither is JSON."""
-    lines = text.split("\n")
-    fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]
-    fenced = len(fences) == 2 and lines[fences[1]].strip() == FENCE  # noqa: PLR2004 - one block: it opens and closes
-    for candidate in (text, "\n".join(lines[fences[0] + 1 : fences[1]]) if fenced else ""):
-        try:
-            return json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-    return NO_JSON
 
 
 def _request_correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[None]:

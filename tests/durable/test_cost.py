@@ -289,7 +289,6 @@ def test_the_database_package_is_bounded_to_the_release_whose_private_names_are_
     assert not any(each.startswith("dbos") for each in project["dependencies"])
 
 
-@pytest.mark.speed
 @pytest.mark.spec("durable:UT20", "durable:UF41")
 def test_the_benchmark_prints_figures_of_a_step_and_the_load(tmp_path: Path):
     """

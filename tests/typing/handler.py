@@ -153,6 +153,7 @@ def every_yieldable(ctx: StepContext[Params]) -> Steps[str]:
     assert_type((yield from StepText("hello")), tuple[ToolResult, ...])
     assert_type((yield from GenerateN(3)), tuple[str, ...])
     assert_type((yield from Complete("summarise", settings=ModelSettings(max_tokens=50))), ModelReply)
+    assert_type((yield from Complete("summarise", schema=Style)), Style)
     assert_type((yield from Perform(fetch, "https://example.org", times=2)), bytes)
     assert_type((yield from Perform(measure, "a")), float)
     assert_type((yield from Perform.idempotent(fetch, "https://example.org")), bytes)
