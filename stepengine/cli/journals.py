@@ -27,7 +27,7 @@ from stepengine.cli.perform import (
 )
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run
+from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run, journal_name
 from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -435,13 +435,6 @@ def _has_only_head(journal: Journal) -> bool:
         return len(journal.records()) == 1
     except JournalError:
         return False
-
-
-def journal_name(journal: Journal) -> str:
-    """Return the name of a journal for the command line."""
-    from stepengine.journal import SqliteJournal
-
-    return f"{journal.path}#{journal.run}" if isinstance(journal, SqliteJournal) else journal.name
 
 
 SUFFIX = ".jsonl"

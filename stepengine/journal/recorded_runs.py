@@ -201,7 +201,7 @@ def _rebuild_companion(folder: Path, stem: str) -> dict[str, object]:
         "run_id": run_id_of(history),
         "agent": {"id": root["agent_id"] if history.head is None else history.head.agent},
         "journal": str(path),
-        "created": history.head.created if history.head is not None else None,
+        "created": history.started or None,
         "status": status if status in ENDED | {"suspended"} else "interrupted",
         "title": make_title(str(root.get("prompt", ""))),
         "questions": [] if history.is_complete else questions,

@@ -237,6 +237,17 @@ def test_a_journal_of_ones_own_is_listed_too_and_stays_where_it_is(work: Path) -
     assert "one: yes\n" == command("replay", stem, "-q").stdout
 
 
+@pytest.mark.spec("interfaces:IF94")
+@pytest.mark.parametrize("place", ["mine.jsonl", "mine.db", "mine.db#one"])
+def test_last_finds_a_run_wherever_it_is_recorded(work: Path, place: str) -> None:
+    stem = done("one", "--journal", place)
+
+    for words in (("show",), ("replay", "-q"), ("journal", "check")):
+        named = stem if words[0] == "journal" else "--last"
+        assert command(*words, named).stdout
+    assert list_recorded_runs()[0].journal.startswith(str(work / place))
+
+
 @pytest.mark.spec("interfaces:IF96")
 def test_runs_are_listed_of_this_folder_or_all_or_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
