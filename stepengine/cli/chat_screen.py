@@ -23,7 +23,7 @@ import attrs
 from stepengine.cli.bench import EngineSetup
 from stepengine.cli.chat_conversation import ChatConversation
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import has_result_prefix, journal_name, open_journal, parse_result_answer, resume_limits
+from stepengine.cli.journals import has_result_prefix, open_journal, parse_result_answer, resume_limits
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     GRACE,
@@ -46,7 +46,7 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded
+from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded, journal_name
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question, check_answer

@@ -16,10 +16,11 @@ from attrs import frozen
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.debug_navigation import LOOK_SECONDS
 from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, redirect_handler_output
-from stepengine.cli.journals import create_journal, journal_name, load_recorded_agent
+from stepengine.cli.journals import create_journal, load_recorded_agent
 from stepengine.cli.screen.render import format_cost, format_count
 from stepengine.cli.scripts import load_script
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import journal_name
 from stepengine.data.alike import did_you_mean
 from stepengine.errors import StepEngineError
 

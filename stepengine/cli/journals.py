@@ -27,7 +27,7 @@ from stepengine.cli.perform import (
 )
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run
+from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run, journal_name
 from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -437,14 +437,12 @@ def _has_only_head(journal: Journal) -> bool:
         return False
 
 
-def journal_name(journal: Journal) -> str:
-    """Return the name of a journal for the command line."""
-    from stepengine.journal import SqliteJournal
-
-    return f"{journal.path}#{journal.run}" if isinstance(journal, SqliteJournal) else journal.name
-
-
 SUFFIX = ".jsonl"
+HEAD = b'{"kind":"head"'
+"""How the file of a journal begins."""
+CHECKSUM = b'"crc":'
+"""In every line of a journal."""
+HEAD_BYTES = 1 << 16
 
 
 def expand_to_journals(files: Iterable[str]) -> list[str]:
@@ -469,6 +467,47 @@ def expand_to_journals(files: Iterable[str]) -> list[str]:
             raise UsageProblem(msg)
         found += inside
     return found
+
+
+def find_journal_files(path: str) -> Iterator[tuple[str, Journal | None]]:
+    """
+    Yield the files of a path, each with its journal if it is one; the runs of an SQLite file separately.
+
+    Raises:
+        UsageProblem: when there is neither a file nor a recorded run.
+        JournalError: when a database that was named cannot be read.
+    """
+    from stepengine.journal import SqliteJournal
+    from stepengine.journal.secret_scan import list_files
+    from stepengine.journal.sources import parse_database_path
+
+    if not Path(path).exists():
+        yield path, open_journal(path)
+        return
+    for file in map(str, list_files(path)):
+        if parse_database_path(file) != (file, ""):
+            yield file, open_journal(file) if _is_journal(Path(file)) else None
+            continue
+        try:
+            runs = SqliteJournal(file).runs()
+        except JournalError:
+            if file == path:
+                raise
+            runs = []  # a database of something else
+        yield from [(f"{file}#{run}", open_journal(f"{file}#{run}")) for run in runs]
+        yield file, None
+
+
+def _is_journal(file: Path) -> bool:
+    """Return whether a file is a journal, even with a damaged first line; ``*.jsonl`` with other JSON is none."""
+    try:
+        with file.open("rb") as opened:
+            first = opened.readline(HEAD_BYTES)
+    except OSError:
+        return False  # reported where it is read
+    if first.startswith(HEAD):
+        return True
+    return file.suffix == SUFFIX and (CHECKSUM in first or not first.lstrip().startswith((b"{", b"[", b'"')))
 
 
 # --- whose journal it is ----------------------------------------------------------------------------------------------

@@ -15,15 +15,10 @@ import attrs
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import (
-    add_journal_to_options,
-    agent_id_of,
-    journal_name,
-    load_recorded_agent,
-    open_readable_journal,
-)
+from stepengine.cli.journals import add_journal_to_options, agent_id_of, load_recorded_agent, open_readable_journal
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import journal_name
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 
 if TYPE_CHECKING:

@@ -161,7 +161,7 @@ def _run_to_dict(history: History) -> dict[str, object]:
         "run": run_id_of(history),
         "agent": root["agent_id"],
         "status": status_of(history),
-        "created": head.created if head is not None else None,
+        "created": history.started or None,
         "parent": plain(head.parent) if head is not None else None,
         "packages": {} if head is None else plain(head.packages),
         "prompt": root.get("prompt", ""),
@@ -170,7 +170,7 @@ def _run_to_dict(history: History) -> dict[str, object]:
         "text": "" if ended is None else ended.text,
         "questions": [] if history.is_complete else questions,
         "waits_for": [wait_to_json(one) for one in waits],
-        "milliseconds": history.last_at,
+        "milliseconds": history.duration_ms,
         "usage": {**attrs.asdict(usage), "total_tokens": usage.total_tokens},
         "cost": None if cost is None else str(cost),
     }
@@ -268,7 +268,7 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
         "effects": len(before),
         "model_calls": len(replies),
         "tokens": sum([usage.total_tokens for usage in usages]),
-        "milliseconds": max([e.result.at for e in before if e.result is not None], default=0),
+        "milliseconds": max([history.own_time(e.result.at) for e in before if e.result is not None], default=0),
     }
 
 

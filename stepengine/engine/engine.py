@@ -484,7 +484,7 @@ class Engine:
         asked = read_options("fork", ForkOptions, options)
         source = as_journal(journal)
         launch = partial(self._run_recorded, **_pop_launch_options(asked), forked=source)
-        return await runs.fork(source, launch, **asked)
+        return await runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked)
 
     async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle:
         """
@@ -521,7 +521,7 @@ class Engine:
         other = _pop_launch_options(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True, patience=patience)
-        return await launch.handle(runs.fork(source, launch, **asked))
+        return await launch.handle(runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked))
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
         """Do what ``resume`` does for synchronous code."""

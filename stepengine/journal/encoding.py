@@ -575,6 +575,7 @@ def head_members(head: Head) -> dict[str, Any]:
     members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
     members |= {"definition": head.definition, "run": head.run, "seed": head.seed, "created": head.created}
     members |= {"parent": head.parent} if head.parent else {}
+    members |= {"since": head.since} if head.since else {}
     members |= {"hooks": list(head.hooks)} if head.hooks else {}
     members |= {"packages": dict(head.packages)} if head.packages else {}
     members |= {"link": True} if head.link else {}

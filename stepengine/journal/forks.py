@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import assert_never
 
 import attrs
@@ -16,7 +17,7 @@ import attrs
 from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
 from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_journal, undo_writes
-from stepengine.journal.history import History, get_start_address
+from stepengine.journal.history import History, get_start_address, parse_created
 from stepengine.journal.provenance import is_written_by_user, record_user_journal
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.recorded_part import JournalCut, check_no_repeats, parse_result_address
@@ -49,6 +50,7 @@ def branch(
     into: JournalLike | None = None,
     restore_files: Roots | None = None,
     run_id: str = "",
+    now: datetime | None = None,
 ) -> Journal:
     """
     Return a new journal that ends with the result of the effect *at*; resuming it continues from there.
@@ -64,6 +66,7 @@ def branch(
         restore_files: The folder that ``file_tools`` was given: the files that were written after *at* are brought back to
             what they were then, as ``undo`` does; by default files stay as they are.
         run_id: The id of the new run; by default one that begins with the id of its parent.
+        now: When the fork is made; by default now. Its duration counts from here.
 
     Raises:
         JournalError: when there is no such effect, it has no result, its outcome cannot be edited, or something would be
@@ -96,11 +99,22 @@ def branch(
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
             refuse_untrusted_journal(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
-    target.replace(records)
+    target.replace(_add_start_time(records, now or datetime.now(UTC), stable=target.stable))
     if is_written_by_user(source):
         record_user_journal(target)
     source.forks += 1
     return target
+
+
+def _add_start_time(records: list[Record], now: datetime, *, stable: bool) -> list[Record]:
+    """Return the records of a fork with the time at which it was made in its head."""
+    head = records[0]
+    if not isinstance(head, Head):
+        return records
+    last = max([record.at for record in records if isinstance(record, Result | Input)], default=0)
+    # Times of a stable recording follow from addresses.
+    passed = 0 if stable else (now - parse_created(head)) // timedelta(milliseconds=1)
+    return [attrs.evolve(head, since=max(last, passed)), *records[1:]]
 
 
 def _select_kept_records(history: History, cut: JournalCut, address: Address, run: str) -> list[Record]:

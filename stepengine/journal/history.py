@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Literal, TypeAlias, assert_never, cast
 
@@ -157,6 +157,23 @@ class History:
     def is_complete(self) -> bool:
         """Whether the root run has ended; a suspended or interrupted one has not."""
         return ROOT in self.results
+
+    @property
+    def duration_ms(self) -> int:
+        """How long the run has taken until its last record; of a fork, since it was made."""
+        return self.own_time(self.last_at)
+
+    @property
+    def started(self) -> str:
+        """When the run was started, RFC 3339 in UTC; of a fork, when it was made. ``""`` without a head."""
+        head = self.head
+        if head is None or not head.since:
+            return "" if head is None else head.created
+        return _format_utc_time(parse_created(head) + timedelta(milliseconds=head.since))
+
+    def own_time(self, at: int) -> int:
+        """Return a recorded time in milliseconds since the start of this run; 0 for what a fork has from its parent."""
+        return max(0, at - (0 if self.head is None else self.head.since))
 
     @property
     def computed(self) -> Mapping[Address, Sequence[Any]]:

@@ -241,7 +241,7 @@ async def fork_from_record(
     finally:
         run.writer.close()
     _check_reached_place(result.error, source, rules, count)
-    made = _make_fork_journal(run.writer.journal, count, into)
+    made = _make_fork_journal(run.writer.journal, count, into, since=run.timing.takeover_ms or 0)
     return ForkReport(attrs.evolve(result, journal=made), **attrs.asdict(count, recurse=False), journal=made)
 
 
@@ -272,15 +272,15 @@ def _check_reached_place(error: BaseException | None, source: Journal, rules: _F
         raise JournalError(msg) from error
 
 
-def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike | None) -> Journal:
-    """Return the journal of a fork under a name of its own, with its origin in its head."""
+def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike | None, *, since: int) -> Journal:
+    """Return the journal of a fork under a name of its own, with its origin and the time *since* which it runs in its head."""
     records = journal.records()
     run = ""
     if count.broke_at and records and isinstance(records[0], Head):
         head = records[0]
         run = f"{head.run[:40]}-{secrets.token_hex(4)}"
         records[0] = attrs.evolve(
-            head, run=run, parent={"run": head.run, "at": count.broke_at}, workspace="", line=None
+            head, run=run, parent={"run": head.run, "at": count.broke_at}, since=since, workspace="", line=None
         )
         journal.replace(records)
     if into is None:

@@ -27,6 +27,7 @@ from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, stat
 
 if TYPE_CHECKING:
     from stepengine.data.waits import Waits
+    from stepengine.journal.store import Journal
 
 STEM = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}")
 # A companion has a few kilobytes; the rest leaves room for fields of newer versions.
@@ -185,24 +186,30 @@ def read_companion(folder: Path, stem: str) -> dict[str, Any] | None:
 def _rebuild_companion(folder: Path, stem: str) -> dict[str, object]:
     """Return a companion made from the journal of a run; empty if there is no journal."""
     from stepengine.journal.files import FileJournal
-    from stepengine.journal.show import run_id_of, spending_of, status_of
 
     path = folder / f"{stem}.jsonl"
-    if not path.is_file():
-        return {}
+    return summarize_journal(FileJournal(path), str(path)) if path.is_file() else {}
+
+
+def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
+    """Return what the journal *name* holds in the form of a companion; of one that cannot be read its name and status."""
+    from stepengine.journal.show import run_id_of, spending_of, status_of
+
     try:
-        history = FileJournal(path).history()
+        history = journal.history()
         root, spending, status = history.root, spending_of(history), status_of(history)
         questions = [question_to_dict(q) for _, q in open_questions(history).values()]
     except JournalError:
-        return {"version": 1, "status": "unreadable", "journal": str(path)}
+        return {"version": 1, "status": "unreadable", "journal": name}
+    if status not in ENDED | {"suspended"}:
+        status = "running" if journal.is_held() else "interrupted"
     return {
         "version": 1,
         "run_id": run_id_of(history),
         "agent": {"id": root["agent_id"] if history.head is None else history.head.agent},
-        "journal": str(path),
-        "created": history.head.created if history.head is not None else None,
-        "status": status if status in ENDED | {"suspended"} else "interrupted",
+        "journal": name,
+        "created": history.started or None,
+        "status": status,
         "title": make_title(str(root.get("prompt", ""))),
         "questions": [] if history.is_complete else questions,
         "waits": waits_to_dicts(find_waits(history)) if status == "suspended" else [],

@@ -334,6 +334,7 @@ class Head:
         seed: What randomness is derived from, together with the path.
         created: When the root run was created, RFC 3339 in UTC.
         parent: For a fork ``{"run", "at"}``: where it was cut off from which run.
+        since: For a fork, when it was made: milliseconds since *created*, which is that of its parent.
         hooks: The names of the root's hooks, in order.
         packages: The packages of the root's agent and of all that could run below it: ``name==version`` by ``publisher/name``.
         link: Whether each checksum starts from the one before.
@@ -351,6 +352,7 @@ class Head:
     seed: str
     created: str
     parent: Mapping[str, Any] | None = None
+    since: int = 0
     hooks: Sequence[str] = ()
     packages: Mapping[str, str] = attrs.field(factory=dict)
     link: bool = False
@@ -670,6 +672,7 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
     return Head(
         **texts,
         parent=members.get("parent"),
+        since=_parse_since(members) if "since" in members else 0,
         hooks=tuple(members.get("hooks", ())),
         packages=members.get("packages", {}),
         link=members.get("link", False) is True,
@@ -678,6 +681,14 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
         format=form,
         line=members,
     )
+
+
+def _parse_since(members: Mapping[str, object]) -> int:
+    since: int = _get_member(members, "since", int)
+    if not 0 <= since < MAX_AT_MS:
+        msg = f"since {since} should be below {MAX_AT_MS}"
+        raise ValueError(msg)
+    return since
 
 
 def _parse_public_key(members: Mapping[str, object]) -> str:

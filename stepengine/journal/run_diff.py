@@ -209,5 +209,5 @@ def _compute_numbers(history: History) -> dict[str, object]:
         "model calls": sum(i.type == "model_call" for i in history.intents.values()),
         "tokens": spending.usage.total_tokens,
         "cost": None if spending.cost is None else str(spending.cost),
-        "milliseconds": history.last_at,
+        "milliseconds": history.duration_ms,
     }

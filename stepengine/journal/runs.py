@@ -24,6 +24,8 @@ from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from stepengine.journal.file_undo import Roots
 
 Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult]]
@@ -215,6 +217,7 @@ async def fork(
     into: JournalLike | None = None,
     restore_files: Roots | None = None,
     run_id: str = "",
+    now: datetime | None = None,
 ) -> RunResult:
     """
     Continue a run from the middle in a journal of its own; see ``branch`` for the arguments.
@@ -233,7 +236,9 @@ async def fork(
     from stepengine.journal.forks import branch
 
     given, _ = split_answers(answers)
-    made = branch(journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id)
+    made = branch(
+        journal, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
+    )
     waiting = open_questions(made.history())
     texts = {question.text for _, question in waiting.values()}
     asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}

@@ -12,6 +12,7 @@ never is: it is passed on when the run has finished.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
@@ -33,7 +34,7 @@ from stepengine.data.effects import (
     RunObjects,
     Spawn,
 )
-from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value, find_race_winner, was_given_up
+from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, find_race_winner, was_given_up
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller
@@ -410,7 +411,15 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
     A handler that runs here is never stopped between two effects, and what its run is recorded to be stopped at is an effect. So a
     turn under way, which is recorded nowhere, is left to its end and what it asks for is refused; unless it takes too long.
     """
-    work = asyncio.get_running_loop().run_in_executor(None, run_compute, effect, run.tree.runs.belongings.get(run.path))
+    kept, ended_by_itself = run.tree.runs.belongings.get(run.path), threading.Event()
+
+    def run_turn() -> Value | Failure:
+        try:
+            return run_compute(effect, kept)
+        finally:
+            ended_by_itself.set()
+
+    work = asyncio.get_running_loop().run_in_executor(None, run_turn)
     run.busy, is_ended = True, False
     try:
         # Without a time limit while the run goes on, and with one as soon as it is stopped: nobody waits for a handler
@@ -419,8 +428,11 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
             try:
                 done, _ = await asyncio.wait((work,), timeout=None if run.stopping is None else LAST_TURN_SECONDS)
                 if not done:
-                    is_ended = True
-                    effect.stop()
+                    # The loop hears of the end of a thread some callbacks later. A turn that has its result is none
+                    # that took too long: the handler has moved on, as it will when it is replayed.
+                    is_ended = not ended_by_itself.is_set()
+                    if is_ended:
+                        effect.stop()
                     await asyncio.wait((work,))
             except asyncio.CancelledError:
                 run.interrupted()

@@ -210,9 +210,9 @@ def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
     told |= {"steps": None, "cost_usd": None}
     try:
         history = journal.history()
-        root, head = history.root, history.head
+        root = history.root
         told["agent"], told["status"] = str(root["agent_id"]), status_of(history)
-        told["created"] = "" if head is None else head.created
+        told["created"] = history.started
         told["prompt"] = str(root.get("prompt") or "")[:500]
         told["steps"] = sum(one.type == "model_call" for one in history.intents.values())
     except (StepEngineError, OSError, LookupError, TypeError, ValueError) as error:

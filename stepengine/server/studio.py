@@ -424,7 +424,7 @@ class _JournalSummary:
             steps=self._steps,
             cost=None if self._cost is None else str(self._cost),
             tokens=self._tokens,
-            seconds=history.last_at / 1000,
+            seconds=history.duration_ms / 1000,
             waits=tuple([_describe_wait(one) for one in waits][:MOST_WAITS]),
             wakes=min(times, default=None),
             doing="".join([f"{one.type}" for one in doing]),

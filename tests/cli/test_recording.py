@@ -237,6 +237,41 @@ def test_a_journal_of_ones_own_is_listed_too_and_stays_where_it_is(work: Path) -
     assert "one: yes\n" == command("replay", stem, "-q").stdout
 
 
+@pytest.mark.spec("interfaces:IF94")
+@pytest.mark.parametrize("place", ["mine.jsonl", "mine.db", "mine.db#one"])
+def test_last_finds_a_run_wherever_it_is_recorded(work: Path, place: str) -> None:
+    stem = done("one", "--journal", place)
+
+    for words in (("show",), ("replay", "-q"), ("journal", "check")):
+        named = stem if words[0] == "journal" else "--last"
+        assert command(*words, named).stdout
+    assert list_recorded_runs()[0].journal.startswith(str(work / place))
+
+
+@pytest.mark.spec("interfaces:IF96")
+def test_runs_of_files_and_folders_are_listed_whatever_their_store(work: Path) -> None:
+    Path("kept/deep").mkdir(parents=True)
+    asked("one", "--journal", "kept/a.jsonl")
+    for place in ("kept/deep/b.db#first", "kept/deep/b.db#second"):
+        done("two", "--journal", place)
+    Path("kept/other.jsonl").write_text('{"a": 1}\n')
+    Path("kept/app.db").write_bytes(b"")
+
+    def names(*words: str) -> list[str]:
+        return [told["journal"] for told in json.loads(command("runs", *words, "--json").stdout)]
+
+    database = ["kept/deep/b.db#second", "kept/deep/b.db#first"]
+    assert [*database, "kept/a.jsonl"] == names("kept")
+    assert ["kept/a.jsonl"] == names("kept", "--waiting")
+    assert database == names("kept/deep/b.db")
+    assert database[1:] == names(database[1])
+    shown = command("runs", "kept").stdout
+    assert "suspended" in shown
+    assert "? q0: Ship it?" in shown
+    assert "no such run in kept/other.jsonl" in command("runs", "kept/other.jsonl").stderr
+    assert "there is no journal 'nope'" in command("runs", "nope", code=2).stderr
+
+
 @pytest.mark.spec("interfaces:IF96")
 def test_runs_are_listed_of_this_folder_or_all_or_those_that_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -131,7 +131,7 @@ def test_a_file_that_uses_the_word_for_something_else_is_left_alone_and_ids_are_
         load_schedules(Path("agents"))
 
 
-@pytest.mark.parametrize("words", [["agents"], ["--runs", "runs"], ["--db", "x"], ["--app", "shop"]])
+@pytest.mark.parametrize("words", [["--runs", "runs"], ["--db", "x"], ["--app", "shop"]])
 def test_options_of_schedules_need_schedules(words: list[str]) -> None:
     said = CliRunner().invoke(app, ["runs", *words])
     both = CliRunner().invoke(app, ["runs", "--schedules", "--waiting"])

@@ -14,19 +14,23 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Ask,
+    Engine,
     Parallel,
     Perform,
     RunStatus,
     Tool,
     ToolCall,
 )
+from stepengine.debugging import describe_run, render_text
+from stepengine.debugging.viewer.payload import PageTexts, RunPayload
+from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, PerformError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check, diff, scrub
 from stepengine.journal.forks import branch
 from stepengine.journal.recorded_part import JournalCut, parse_address
 from stepengine.journal.records import encode_line
 from stepengine.journal.runs import fork
-from stepengine.testing import text, tool_call
+from stepengine.testing import Clock, ScriptedModel, text, tool_call
 
 
 @pytest.fixture
@@ -381,3 +385,35 @@ def test_a_journal_in_memory_can_be_copied_to_a_file(recorded, tmp_path):
     _, journal = recorded
     journal.copy_to(FileJournal(tmp_path / "deep" / "j.jsonl"))
     assert FileJournal(tmp_path / "deep" / "j.jsonl").content() == b"".join(journal.lines())
+
+
+@pytest.mark.spec("replay:D11", "replay:J11")
+@pytest.mark.parametrize("tools", [None, "working-copy"])
+def test_the_time_of_a_fork_counts_from_when_it_was_made(tools: str | None) -> None:
+    clock = Clock()
+
+    def work(n: int) -> int:
+        clock.advance(seconds=n)
+        return n
+
+    def handle_steps(ctx):
+        yield from Perform(work, 5)
+        yield from Perform(work, size)
+
+    size = 2
+    with Engine(
+        [AgentDefinition("worker", handle_steps=handle_steps)], models=ScriptedModel([]), clock=clock
+    ) as engine:
+        journal = MemoryJournal()
+        engine.run_sync("worker", "go", journal=journal)
+        clock.advance(minutes=20)
+        size = 3
+        how = {"tools": tools} if tools else {"allow_repeat": True}
+        fork = engine.fork_sync(journal, at=0, **how).journal
+
+    assert (7_000, 3_000) == (describe_run(journal)["milliseconds"], describe_run(fork)["milliseconds"])
+    assert render_text(fork).partition("\n")[0].endswith(", 3.0 s")
+    assert (7_000, 3_000) == diff(journal, fork).totals["milliseconds"]
+    page = RunPayload(PageTexts(), "run.jsonl")
+    page.take(load_stored_history(fork))
+    assert (3_000, [0, 3_000]) == (page.run()["milliseconds"], [row["at"] for row in page.rows])

@@ -21,12 +21,11 @@ from stepengine.cli.chat_conversation import replay_turn
 from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_label
 from stepengine.cli.conversations import RecordedConversation, list_conversations
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import journal_name
 from stepengine.cli.screen.console import DIGITS, WHICH, YES
 from stepengine.cli.screen.progress import diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import find_by_prefix, policy_changes
+from stepengine.cli.state_folder import find_by_prefix, journal_name, policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.usage import Spending
 from stepengine.errors import UnknownModel

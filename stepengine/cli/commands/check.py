@@ -12,21 +12,16 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import SUFFIX, open_journal
+from stepengine.cli.journals import find_journal_files
 from stepengine.cli.options import Json
 from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
-    from stepengine.journal import Decided, Journal, JournalReport, Leak, Verified
+    from stepengine.journal import Decided, JournalReport, Leak, Verified
 
 SAID_CHARS = 200
-HEAD = b'{"kind":"head"'
-"""How the file of a journal begins."""
-CHECKSUM = b'"crc":'
-"""In every line of a journal."""
-HEAD_BYTES = 1 << 16
 
 
 def check(
@@ -149,7 +144,7 @@ def _check_files(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str]
     from stepengine.journal import check, decisions, scan, verify
 
     for path in paths:
-        for file, journal in _find_files(path):
+        for file, journal in find_journal_files(path):
             leaks = tuple(scan([file], allow_secrets=allow)) if Path(file).is_file() else ()
             if journal is None:
                 yield from [_CheckedFile(name=file, leaks=leaks)] if leaks else []
@@ -162,47 +157,6 @@ def _check_files(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str]
                 verified=verified,
                 decisions=decisions(journal) if verified is not None and verified.is_unaltered else (),
             )
-
-
-def _find_files(path: str) -> Iterator[tuple[str, Journal | None]]:
-    """
-    Yield the files of a path, each with its journal if it is one; the runs of an SQLite file separately.
-
-    Raises:
-        UsageProblem: when there is neither a file nor a recorded run.
-        JournalError: when a database that was named cannot be read.
-    """
-    from stepengine.journal import SqliteJournal
-    from stepengine.journal.secret_scan import list_files
-    from stepengine.journal.sources import parse_database_path
-
-    if not Path(path).exists():
-        yield path, open_journal(path)
-        return
-    for file in map(str, list_files(path)):
-        if parse_database_path(file) != (file, ""):
-            yield file, open_journal(file) if _is_journal(Path(file)) else None
-            continue
-        try:
-            runs = SqliteJournal(file).runs()
-        except JournalError:
-            if file == path:
-                raise
-            runs = []  # a database of something else
-        yield from [(f"{file}#{run}", open_journal(f"{file}#{run}")) for run in runs]
-        yield file, None
-
-
-def _is_journal(file: Path) -> bool:
-    """Return whether a file is a journal, even with a damaged first line; ``*.jsonl`` with other JSON is none."""
-    try:
-        with file.open("rb") as opened:
-            first = opened.readline(HEAD_BYTES)
-    except OSError:
-        return False  # reported where it is read
-    if first.startswith(HEAD):
-        return True
-    return file.suffix == SUFFIX and (CHECKSUM in first or not first.lstrip().startswith((b"{", b"[", b'"')))
 
 
 def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:

@@ -31,10 +31,11 @@ from stepengine.cli.debug_screen import (
     redirect_handler_output,
 )
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import journal_name, load_recorded_agent, open_journal, run_on_journal
+from stepengine.cli.journals import load_recorded_agent, open_journal, run_on_journal
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import format_count, print_visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import journal_name
 from stepengine.data.alike import did_you_mean
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 

@@ -24,7 +24,6 @@ from stepengine.cli.journals import (
     check_foreign_approvals,
     create_journal,
     journal_errors_as_usage,
-    journal_name,
     load_recorded_agent,
     open_journal,
     parse_answers,
@@ -36,7 +35,7 @@ from stepengine.cli.journals import (
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import FinishedRun, print_result
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording
+from stepengine.cli.state_folder import RunRecording, journal_name
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult

@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import create_journal, journal_name, open_journal
+from stepengine.cli.journals import create_journal, open_journal
 from stepengine.cli.options import File
 from stepengine.cli.screen.render import print_visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.state_folder import journal_name
 from stepengine.errors import JournalError
 
 

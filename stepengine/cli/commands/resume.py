@@ -16,7 +16,6 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     RESULT,
     check_choice,
-    journal_name,
     load_recorded_agent,
     must_ask_again,
     open_journal,
@@ -31,7 +30,7 @@ from stepengine.cli.perform import format_resume_command, print_questions, print
 from stepengine.cli.screen.render import is_terminal, visible
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, find_by_journal
+from stepengine.cli.state_folder import RunRecording, find_by_journal, journal_name
 from stepengine.data.json import compact
 from stepengine.data.state import RunStatus
 from stepengine.errors import MissingKey, ReplayDivergence, UnknownModel

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stepengine.cli.conversations import format_run_age
 from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.journals import find_journal_files, journal_errors_as_usage
 from stepengine.cli.schedules import list_schedules
 from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import list_recorded_runs
-from stepengine.journal.recorded_runs import RecordedRun
+from stepengine.data.alike import list_names
+from stepengine.journal.recorded_runs import GOES_ON
 
 APP = "stepengine"
 COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
@@ -29,7 +31,10 @@ _schedules_option = partial(typer.Option, rich_help_panel="Options of --schedule
 def runs(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE|FOLDER]...", help="With --schedules: agent files, or folders of them."),
+        typer.Argument(
+            metavar="[FILE|FOLDER]...",
+            help="Journals, SQLite files, or folders of them; with --schedules agent files, or folders of them.",
+        ),
     ] = None,
     *,
     everywhere: Annotated[bool, typer.Option("--all", help="Runs of all folders.")] = False,
@@ -56,7 +61,9 @@ def runs(
     """
     List the recorded runs of this folder, or schedules.
 
-    The list is newest first, with name, age, status, agent, cost, prompt, open questions and other waits.
+    The list is newest first, with name, age, status, agent, cost, prompt, open questions and other waits. Without
+    FILE it has the runs that commands started here. With FILE it has the runs in these journals, SQLite files and
+    folders.
 
     Commands accept the beginning of a name in place of FILE; --last is the newest run. Runs are in
     $STEPENGINE_STATE_DIR, else $XDG_STATE_HOME/stepengine, else ~/.local/state/stepengine. The settings
@@ -75,6 +82,8 @@ def runs(
       stepengine runs
       stepengine runs --waiting
       stepengine runs --all --json
+      stepengine runs ./journals
+      stepengine runs real.db --waiting
       stepengine runs --schedules
       stepengine runs --schedules ./agents/triage.py --runs ./runs
       stepengine runs --schedules --db @/run/secrets/db --app shop
@@ -84,30 +93,57 @@ def runs(
             msg = "--schedules lists schedules, not runs; leave out --all and --waiting"
             raise UsageProblem(msg)
         return list_schedules(files or (), runs=place, db=db, app=app, as_json=as_json, config=config)
-    if files or place or db or config or app != APP:
-        msg = "files, --runs, --db, --app and --config are of --schedules; add --schedules"
+    if place or db or config or app != APP:
+        msg = "--runs, --db, --app and --config are of --schedules; add --schedules, or name FILE or FOLDER without an option"
         raise UsageProblem(msg)
-    chosen = list_recorded_runs(working_folder=None if everywhere else Path.cwd(), waiting=waiting)
+    chosen = _find_runs(files or (), everywhere=everywhere, waiting=waiting)
     if as_json:
-        print(to_ascii_json([entry.to_json() for entry in chosen]))
+        print(to_ascii_json(chosen))
     elif chosen:
-        print_visible("\n".join([line for entry in chosen for line in _format_run(entry)]), hang=4)
+        print_visible("\n".join([line for told in chosen for line in _format_run(told)]), hang=4)
     else:
-        print_error("no such run in this folder; --all lists those of all folders", Exit.COMPLETED)
+        where = "in this folder; --all lists those of all folders"
+        if files:
+            where = f"in {list_names(files)}; --schedules lists the schedules of agent files"
+        print_error(f"no such run {where}", Exit.COMPLETED)
     return Exit.COMPLETED
 
 
-def _format_run(entry: RecordedRun) -> Iterator[str]:
-    cost = entry.info.get("cost")
+def _find_runs(files: Sequence[str], *, everywhere: bool, waiting: bool) -> list[dict[str, Any]]:
+    """Return the runs in files and folders, else those that commands started in this folder, or in any, newest first."""
+    if not files:
+        found = list_recorded_runs(working_folder=None if everywhere else Path.cwd(), waiting=waiting)
+        return [entry.to_json() for entry in found]
+    if everywhere:
+        msg = f"--all lists the runs of all folders; leave it out, or {files[0]!r}"
+        raise UsageProblem(msg)
+    return [told for told in _list_runs_in(files) if not waiting or told["status"] in GOES_ON]
+
+
+def _list_runs_in(files: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the runs in journals, SQLite files and folders, newest first."""
+    from stepengine.journal.recorded_runs import summarize_journal
+
+    with journal_errors_as_usage():
+        journals = {
+            name: journal for file in files for name, journal in find_journal_files(file) if journal is not None
+        }
+    told: list[dict[str, Any]] = [summarize_journal(journal, name) for name, journal in journals.items()]
+    return sorted(told, key=lambda one: (str(one.get("created") or ""), one["journal"]), reverse=True)
+
+
+def _format_run(told: Mapping[str, Any]) -> Iterator[str]:
+    cost, agent = told.get("cost"), told.get("agent")
     spent = format_cost(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
-    agent = one_line(entry.text("agent", "id"), 24)
-    row = f"{entry.stem}  {format_run_age(entry.text('created')):>4}  {entry.status:<11}  {agent:<16}  {spent:>8}"
-    yield f"{row}  {one_line(entry.text('title'), 80)}".rstrip()
-    waits = entry.info.get("waits") if entry.status == "suspended" else ()
+    agent_id = one_line(str(agent.get("id") or "") if isinstance(agent, dict) else "", 24)
+    name, age = told.get("stem") or one_line(str(told["journal"]), 200), format_run_age(str(told.get("created") or ""))
+    row = f"{name}  {age:>4}  {told['status']:<11}  {agent_id:<16}  {spent:>8}"
+    yield f"{row}  {one_line(str(told.get('title') or ''), 80)}".rstrip()
+    waits = told.get("waits") if told["status"] == "suspended" else ()
     for wait in waits if isinstance(waits, list) else ():
         if isinstance(wait, dict):
             yield f"  ~ {one_line(str(wait.get('said')), 200)}"
-    questions = entry.info.get("questions")
+    questions = told.get("questions")
     for question in questions if isinstance(questions, list) else ():
         if isinstance(question, dict):
             yield f"  ? {one_line(str(question.get('id')), 40)}: {one_line(str(question.get('text')), 120)}"

@@ -27,7 +27,8 @@ def scrub(
     Examples:
       stepengine journal scrub run.jsonl run-public.jsonl
     """
-    from stepengine.cli.journals import create_journal, journal_name, open_journal
+    from stepengine.cli.journals import create_journal, open_journal
+    from stepengine.cli.state_folder import journal_name
     from stepengine.journal import scrub
 
     made = create_journal(str(copy))

@@ -15,9 +15,10 @@ import typer
 
 from stepengine.cli.code_trust import can_ask, refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import add_journal_to_options, journal_name, open_journal
+from stepengine.cli.journals import add_journal_to_options, open_journal
 from stepengine.cli.options import File, Last, Options
 from stepengine.cli.screen.render import print_visible
+from stepengine.cli.state_folder import journal_name
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
 
 if TYPE_CHECKING:

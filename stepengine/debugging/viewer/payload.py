@@ -273,7 +273,7 @@ class RunPayload:
             elif isinstance(record, Result):
                 self._add_result(history, record)
             elif isinstance(record, Input):
-                self._add_input(record)
+                self._add_input(history, record)
             self._add_origins(history, record)
         self._done = len(history.records)
 
@@ -418,19 +418,19 @@ class RunPayload:
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def _add_result(self, history: History, result: Result) -> None:
-        address = (result.path, result.seq)
+        address, at = (result.path, result.seq), history.own_time(result.at)
         if result.seq == ROOT[1]:
-            self._set_run_end(result.path, history.outcome(result), result.at)
+            self._set_run_end(result.path, history.outcome(result), at)
             return
         run = self._runs[result.path]
-        run.last = max(run.last, result.at)
+        run.last = max(run.last, at)
         number = self.lead[address]
         self._mark_changed(number)
         row, outcome = self.rows[number], history.outcome(result)
         told = self._calls.get(address, row)
-        told["at"] = result.at
-        row["at"] = max(result.at, row.get("at", 0))
-        told["began"] = min(told["began"], result.at)
+        told["at"] = at
+        row["at"] = max(at, row.get("at", 0))
+        told["began"] = min(told["began"], at)
         if result.attempts:
             told["attempts"] = self.texts.number([_error_to_json(_restore_error(a["error"])) for a in result.attempts])
         if outcome.inputs:
@@ -438,7 +438,7 @@ class RunPayload:
         if isinstance(outcome, Failure):
             told["error"] = self.texts.number(_error_to_json(outcome.error))
             told["status"] = "error"
-            self._set_run_end(child_path(*address), outcome, result.at)
+            self._set_run_end(child_path(*address), outcome, at)
             return
         value = outcome.value
         if isinstance(value, ModelReply):
@@ -446,7 +446,7 @@ class RunPayload:
         else:
             told |= self._value_to_json(value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`")
             if isinstance(value, ChildResult) or (isinstance(value, ToolResult) and child_path(*address) in self._runs):
-                self._set_run_end(child_path(*address), outcome, result.at)
+                self._set_run_end(child_path(*address), outcome, at)
 
     def _reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
         row["replied"] = row["at"]
@@ -517,14 +517,14 @@ class RunPayload:
         if isinstance(value, ChildResult):
             agent["output"] = self.texts.number(_result_to_parts(value))
 
-    def _add_input(self, record: Input) -> None:
-        kind = str(record.input.get("type"))
+    def _add_input(self, history: History, record: Input) -> None:
+        kind, at = str(record.input.get("type")), history.own_time(record.at)
         if not INPUTS.get(kind, UNKNOWN_INPUT).is_shown:
             return
         run = self._runs[record.path]
-        run.last = max(run.last, record.at)
+        run.last = max(run.last, at)
         row: Form = {"n": run.step, "a": format_address(record.path, record.seq), "path": record.path, "kind": "input"}
-        row |= {"agent": run.agent, "began": record.at, "at": record.at, "calls": [], "name": self._name(kind)}
+        row |= {"agent": run.agent, "began": at, "at": at, "calls": [], "name": self._name(kind)}
         row["input"] = self.texts.number({k: v for k, v in plain(record.input).items() if k != "type"})
         self._mark_changed(len(self.rows))
         self.rows.append(row)
@@ -544,13 +544,13 @@ class RunPayload:
             "agent": self._name(root["agent_id"]),
             "run": self._name(run_id_of(history)),
             "status": self._name(status_of(history)),
-            "created": "" if head is None else self._name(head.created),
+            "created": self._name(history.started),
             "engine": "" if head is None else self._name(head.engine),
             "parent": None if head is None or head.parent is None else self.texts.clean(plain(head.parent)),
             "models": sorted(self._models),
             "steps": self._steps,
             "effects": len(history.intents) - 1,
-            "milliseconds": history.last_at,
+            "milliseconds": history.duration_ms,
             "usage": _token_counts(spending.usage),
             "cost": None if spending.cost is None else str(spending.cost),
             "prompt": number(root["prompt"]),
