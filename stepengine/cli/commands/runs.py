@@ -93,7 +93,10 @@ def runs(
     elif chosen:
         print_visible("\n".join([line for entry in chosen for line in _format_run(entry)]), hang=4)
     else:
-        print_error("no such run in this folder; --all lists those of all folders", Exit.COMPLETED)
+        of = " that waits" if waiting else ""
+        where = "anywhere" if everywhere else "in this folder"
+        more = "" if everywhere else "; --all lists those of all folders"
+        print_error(f"no run{of} is recorded {where}; `stepengine run AGENT` records one{more}", Exit.COMPLETED)
     return Exit.COMPLETED
 
 
