@@ -77,6 +77,8 @@ def choose_limits(options: Options, agent: AgentDefinition) -> Limits | None:
     limits = attrs.evolve(chosen, **lower)
     if options.max_steps:
         limits = attrs.evolve(limits, max_steps=options.max_steps)
+    if options.max_cost is not None:
+        limits = attrs.evolve(limits, max_cost_usd=options.max_cost)
     if options.ask_for_more:
         limits = attrs.evolve(limits, ask=True)
     return None if limits == Limits() else limits
@@ -367,13 +369,15 @@ def make_pricing(options: Options) -> Pricing:
     """
     from stepengine.models.pricing import cost_of
 
-    if not options.price:
+    # The replies of a script are free, so that a limit in dollars does not stop them for want of a price.
+    price = options.price or ("0" if options.script else "")
+    if not price:
         return cost_of
     try:
-        into, out = [Decimal(text) for text in (options.price.split("/") * 2)[:2]]
+        into, out = [Decimal(text) for text in (price.split("/") * 2)[:2]]
     except InvalidOperation:
         into = out = Decimal("NaN")
-    if options.price.count("/") > 1 or not (into.is_finite() and out.is_finite() and into >= 0 and out >= 0):
+    if price.count("/") > 1 or not (into.is_finite() and out.is_finite() and into >= 0 and out >= 0):
         msg = f"--price is {options.price!r}; it is US dollars for a million tokens, such as 0, 0.5 or 0.15/0.60 for in and out"
         raise UsageProblem(msg)
     return _CustomPrices(into, out, frozenset(_base_url_models(options)) if options.base_url else frozenset())

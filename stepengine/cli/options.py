@@ -138,6 +138,7 @@ class Options:
     ] = ""
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")] = False
     max_steps: int = 0
+    max_cost: float | None = None
     quiet: Quiet = False
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show thinking, complete inputs and log lines.")] = (
         False

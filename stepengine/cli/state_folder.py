@@ -375,6 +375,7 @@ def _make_companion(
             "asks": options.asks,
             "web": ANY.text(USER.sub("//", options.web)),
             "max_steps": options.max_steps,
+            "max_cost": options.max_cost,
             "config": None if options.config is None else str(options.config.absolute()),
             "policy": _policy_changes_to_dict(options),
         },

@@ -6,7 +6,8 @@ Only kinds and signs are judged here. Whether a model takes a temperature of 3 i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import wraps
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -18,6 +19,7 @@ from stepengine.data.faults import format_value
 from stepengine.errors import DefinitionError, StepEngineError
 
 T = TypeVar("T")
+NO_HINTS: Mapping[str, str] = {}
 SHOWN_CHARS = 100
 """A longer literal is named by its type, so that an error message stays on about two lines of a terminal."""
 Validator: TypeAlias = Callable[[Any, Any, Any], None]
@@ -40,15 +42,15 @@ class FieldCheck(NamedTuple):
         return "" if self.test(value) else f"{name} is {self.words}, not {format_literal(value)}"
 
 
-class UnknownField(DefinitionError, TypeError):
-    """A class was given a keyword that is none of its fields; a ``TypeError``, as it is for any function."""
+class WrongArguments(DefinitionError, TypeError):
+    """A class was called with arguments that do not fit its fields; a ``TypeError``, as it is for any function."""
 
 
-def with_keyword_hints(cls: type[T]) -> type[T]:
+def with_keyword_hints(cls: type[T], elsewhere: Mapping[str, str] = NO_HINTS) -> type[T]:
     """
-    Return *cls*, an attrs class, with errors that suggest the right name for an unknown keyword.
+    Return *cls* with errors that name its fields where a keyword is unknown, an argument is missing, or there are too many.
 
-    The constructor raises ``DefinitionError`` then.
+    The constructor raises ``DefinitionError`` then. *elsewhere* says of keywords that belong to another class what to write.
     """
     made: Any = cls
     init: Callable[..., None] = made.__init__
@@ -58,17 +60,35 @@ def with_keyword_hints(cls: type[T]) -> type[T]:
         try:
             init(self, *args, **kwargs)
         except TypeError:
-            fields = [field.alias for field in attrs.fields(made) if field.init]
-            unknown = next((name for name in kwargs if name not in fields), None)
-            if unknown is None:
+            problem = _explain_arguments(made, inspect.signature(init), (self, *args), kwargs, elsewhere)
+            if not problem:
                 raise
-            near = find_nearest(unknown, fields, n=1)
-            hint = f"did you mean {near[0]!r}? It takes" if near else "it takes"
-            msg = f"{made.__name__} takes no {unknown!r}; {hint}: {list_names(fields)}"
-            raise UnknownField(msg) from None
+            raise WrongArguments(problem) from None
 
     made.__init__ = __init__
     return cls
+
+
+def _explain_arguments(
+    cls: type[object],
+    signature: inspect.Signature,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    elsewhere: Mapping[str, str],
+) -> str:
+    """Return the problem with the arguments of a constructor, ``""`` if they fit its signature."""
+    fields = list(signature.parameters)[1:]
+    unknown = next((name for name in kwargs if name not in fields), None)
+    if unknown is not None:
+        near = find_nearest(unknown, fields, n=1)
+        hint = elsewhere.get(unknown) or (f"did you mean {near[0]!r}? It takes" if near else "it takes")
+        hint = f"write {hint}. It takes" if unknown in elsewhere else hint
+        return f"{cls.__name__} takes no {unknown!r}; {hint}: {list_names(fields)}"
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        return f"{cls.__name__}(...): {error}; it takes: {list_names(fields)}"
+    return ""
 
 
 def format_literal(value: object) -> str:

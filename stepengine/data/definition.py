@@ -19,7 +19,7 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.alike import NEAR_RATIO, find_nearest, list_names
-from stepengine.data.checks import FLAG, FieldCheck, allow_none, instance_check, make_validator
+from stepengine.data.checks import FLAG, FieldCheck, allow_none, instance_check, make_validator, with_keyword_hints
 from stepengine.data.estimate import Measured
 from stepengine.data.functions import (
     accepts_one_argument,
@@ -174,6 +174,7 @@ PROMPT = FieldCheck(
 )
 
 
+@with_keyword_hints
 @frozen(kw_only=True)
 class InputSchema:
     """

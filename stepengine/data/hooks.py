@@ -11,6 +11,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import TypeVar
 
+from stepengine.data.checks import with_keyword_hints
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message, RequestedChange, ToolResult, UserMessage, to_tuple
 from stepengine.data.state import AgentState
@@ -133,6 +134,7 @@ def _freeze_object(value: object) -> Any:
     return None if value is None else freeze_object(value)
 
 
+@with_keyword_hints
 @frozen(kw_only=True)
 class Change(RequestedChange):
     """
@@ -185,6 +187,7 @@ def _to_hooks(value: object) -> tuple[Callable[..., object], ...]:
     raise DefinitionError(msg)
 
 
+@with_keyword_hints
 @frozen(kw_only=True)
 class Hooks:
     """

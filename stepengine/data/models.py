@@ -71,6 +71,7 @@ def _default_effort(self: Any) -> str | None:
     return "none" if self.mode == "none" else None
 
 
+@with_keyword_hints
 @frozen(init=False, repr=False)
 class Thinking:
     """

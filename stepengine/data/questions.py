@@ -10,6 +10,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.checks import with_keyword_hints
 from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import to_string_tuple
@@ -107,6 +108,7 @@ class Question:
         return "" if self.preview is None else str(self.preview.get("problem", ""))
 
 
+@with_keyword_hints
 @frozen
 class Answer:
     """
@@ -289,6 +291,7 @@ def validate_interactor(given: Any, where: str) -> Interactor | None:
     raise DefinitionError(msg)
 
 
+@with_keyword_hints
 @frozen
 class Decision:
     """

@@ -18,7 +18,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import ParamSpec, TypeVar
 
-from stepengine.data.checks import FLAG, make_validator
+from stepengine.data.checks import FLAG, make_validator, with_keyword_hints
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.messages import ToolResult, to_string_tuple
 from stepengine.data.provenance import Trust
@@ -32,6 +32,7 @@ ToolChoice: TypeAlias = str
 """``"auto"``, ``"none"``, ``"required"``, or the name of the one tool that must be called."""
 
 
+@with_keyword_hints
 @frozen(kw_only=True)
 class ToolAnnotations:
     """

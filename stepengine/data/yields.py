@@ -257,7 +257,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     @overload
     def __init__(self: Perform[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
     def __init__(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
-        if not callable(fn):
+        if isinstance(fn, Sentinel) or not callable(fn):
             if isinstance(fn, CoroutineType):
                 fn.close()
             msg = (
@@ -948,6 +948,13 @@ class Sentinel(_Iterated, Enum):
 
     def __iter__(self) -> Generator[Yieldable, StepResult, StepResult]:
         return (yield self)
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to be called, as ``STEP()`` calls it."""
+        msg = f"{self.value} is not called; write `yield {self.value}`"
+        if self is Sentinel.STEP:
+            msg += ", or `yield StepWith(model=...)` for a step with a model, tools or settings of its own"
+        raise BadYield(msg)
 
 
 STEP = Sentinel.STEP

@@ -634,7 +634,7 @@ class _FirstCostPurse(Purse):
         self.first: Decimal | None = None
         self._was_asked = False
 
-    def reserve(self, cost: Decimal | None) -> None:
+    def reserve(self, cost: Decimal | None, model: str) -> None:
         if not self._was_asked:
             self._was_asked, self.first = True, cost
 

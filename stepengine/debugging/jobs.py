@@ -50,13 +50,13 @@ class _JobPurse(Purse):
         self._most = most
         self._begun = self._calls = 0
 
-    def reserve(self, cost: Decimal | None) -> LimitExceeded | None:
+    def reserve(self, cost: Decimal | None, model: str) -> LimitExceeded | None:
         """Return a limit error for a call over the number of calls or the budget."""
         if self._most is not None and self._begun >= self._most:
             msg = f"{self._most} calls were asked for"
             return LimitExceeded(msg, kind="cost", limit=float(self._most))
         self._begun += 1
-        return super().reserve(cost)
+        return super().reserve(cost, model)
 
     def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
         """Count a call, and report the progress."""

@@ -353,12 +353,14 @@ class Engine:
             agent: The agent; by default the one that the state names.
 
         Raises:
+            InputError: when *state* is no ``AgentState``.
             StepEngineError: what kept the step from ending, such as the ``ModelError``.
         """
-        from stepengine.engine.launcher import ONE_STEP, StepRun
+        from stepengine.engine.launcher import ONE_STEP, StepRun, check_state
         from stepengine.engine.run_plans import RunRequest
 
         require_event_loop("step()", "step_sync()")
+        check_state(state)
         found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
         live = self._launcher.ready(RunRequest(agent=step.agent, limits=ONE_STEP), prepare=step.start)

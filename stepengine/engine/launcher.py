@@ -513,6 +513,13 @@ def _with_session_of_hooks(plan: RunPlan) -> RunPlan:
     return attrs.evolve(plan, info=attrs.evolve(plan.info, session_id=plan.run_id))
 
 
+def check_state(state: object) -> None:
+    """Raise ``InputError`` unless *state* is one that a step can start from."""
+    if not isinstance(state, AgentState):
+        msg = f"step() takes an AgentState such as AgentState.from_messages([UserMessage('Hi')]), not {state!r}"
+        raise InputError(msg, issues=("state should be an AgentState",))
+
+
 class StepRun:
     """
     A run of one step: the agent without its handler, its opening prompts and the hooks around a run.

@@ -26,6 +26,7 @@ from stepengine.errors import DefinitionError
 from stepengine.machine.author import add_location, find_raise_line
 from stepengine.machine.child_effects import describe_substitution
 from stepengine.runtime.logs import log_once
+from stepengine.workspace.paths import find_similar_path, to_path
 
 if TYPE_CHECKING:
     from stepengine.engine.schedules import Schedule
@@ -68,7 +69,7 @@ class AgentLocation:
         if str(text).startswith(IN_SANDBOX):
             inner = cls.of_text(str(text).removeprefix(IN_SANDBOX))
             return None if inner is None else attrs.evolve(inner, sandboxed=True)
-        path = Path(text)
+        path = to_path(text, "an agent file")
         if path.suffix == ".py":
             return cls(path)
         file, separator, agent_id = str(text).rpartition("#")
@@ -161,7 +162,7 @@ def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Age
     place = AgentLocation.of_text(path_or_id)
     if place is not None:
         if not place.file.is_file():
-            msg = f"there is no agent file {str(place.file)!r}"
+            msg = f"there is no agent file {str(place.file)!r}{find_similar_path(place.file)}"
             raise DefinitionError(msg)
         return place
     if Path(path_or_id).is_dir():
@@ -267,7 +268,7 @@ def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
         place = attrs.evolve(place, sandboxed=True)
         return (place.load(),) if place.id else place.agents()
     if not path.is_dir():
-        msg = f"there is no file or folder {str(path)!r} with agents"
+        msg = f"there is no file or folder {str(path)!r} with agents{find_similar_path(path)}"
         raise DefinitionError(msg)
     found: list[AgentDefinition] = []
     broken: dict[Path, DefinitionError] = {}
@@ -315,7 +316,7 @@ def load_folder(folder: Path) -> LoadedFolder:
             have one id, or their tools one name.
     """
     if not folder.is_dir():
-        msg = f"there is no folder {str(folder)!r} with agent files"
+        msg = f"there is no folder {str(folder)!r} with agent files{find_similar_path(folder)}"
         raise DefinitionError(msg)
     agents: list[AgentDefinition] = []
     schedules: dict[str, tuple[Schedule, Path]] = {}

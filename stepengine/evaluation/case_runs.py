@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import attrs
 from attrs import frozen
 
+from stepengine.data.checks import with_keyword_hints
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import KINDS
@@ -85,6 +86,7 @@ ROOM = 2
 """How many times what the dearest run cost is reserved for a run."""
 
 
+@partial(with_keyword_hints, elsewhere={"replies": "Case(id, replies=[...])", "agent": "agents={'base': ...}"})
 @frozen
 class Evaluation:
     """

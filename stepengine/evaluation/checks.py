@@ -22,10 +22,16 @@ from stepengine.errors import DataError
 from stepengine.journal import Journal
 from stepengine.journal.programs import get_program, list_program_effects
 from stepengine.runtime.performer import child_path
+from stepengine.workspace.paths import find_similar_path
 
 PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
 MAX_FILE = 4 * 1024 * 1024
 NAMES = "output, text, status, tools, steps, cost, error, result"
+EXAMPLES = {
+    "evaluation": 'evaluation = Evaluation("greet", [Case("one", "Hi", checks=[contains("Hello")])], {"base": "agents/mine.py"})',
+    "replies": 'replies = ["Hello", tool_call("look", {"path": "a.py"})]',
+}
+"""What a file has to hold, by the name under which it is looked up; messages about a missing one show it."""
 HELPERS: Mapping[str, Any] = {
     f.__name__: f
     for f in (
@@ -201,13 +207,17 @@ def load_member(file: Path, name: str) -> Any:
     Raises:
         DataError: when it cannot be loaded, or holds nothing of that name.
     """
+    if not file.is_file():
+        msg = f"there is no file {str(file)!r}{find_similar_path(file)}"
+        raise DataError(msg)
     try:
         module = load_fresh_module(file)
     except (Exception, SystemExit) as error:
         msg = f"{file} cannot be loaded: {type(error).__name__}: {error}"
         raise DataError(msg) from error
     if not hasattr(module, name):
-        msg = f"{file} holds no {name!r}"
+        example = f"; for example:\n    {EXAMPLES[name]}" if name in EXAMPLES else ""
+        msg = f"{file} holds no {name!r}{example}"
         raise DataError(msg)
     return getattr(module, name)
 
@@ -225,7 +235,8 @@ def load_data(file: Path) -> Any:
         with file.open("rb") as opened:
             raw = opened.read(MAX_FILE + 1)
     except OSError as error:
-        msg = f"{file} cannot be read: {error.strerror}"
+        near = find_similar_path(file) if isinstance(error, FileNotFoundError) else ""
+        msg = f"{file} cannot be read: {error.strerror}{near}"
         raise DataError(msg) from None
     if len(raw) > MAX_FILE:
         msg = f"{file} is larger than {MAX_FILE} bytes"

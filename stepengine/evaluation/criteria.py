@@ -26,11 +26,12 @@ from typing import Any, TypeAlias
 import attrs
 from attrs import frozen
 
+from stepengine.data.checks import with_keyword_hints
 from stepengine.data.codec import plain
 from stepengine.data.json import canonical
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
-from stepengine.errors import DataError
+from stepengine.errors import DataError, DefinitionError
 from stepengine.journal import Journal
 from stepengine.redaction import without_secret_variables
 
@@ -72,13 +73,19 @@ BLOCK = 1 << 20
 
 
 def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
-    """Return an iterable as a tuple."""
+    """Return an iterable as a tuple; raise ``DefinitionError`` for what is none, and for a text."""
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        msg = f"an evaluation and its cases take lists, such as checks=[contains('done')], not {values!r}"
+        raise DefinitionError(msg)
     return tuple(values)
 
 
 Files: TypeAlias = "str | Path | Mapping[str, str] | None"
 
 
+@functools.partial(
+    with_keyword_hints, elsewhere={"agent": "Evaluation(agents={'base': ...})", "expected": "checks=[contains(...)]"}
+)
 @frozen
 class Case:
     """

@@ -18,6 +18,7 @@ from stepengine.evaluation import criteria
 from stepengine.evaluation.case_runs import Evaluation
 from stepengine.evaluation.checks import load_data, load_member
 from stepengine.evaluation.criteria import Case
+from stepengine.workspace.paths import find_similar_path
 
 MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
     name: getattr(criteria, name)
@@ -47,7 +48,7 @@ def load_evaluation(file: Path) -> Evaluation:
         DataError: when it cannot be read, or holds none; of YAML with all that is wrong in it.
     """
     if not file.is_file():
-        msg = f"there is no evaluation file {str(file)!r}"
+        msg = f"there is no evaluation file {str(file)!r}{find_similar_path(file)}"
         raise DataError(msg)
     if file.suffix == ".py":
         found = load_member(file, "evaluation")

@@ -36,6 +36,7 @@ from stepengine.journal.store import Journal
 from stepengine.workspace.atomic import replace_path, sync_folder
 from stepengine.workspace.calls import OWNER_FILE_MODE
 from stepengine.workspace.open_files import describe_os_error
+from stepengine.workspace.paths import to_path
 
 Sync = Literal["disk", "write"]
 
@@ -61,7 +62,7 @@ class FileJournal(LineJournal):
         if sync not in get_args(Sync):
             msg = f"sync is one of {', '.join(get_args(Sync))}, not {sync!r}"
             raise JournalError(msg)
-        self.path = Path(path)
+        self.path = to_path(path, "FileJournal(path)")
         if self.path.name.endswith(MAIL):
             msg = f"{str(path)!r} is the name of a mailbox; its journal is {str(path).removesuffix(MAIL)!r}"
             raise JournalError(msg)

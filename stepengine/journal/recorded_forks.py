@@ -90,12 +90,12 @@ class Purse:
         self.is_empty = False
         self._reserved = Decimal(0)
 
-    def reserve(self, cost: Decimal | None) -> LimitExceeded | None:
-        """Reserve *cost* for a call; return the error if the limit does not allow it."""
+    def reserve(self, cost: Decimal | None, model: str) -> LimitExceeded | None:
+        """Reserve *cost* for a call of *model*; return the error if the limit does not allow it."""
         if self.dollars is None:
             return None
         if cost is None:
-            msg = f"the budget is {self.dollars} US dollars, but the price of the model is unknown; pass Engine(pricing=...) that knows it"
+            msg = f"the budget is {self.dollars} US dollars, but the price of the model {model!r} is unknown; pass Engine(pricing=...) that knows it"
             return LimitExceeded(msg, kind="unpriced_model", limit=float(self.dollars))
         if self.spent + self._reserved + cost > self.dollars:
             self.is_empty = True
@@ -561,7 +561,7 @@ class _CountingPerformer:
         request = effect.request
         most = Usage(input_tokens=estimated_tokens(request), output_tokens=request.settings.max_tokens or 0)
         room = self._price(request.model, most) if self._purse.dollars is not None else None
-        refusal = self._purse.reserve(room)
+        refusal = self._purse.reserve(room, request.model)
         if refusal is not None:
             self._count.is_unpaid = True
             return Failure(refusal, 0)

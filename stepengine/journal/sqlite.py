@@ -41,6 +41,7 @@ from stepengine.journal.places import (
 from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_letters
 from stepengine.journal.store import Journal, Writer
 from stepengine.workspace.atomic import sync_folder
+from stepengine.workspace.paths import to_path
 from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class SqliteJournal(LineJournal):
     def __init__(self, path: str | Path, run: str | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._options = options
-        self.path = Path(path)
+        self.path = to_path(path, "SqliteJournal(path)")
         self.folder = self.path.parent
         if run is not None and RUN_ID.fullmatch(run) is None:
             msg = f"{run!r} is not a run id; one has 1 to 64 letters, digits, hyphens and underscores"

@@ -117,7 +117,13 @@ class Output:
     def missing(self, remedy: str = "") -> OutputMissing:
         """Return the error for a run that ends without its required output; *remedy* ends its message."""
         why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""
-        msg = f"agent {self._plan.definition.id!r} ended without the structured output that it must give{why}{remedy}"
+        where = f" (run {self._plan.path})" if self._plan.path else ""
+        definition = self._plan.definition
+        remedy = remedy or (
+            f". The model gave none with output_retries={definition.output_retries}; raise that, or say in the prompt to call "
+            "set_output"
+        )
+        msg = f"agent {definition.id!r}{where} ended without the output that its output_schema requires{why}{remedy}"
         return OutputMissing(msg, issues=self.issues)
 
     def decoded(self) -> object:

@@ -13,7 +13,7 @@ import attrs
 
 from stepengine.data.alike import MAX_SUGGESTIONS, did_you_mean, list_names
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
-from stepengine.errors import ModelError, UnknownModel
+from stepengine.errors import DefinitionError, ModelError, UnknownModel
 from stepengine.models.base import ModelInfo, ModelRef, Provider
 from stepengine.models.routing import Fallback, Route, parse_route
 
@@ -136,6 +136,9 @@ class Models:
         info: Mapping[str, ModelInfo] | None = None,
         discover: bool = False,
     ) -> None:
+        if not isinstance(providers, Mapping | None):
+            msg = f"Models takes providers by prefix, such as Models({{'acme': provider}}), not {providers!r}"
+            raise DefinitionError(msg)
         self._discover = discover
         self.aliases: dict[str, str] = dict(aliases or {})
         self._known: dict[str, ProviderSource] = {}

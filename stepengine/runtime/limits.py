@@ -99,18 +99,18 @@ class SpendingLedger:
         self.reserved_tokens = 0
         self.reserved_cost = FREE
 
-    def refusal(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
-        """Return the error if a call of at most *tokens* and *cost* has no room here or above, or ``None``."""
+    def refusal(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
+        """Return the error if a call of *model* of at most *tokens* and *cost* has no room here or above, or ``None``."""
         ledger: SpendingLedger | None = self
         # From the run upwards: each of them has to have room, and the nearest that has none is the one that is named.
         while ledger is not None:
-            problem = ledger.find_own_limit_error(tokens, cost)
+            problem = ledger.find_own_limit_error(tokens, cost, model)
             if problem is not None:
                 return problem
             ledger = ledger.parent
         return None
 
-    def find_own_limit_error(self, tokens: int, cost: Decimal | None) -> LimitExceeded | None:
+    def find_own_limit_error(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
         """Return the error if this run's own limits have no room for a call, or ``None``."""
         most, used = self.max_tokens, self.tokens + self.reserved_tokens
         if most is not None and used + tokens > most:
@@ -124,8 +124,8 @@ class SpendingLedger:
         # (reliability:MP63).
         if cost is None:
             msg = (
-                f"max_cost_usd is {dollars}, but the price of the model is unknown; pass Engine(pricing=...) that knows it, or "
-                "set allow_unpriced"
+                f"max_cost_usd is {dollars}, but the price of the model {model!r} is unknown; pass Engine(pricing=...) that "
+                "knows it, or Limits(allow_unpriced=True)"
             )
             return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
         spent = self.cost + self.reserved_cost
@@ -353,7 +353,7 @@ class UsageMeter:
         # given back with the reply, so a limit is only passed by the error of the estimate (reliability:R6).
         prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
         cost = self._prices.for_usage(request.model, Usage(input_tokens=prompt, output_tokens=output))
-        error = ledger.refusal(prompt + output, cost)
+        error = ledger.refusal(prompt + output, cost, request.model)
         if error is None:
             ledger.reserve(prompt + output, cost or FREE)
         else:

@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import attrs
 from attrs import frozen
 
+from stepengine.data.checks import with_keyword_hints
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
@@ -32,6 +33,7 @@ WINDOW_MS = 60_000
 """Providers state their limits for requests and tokens per minute."""
 
 
+@with_keyword_hints
 @frozen(kw_only=True)
 class RateLimit:
     """

@@ -11,10 +11,12 @@ from random import Random
 
 from attrs import frozen
 
+from stepengine.data.checks import with_keyword_hints
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 
 
+@with_keyword_hints
 @frozen(kw_only=True)
 class RetryPolicy:
     """

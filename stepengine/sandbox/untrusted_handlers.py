@@ -59,6 +59,7 @@ from stepengine.sandbox.sessions import (
     ProgramWaiting,
 )
 from stepengine.sandbox.source_rewriter import AgentText, rewrite_for_sandbox
+from stepengine.workspace.paths import find_similar_path
 
 NAME = "<agent>"
 LIMITS = ProgramLimits()
@@ -105,7 +106,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        msg = f"there is no agent file {str(path)!r}"
+        msg = f"there is no agent file {str(path)!r}{find_similar_path(path)}"
         raise DefinitionError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path}: cannot be read: {error}"

@@ -45,6 +45,7 @@ from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import make_folder, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.workspace.open_files import describe_os_error
+from stepengine.workspace.paths import to_path
 from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
@@ -436,7 +437,7 @@ class FileSessions(Store):
 
     def __init__(self, root: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
         super().__init__(clock=clock)
-        self.root = Path(root)
+        self.root = to_path(root, "FileSessions(root)")
         try:
             make_folder(self.root, OWNER_FOLDER_MODE)
         except OSError as error:
@@ -611,7 +612,7 @@ class SqliteSessions(Store):
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
         super().__init__(clock=clock)
-        self.path = Path(path)
+        self.path = to_path(path, "SqliteSessions(path)")
         with self._open_database() as database, database.lock:
             database.connection().executescript(SCHEMA)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -14,7 +14,7 @@ from stepengine.data.hooks import RunLogger
 from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.messages import to_tuple
 from stepengine.data.state import AgentState
-from stepengine.errors import StepEngineError
+from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.workspace.threads import CancelSignal, ThreadPool
 from stepengine.workspace.workspace import Workspace
 
@@ -54,6 +54,9 @@ class ResourceMap:
 
     def __init__(self, values: Iterable[object] = ()) -> None:
         self._values: dict[type[Any], Any] = {}
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            msg = f"ResourceMap takes a list of objects, such as ResourceMap([pool]), not {values!r}"
+            raise DefinitionError(msg)
         for value in values:
             self.insert(value)
 

@@ -45,6 +45,8 @@ DOCUMENT_BYTES = 32 * MIB
 
 PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
 SMALL = frozenset({int, bool, float, type(None)})
+CUT = re.compile(r"\n\[\.\.\. [\d,]+ characters were cut here; the result has ([\d,]+) in all \.\.\.\]\n")
+"""The note of ``cut_middle``, which says that a text is no whole JSON any more."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 IMAGES = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
@@ -317,6 +319,12 @@ def _validate_value(name: str, annotation: object, value: object) -> Any:
     try:
         return adapter.validate_json(compact(value))
     except ValidationError as error:
+        if isinstance(value, str) and (cut := CUT.search(value)):
+            msg = (
+                f"the result of tool {name!r} has {cut[1]} characters and was cut, so it cannot be read back as the type that "
+                "the tool returns; return less, such as one page of a list"
+            )
+            raise DataError(msg) from None
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'result'}: {e['msg']}" for e in error.errors(include_url=False)
         )

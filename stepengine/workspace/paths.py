@@ -5,11 +5,32 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
 
-from stepengine.errors import PathOutsideRoot, ToolError
+from stepengine.data.alike import MAX_COMPARED_NAMES, find_nearest
+from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
 
 PATH_BYTES = 4_096
 """Linux opens no longer path (PATH_MAX)."""
+
+
+def to_path(value: object, what: str) -> Path:
+    """Return *value* as a path; raise ``DefinitionError`` if it is none. *what* names the argument, such as ``"FileJournal(path)"``."""
+    if not isinstance(value, str | os.PathLike):
+        msg = f"{what} is a path such as 'runs/one', not {value!r}"
+        raise DefinitionError(msg)
+    return Path(value)
+
+
+def find_similar_path(path: Path) -> str:
+    """Return the end of a message about a missing file or folder: ``"; did you mean 'agents/ok.py'?"``, or ``""``."""
+    try:
+        names = sorted([one.name for one in islice(path.parent.iterdir(), MAX_COMPARED_NAMES)])
+    except OSError:
+        return ""
+    near = [name for name in find_nearest(path.name, names) if Path(name).suffix == path.suffix]
+    return f"; did you mean {printable_name(str(path.with_name(near[0])))!r}?" if near else ""
 
 
 def make_outside_error(path: str) -> PathOutsideRoot:

@@ -27,7 +27,7 @@ from stepengine.workspace.calls import FILE, FOLDER, WALK, Fd
 from stepengine.workspace.guard import file_guard
 from stepengine.workspace.path_policy import PathPolicy, is_wide
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
-from stepengine.workspace.paths import resolve_link_target, split_path
+from stepengine.workspace.paths import resolve_link_target, split_path, to_path
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import Workspace
 from stepengine.workspace.writes import root_id
@@ -85,7 +85,7 @@ class Root:
     def __init__(self, folder: str | os.PathLike[str] | Workspace, policy: PathPolicy) -> None:
         self.policy = policy
         self.system = folder.system if isinstance(folder, Workspace) else None
-        path = folder.root if isinstance(folder, Workspace) else folder
+        path = folder.root if isinstance(folder, Workspace) else to_path(folder, "the root folder")
         if self.system is None:
             self._open_here(path)
         else:

@@ -23,8 +23,9 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.checks import FLAG, TEXT, allow_none, make_validator
+from stepengine.data.checks import FLAG, TEXT, allow_none, make_validator, with_keyword_hints
 from stepengine.errors import DefinitionError, WorkspaceLost
+from stepengine.workspace.paths import to_path
 
 if TYPE_CHECKING:
     from stepengine.workspace.containers import Container
@@ -75,6 +76,11 @@ def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None
         check_service_url(web)
 
 
+def _to_root(root: str | os.PathLike[str]) -> Path:
+    return to_path(root, "Workspace(root)")
+
+
+@with_keyword_hints
 @frozen
 class Workspace:
     """
@@ -104,7 +110,7 @@ class Workspace:
         DefinitionError: when an option is no such value.
     """
 
-    root: Path = attrs.field(converter=Path)
+    root: Path = attrs.field(converter=_to_root)
     cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
     system: Elsewhere | None = attrs.field(
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")

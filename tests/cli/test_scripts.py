@@ -72,6 +72,61 @@ def test_a_run_that_is_listed_is_resumed_with_its_script_from_any_folder(
 
 
 @pytest.mark.spec("studio:ST12")
+def test_a_fork_gets_the_replies_after_those_that_it_keeps() -> None:
+    typed("run", "./talker.py", "go", "--script", "replies.json", "--journal", "run.jsonl")
+    Path("others.json").write_text(json.dumps(["three", "four"]))
+
+    def forked(*place: str) -> str:
+        line = ["fork", "run.jsonl", "--agent", "./talker.py", "--script", "others.json", *place]
+        return str(typed(*line).stdout)
+
+    assert ["three\n", "one\n"] == [forked("--at", "-1"), forked("--at", "0")], "at 0 it keeps the reply of the record"
+    refused = typed("fork", "x", "--at", "0", "--db", "@url", "--script", "others.json")
+    assert (2, True) == (refused.exit_code, "--script does not go with --db" in refused.stderr)
+
+
+@pytest.mark.spec("requirements:A17")
+def test_max_cost_bounds_a_run_and_replies_of_a_script_are_free() -> None:
+    free = typed("run", "./talker.py", "go", "--script", "replies.json", "--max-cost", "0.5", "--no-journal")
+    Path("priced.py").write_text(
+        "from decimal import Decimal\nfrom stepengine.models import ModelReply\n"
+        "from stepengine.testing import tool_call\nimport attrs\n"
+        "replies = [attrs.evolve(tool_call('end_turn', {}), cost=Decimal(1)), 'more']\n"
+    )
+    Path("twice.py").write_text(
+        "from stepengine import STEP, AgentDefinition\n\n\ndef handle_steps(ctx):\n    yield STEP\n    yield STEP\n\n\n"
+        'agent = AgentDefinition("twice", model="a/b", tools=["end_turn"], handle_steps=handle_steps)\n'
+    )
+    spent = typed("run", "./twice.py", "go", "--script", "priced.py", "--max-cost", "0.5", "--no-journal")
+
+    assert (0, "one\n") == (free.exit_code, free.stdout), free.stderr
+    assert 4 == spent.exit_code
+    assert "0.5 US dollars" in spent.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run ./talkr.py go", "there is no agent file 'talkr.py'; did you mean 'talker.py'?"),
+        ("chat ./talkr.py", "there is no agent file 'talkr.py'; did you mean 'talker.py'?"),
+        ("run sandboxed:./talkr.py go", "there is no agent file 'talkr.py'; did you mean 'talker.py'?"),
+        ("eval talkr.py", "there is no evaluation file 'talkr.py'; did you mean 'talker.py'?"),
+        ("eval talker.py", "talker.py holds no 'evaluation'; for example:"),
+        ("run ./talker.py go --script reply.json", "No such file or directory; did you mean 'replies.json'?"),
+        ("run ./talker.py go --script askr.py", "there is no file 'askr.py'; did you mean 'asker.py'?"),
+        ("serve talkr", "there is no talkr; pass a Python file, a folder of agent files, or an importable module"),
+        ("serve empty", "the folder empty holds no agent files; `stepengine init` creates a project with one"),
+        ("runs", "no run is recorded in this folder; `stepengine run AGENT` records one"),
+        ("runs --waiting", "no run that waits is recorded in this folder"),
+    ],
+)
+def test_a_misspelt_file_is_answered_with_the_nearest_one(line: str, said: str) -> None:
+    Path("empty").mkdir()
+
+    assert said in typed(*line.split()).stderr
+
+
+@pytest.mark.spec("studio:ST12")
 def test_each_turn_of_a_chat_gets_the_replies_from_the_first_on() -> None:
     done = typed("chat", "./talker.py", "--script", "replies.json", "--plain", stdin="hello\nonce more\n")
 

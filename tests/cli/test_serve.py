@@ -142,7 +142,7 @@ def test_a_page_sets_what_is_shared_and_gives_context_and_nothing_else(folder: P
     ("arguments", "said"),
     [
         (["nowhere.py"], "there is no nowhere.py"),
-        (["nowhere"], "nowhere cannot be loaded: ModuleNotFoundError"),
+        (["nowhere"], "there is no nowhere; pass a Python file, a folder of agent files, or an importable module"),
         (["nowhere:make_engine"], "nowhere:make_engine makes no engine: ModuleNotFoundError"),
         (["shop:nothing"], "shop:nothing makes no engine: AttributeError"),
         (["shop:makes_none"], "shop:makes_none returned a int; a function without arguments that returns an Engine would be fine"),

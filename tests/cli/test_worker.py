@@ -22,6 +22,13 @@ def test_a_path_at_which_nothing_is_is_said_to_be_missing(
         load_module_contents(name)
 
 
-def test_what_is_no_path_is_a_module_and_what_its_import_said_is_told() -> None:
-    with pytest.raises(UsageProblem, match="nowhere_at_all cannot be loaded: ModuleNotFoundError"):
-        load_module_contents("nowhere_at_all")
+def test_a_missing_module_is_named_with_the_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "broken_agents.py").write_text("import nowhere_at_all\n")
+
+    with pytest.raises(UsageProblem, match=r"^there is no agentz; pass a Python file, .*; did you mean 'agents'\?$"):
+        load_module_contents("agentz")
+    with pytest.raises(UsageProblem, match=r"broken_agents cannot be loaded: ModuleNotFoundError: .*nowhere_at_all"):
+        load_module_contents("broken_agents")

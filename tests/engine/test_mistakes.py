@@ -14,31 +14,43 @@ from pydantic import BaseModel, ConfigDict
 import stepengine
 from stepengine import (
     STEP,
+    STEP_ALL,
     AgentCall,
     AgentDefinition,
     Ask,
+    Change,
     Engine,
+    Hooks,
     Limits,
     ModelSettings,
     Parallel,
     Perform,
+    RateLimit,
+    RetryPolicy,
     RunResult,
     RunStatus,
     StepWith,
     TextPart,
+    Thinking,
     ToolCall,
     ToolCallPart,
     UserMessage,
+    Workspace,
     call,
+    load_agent,
     tool,
 )
 from stepengine.data.models import ModelReply
 from stepengine.engine.handler_sources import SourceWarning
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
+from stepengine.evaluation import Case, Evaluation
 from stepengine.events import LogLine, Warned
-from stepengine.journal import MemoryJournal
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.models import Models
+from stepengine.sessions import FileSessions, SqliteSessions
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools.bundled import control_tools, read_files, spawn_tools
+from stepengine.tools import ResourceMap
+from stepengine.tools.bundled import control_tools, file_tools, read_files, spawn_tools
 
 
 class Budget(BaseModel):
@@ -534,6 +546,79 @@ def test_a_wrong_argument_of_a_yieldable_outside_of_a_handler_is_told_with_the_r
         wrong()
 
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (STEP, "STEP is not called; write `yield STEP`, or `yield StepWith(model=...)`"),
+        (lambda: STEP(model="a/b"), "STEP is not called"),
+        (STEP_ALL, "STEP_ALL is not called; write `yield STEP_ALL`"),
+        (lambda: Perform(STEP), "Perform needs a function and its arguments, not STEP"),
+        (ToolCall, "ToolCall(...): missing a required argument: 'tool'; it takes: tool, input, "),
+        (lambda: Limits(4), "Limits(...): too many positional arguments; it takes: max_steps, "),
+        (lambda: Hooks(pre_runs=print), "Hooks takes no 'pre_runs'; did you mean 'pre_run'?"),
+        (lambda: Change(prompt="x"), "Change takes no 'prompt'; did you mean 'system_prompt'?"),
+        (lambda: Thinking(token=5), "Thinking takes no 'token'; did you mean 'tokens'?"),
+        (lambda: RateLimit(5), "RateLimit(...): too many positional arguments; it takes: "),
+        (lambda: RetryPolicy(retries=5), "RetryPolicy takes no 'retries'; it takes: "),
+        (lambda: Workspace(".", writes=True), "Workspace takes no 'writes'; did you mean 'write'?"),
+        (lambda: Workspace(5), "Workspace(root) is a path such as 'runs/one', not 5"),
+        (lambda: Case("x", check=print), "Case takes no 'check'; did you mean 'checks'?"),
+        (Case, "Case(...): missing a required argument: 'id'"),
+        (lambda: Case("x", checks=print), "take lists, such as checks=[contains('done')]"),
+        (
+            lambda: Evaluation("x", [], {}, replies=[]),
+            "takes no 'replies'; write Case(id, replies=[...]). It takes: name, ",
+        ),
+        (lambda: Evaluation([]), "Evaluation(...): missing a required argument: 'cases'"),
+        (lambda: ResourceMap(5), "ResourceMap takes a list of objects, such as ResourceMap([pool]), not 5"),
+        (lambda: Models("anthropic"), "Models takes providers by prefix"),
+        (lambda: FileJournal(5), "FileJournal(path) is a path"),
+        (lambda: SqliteJournal(5), "SqliteJournal(path) is a path"),
+        (lambda: FileSessions(None), "FileSessions(root) is a path"),
+        (lambda: SqliteSessions(5), "SqliteSessions(path) is a path"),
+        (lambda: load_agent(5), "an agent file is a path"),
+        (lambda: file_tools(5), "the root folder is a path"),
+        (lambda: Engine().step_sync("go"), "step() takes an AgentState"),
+    ],
+)
+def test_an_obvious_mistake_raises_a_typed_error(wrong: Any, words: str) -> None:
+    with pytest.raises(StepEngineError) as raised:
+        wrong()
+
+    assert words in str(raised.value)
+
+
+def test_a_result_that_was_cut_says_so_where_it_is_read_back() -> None:
+    @tool
+    def numbers() -> list[int]:
+        """
+        Count.
+        """
+        return list(range(50_000))
+
+    def handle_steps(ctx: Any) -> Any:
+        return (yield from call(numbers))
+
+    with Engine() as engine:
+        result = engine.run_sync(AgentDefinition("a", tools=[numbers], handle_steps=handle_steps), "go")
+
+    assert "the result of tool 'numbers' has 288,891 characters and was cut, so it cannot be read back" in str(
+        result.error
+    )
+
+
+@pytest.mark.parametrize("is_child", [False, True])
+def test_a_limit_in_dollars_names_the_model_without_a_price(is_child: bool) -> None:
+    model, child = "acme/unheard-of", AgentDefinition("kid", model="acme/unheard-of")
+    parent = AgentDefinition(
+        "a", spawnable_agents=[child], handle_steps=lambda ctx: (yield from AgentCall(child, "go"))
+    )
+    with Engine(models={"acme": ScriptedModel(["hi"])}) as engine:
+        result = engine.run_sync(parent if is_child else child, "go", limits=Limits(max_cost_usd=1))
+
+    assert f"the price of the model {model!r} is unknown" in str(result.error)
 
 
 def test_a_plain_function_among_the_tools_is_told_with_the_decorator_that_is_missing() -> None:

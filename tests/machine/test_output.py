@@ -328,7 +328,10 @@ def test_a_missing_output_is_asked_for_and_the_handler_is_not_started_again():
 
     missing = scoring(reply("done"), reply("still done"), reply("done, I say"))
     assert (missing.status, missing.output, len(missing.models)) == (RunStatus.FAILED, None, 3)
-    assert missing.error == OutputMissing("agent 'tester' ended without the structured output that it must give")
+    assert missing.error == OutputMissing(
+        "agent 'tester' ended without the output that its output_schema requires. The model gave none with output_retries=2; "
+        "raise that, or say in the prompt to call set_output"
+    )
 
 
 @pytest.mark.spec("generator-contract:S12", "generator-contract:S9")
@@ -336,7 +339,10 @@ def test_the_reminder_and_the_error_say_why_the_output_was_refused():
     played = scoring(score("x"), reply("enough"), output_retries=1)
     assert "Your last output was refused: score: expected a number." in played.history[3].text
     assert played.error.issues == ("score: expected a number",)
-    assert played.error.message.endswith("the last attempt was refused: score: expected a number")
+    assert played.error.message.startswith(
+        "agent 'tester' ended without the output that its output_schema requires; the last attempt was refused: score: expected a "
+        "number. The model gave none with output_retries=1; "
+    )
 
 
 def test_the_turn_of_the_reminder_may_take_several_steps():

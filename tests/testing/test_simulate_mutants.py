@@ -144,7 +144,7 @@ def forgetful(monkeypatch):
 
 
 def generous(monkeypatch):
-    monkeypatch.setattr(SpendingLedger, "find_own_limit_error", lambda ledger, tokens, cost: None)
+    monkeypatch.setattr(SpendingLedger, "find_own_limit_error", lambda ledger, tokens, cost, model: None)
 
 
 def fertile(monkeypatch):

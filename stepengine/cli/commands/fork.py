@@ -34,6 +34,7 @@ from stepengine.cli.journals import (
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import FinishedRun, print_result
+from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording, journal_name
 
@@ -82,6 +83,7 @@ def fork(
         bool, typer.Option("--restore-files", help="First restore the files that were written after N.")
     ] = False,
     answer: Answers = None,
+    script: ScriptFile = "",
     tools: Annotated[
         str,
         typer.Option(
@@ -113,6 +115,8 @@ def fork(
     the run with exit code 5. Model calls equal to recorded ones are not repeated, unless --fresh is given. --budget
     limits the cost of the others.
 
+    --script needs no model and no key: the fork gets the replies after those that it keeps of the record.
+
     With --db, FILE is a durable run: its fork is submitted to the database and its id is printed. --agents are
     those of its release.
 
@@ -122,6 +126,7 @@ def fork(
       stepengine fork run.jsonl --at 5 --restore-files
       stepengine fork run.jsonl --at 2 --edit "No such file" --into other.jsonl
       stepengine fork run.jsonl --at 4 --edit @reply.json
+      stepengine fork run.jsonl --at 2 --script replies.json
       stepengine fork run.jsonl --tools recorded --budget 0.50
       stepengine fork review-17 --at 4 --db @url --agents my_agents.py
     """
@@ -131,6 +136,9 @@ def fork(
         (("--simulate", simulate), ("--fresh", fresh), ("--budget", budget)),
         (("--edit", edit), ("--allow-repeat", allow_repeat), ("--restore-files", restore_files), ("--answer", answer), ("--db", db)),
     )  # fmt: skip
+    if script and db:
+        msg = "--script does not go with --db: the workers of the database call models"
+        raise UsageProblem(msg)
     for name, given in live if tools else recorded:
         if given:
             msg = f"{name} {'does not go with --tools' if tools else 'needs --tools'}"
@@ -150,7 +158,7 @@ def fork(
             pool=pool,
         )
     branch = Branch(at, edit, into, allow_repeat, restore_files, tools, simulate, fresh, budget)
-    options = attrs.evolve(options, journal=file, last=last)
+    options = attrs.evolve(options, journal=file, last=last, script=script)
     prepare = partial(_prepare_recorded_fork, branch) if tools else partial(_prepare_live_fork, branch, answer or ())
     return run_on_journal(options, lambda options: _run_fork(options, branch, prepare))
 

@@ -43,6 +43,12 @@ def run(
     max_steps: Annotated[
         int, typer.Option(help="Most model steps of the run; 0 for the agent's own limit.", min=0)
     ] = 0,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(
+            help="Most US dollars that the run may cost; default: the agent's own limit.", metavar="USD", min=0
+        ),
+    ] = None,
     ask_for_more: AskForMore = False,
     journal: Annotated[
         str,
@@ -73,6 +79,9 @@ def run(
     Record the run in a file, and resume it after a crash or a question:
       stepengine run ./agents/mine.py "Go" --journal run.jsonl
       stepengine resume run.jsonl
+
+    End the run before it costs more than half a dollar:
+      stepengine run ./agents/mine.py "Go" --max-cost 0.50
 
     Ask for permission to continue after 20 steps; without a terminal, the run is suspended until `stepengine
     resume`:
@@ -105,6 +114,7 @@ def run(
         model=model,
         script=script,
         max_steps=max_steps,
+        max_cost=max_cost,
         ask_for_more=ask_for_more,
         journal=journal,
         no_journal=no_journal,

@@ -102,10 +102,14 @@ def runs(
     elif chosen:
         print_visible("\n".join([line for told in chosen for line in _format_run(told)]), hang=4)
     else:
-        where = "in this folder; --all lists those of all folders"
+        of = " that waits" if waiting else ""
+        where = f"in {list_names(files)}" if files else "anywhere" if everywhere else "in this folder"
+        hint = "; `stepengine run AGENT` records one"
         if files:
-            where = f"in {list_names(files)}; --schedules lists the schedules of agent files"
-        print_error(f"no such run {where}", Exit.COMPLETED)
+            hint = "; --schedules lists the schedules of agent files"
+        elif not everywhere:
+            hint += "; --all lists those of all folders"
+        print_error(f"no run{of} is recorded {where}{hint}", Exit.COMPLETED)
     return Exit.COMPLETED
 
 

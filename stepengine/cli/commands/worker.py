@@ -19,6 +19,7 @@ from stepengine.cli.deployment import App, Db, Pool, resolve_database, run_deplo
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
+from stepengine.workspace.paths import find_similar_path
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
     from stepengine.engine.schedules import Schedule
 
+FINE = "pass a Python file, a folder of agent files, or an importable module"
 MOST_DIGITS = 12
 
 
@@ -237,11 +239,12 @@ def load_module_contents(module: str, leave_out: Callable[[str], object] | None 
         for problem in found.problems:
             (leave_out or _print_skipped_file)(problem)
         if not found.agents:
-            msg = f"{module} holds no agent files"
+            msg = f"the folder {module} holds no agent files; `stepengine init` creates a project with one"
             raise UsageProblem(msg)
         return ModuleContents(found.agents, found.tools, schedules=found.schedules)
     if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
-        msg = f"there is no {module}; pass a Python file, a folder of agent files, or an importable module"
+        near = find_similar_path(path if place is None else place.file)
+        msg = f"there is no {module}; {FINE}{near}"
         raise UsageProblem(msg)
     if place is not None and place.sandboxed:
         return ModuleContents((place.load(),) if place.id else place.agents())
@@ -263,5 +266,9 @@ def _import_module(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            near = find_similar_path(Path(module))
+            msg = f"there is no {module}; {FINE}{near}"
+            raise UsageProblem(msg) from None
         msg = f"{module} cannot be loaded: {type(error).__name__}: {error}"
         raise UsageProblem(msg) from error
