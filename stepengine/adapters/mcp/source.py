@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from stepengine.adapters.mcp._caps import DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
-from stepengine.adapters.mcp.client_requests import ServerQuestions, mark_oversized_requests
+from stepengine.adapters.mcp.client_requests import IsOpen, ServerQuestions, mark_oversized_requests
 from stepengine.adapters.mcp.connection import ConnectionLost, ConnectionOptions, ServerConnection, ServerRequests
 from stepengine.adapters.mcp.connections import ServerConnections, needs_run_for_headers
 from stepengine.adapters.mcp.http import NO_RUN, McpRun
@@ -525,7 +525,7 @@ class McpTools:
         if isinstance(given.structured, Mapping) and GREW in given.structured:
             return (yield from self._adopt_tools(known, given, given.structured))
         for _ in range(self._asking.rounds):
-            answers = yield from self._asking.answered(waits["requests"])
+            answers = yield from self._asking.answered(waits["requests"], self._open_check(waits, known.run))
             outcome: Any = yield from Perform(
                 partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
@@ -533,6 +533,21 @@ class McpTools:
                 return self._recorded_result(listed, outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
+
+    def _open_check(self, waits: Mapping[str, Any], run: McpRun) -> IsOpen | None:
+        """Return the check that a server of an older protocol still waits; ``None`` for one that can be called again."""
+        if waits["state"] is not None:
+            return None
+
+        def check() -> Generator[Any, Any, bool]:
+            return (yield from Perform.idempotent(partial(self.is_waiting, run=run), waits["ticket"]))
+
+        return check
+
+    async def is_waiting(self, ticket: str, *, run: McpRun) -> bool:
+        """Return whether the call with this ticket is still open in this process."""
+        call = self._connection(run).open_call(ticket)
+        return call is not None and not call.task.done()
 
     def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""

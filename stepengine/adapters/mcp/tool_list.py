@@ -30,14 +30,11 @@ from stepengine.adapters.mcp._caps import (
 from stepengine.adapters.mcp.lenient_messages import ODD
 from stepengine.adapters.mcp.names import tool_name
 from stepengine.data.json import JsonDict, canonical, compact, freeze, freeze_object, thaw
+from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
-
-MAPS = ("properties", "patternProperties", "$defs", "definitions")
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-ONES = ("items", "additionalProperties", "not", "propertyNames")
 
 
 @frozen(kw_only=True)
@@ -288,7 +285,7 @@ def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     if len(compact(frozen)) > SCHEMA_BYTES:
         msg = f"its input schema has more than {SCHEMA_BYTES // 1024} KiB"
         raise DefinitionError(msg)
-    top = {word: value for word, value in frozen.items() if word not in UNFIT_AT_TOP and word != "$schema"}
+    top = {word: value for word, value in frozen.items() if word not in UNFIT_AT_TOP}
     kept: Any = _prune_schema({**top, "type": top.get("type", "object")})
     try:
         return SchemaInputs(name, kept).schema
@@ -315,12 +312,13 @@ def _prune_schema(schema: object, without: frozenset[str] = frozenset()) -> Any:
         return schema
     made: dict[str, object] = {}
     for word, value in schema.items():
-        if word in without or word in UNFOLLOWED:
+        # Providers refuse `$schema` anywhere, and below the top it would start another document.
+        if word in without or word in UNFOLLOWED or word == "$schema":
             continue
-        if word in MAPS and isinstance(value, Mapping):
+        if word in NAMED_SCHEMAS and isinstance(value, Mapping):
             made[word] = {key: _prune_schema(below, without) for key, below in value.items()}
-        elif word in LISTS and isinstance(value, list | tuple):
+        elif word in SCHEMAS and isinstance(value, list | tuple):
             made[word] = [_prune_schema(below, without) for below in value]
         else:
-            made[word] = _prune_schema(value, without) if word in ONES else value
+            made[word] = _prune_schema(value, without) if word in SCHEMAS else value
     return made

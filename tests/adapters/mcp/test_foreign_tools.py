@@ -292,6 +292,17 @@ async def test_a_schema_that_cannot_be_checked_here_is_loosened_and_the_server_c
     assert kept == set(model.calls[0].tools[0].input_schema["properties"])
 
 
+@pytest.mark.spec("interfaces:IF62")
+async def test_no_schema_below_the_top_names_its_dialect() -> None:
+    inner = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "string"}
+    schema = {"type": "object", "properties": {"a": inner, "b": {"if": inner, "then": inner}}}
+
+    _, model = await run(source_of(Foreign(described("look", input_schema=schema))))
+
+    plain = {"type": "string"}
+    assert {"a": plain, "b": {"if": plain, "then": plain}} == model.calls[0].tools[0].input_schema["properties"]
+
+
 def deep(levels: int) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": deep(levels - 1)}} if levels else {"type": "string"}
 
