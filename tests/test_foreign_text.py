@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -40,6 +40,7 @@ from stepengine.adapters.acp.stdio import read_message
 from stepengine.adapters.acp.updates import _fence
 from stepengine.adapters.ag_ui import input_of
 from stepengine.adapters.external import remote
+from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.adapters.mcp.results import make_result
 from stepengine.adapters.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
 from stepengine.cli.commands.fork import _parse_edit
@@ -533,6 +534,13 @@ JSON_SHAPES = tuple(lambda n, shape=shape: shape(n).encode("utf-8", "surrogatepa
 def served(text: str) -> Any:
     """Read a line of an MCP server."""
     return Pipe(ServerProgram(("server",)), bool)._parse_line(text.encode("utf-8", "surrogatepass"))
+
+
+def reread(text: str) -> Any:
+    """Read a list of an MCP server again that its client could not parse."""
+    repair = MessageRepair(lambda: None)
+    repair.note_request(SimpleNamespace(id=1, method="tools/list"))
+    return repair.reread(text.encode("utf-8", "surrogatepass"), 1)
 
 
 def last_words(text: str) -> Any:
@@ -1522,6 +1530,13 @@ PLACES = (
         served,
         BRACKETS,
         ("adapters/mcp/stdio.py:Pipe._parse_line", "adapters/mcp/http.py:_parse_message"),
+        most=1 << 24,
+    ),
+    Place(
+        "list of an MCP server that no parser takes",
+        reread,
+        (*BRACKETS, of('\\"'), of('"\\ud800",'), of('"a"[')),
+        ("adapters/mcp/lenient_messages.py:TOKEN", "adapters/mcp/lenient_messages.py:MessageRepair.reread"),
         most=1 << 24,
     ),
     Place(

@@ -135,6 +135,12 @@ def answer_schema(question: Question) -> dict[str, Any]:
     return {"type": "array", "items": one} if question.multi_select else one
 
 
+def describe_options(question: Question) -> str:
+    """Return the meaning of each option that has one, in lines; a form shows it as the description of its field."""
+    told = zip(question.options, question.descriptions, strict=False)
+    return "\n".join([f"{option}: {about}" for option, about in told if about])
+
+
 def answer_from_form(question: Question, value: object) -> Answer:
     """Return the answer in a form's field; a value that is none declines the question, with the reason."""
     answer = Answer(selected=map(str, value)) if isinstance(value, list) else to_answer(str(value or ""), question)

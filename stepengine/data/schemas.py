@@ -45,19 +45,22 @@ def nest_schema(schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], d
     Prepare *schema* for use as the property *name* of an object schema.
 
     Returns:
-        The schema of the property, and the definitions that belong at the top of the object schema. References keep
-        their targets.
+        The schema of the property, and the members that belong at the top of the object schema: its definitions and
+        ``$schema``. References keep their targets.
     """
     inner: dict[str, Any] = _rebase_references(schema, f"#/properties/{name}")
-    return inner, {word: inner.pop(word) for word in DEFINITIONS if word in inner}
+    dialect = {"$schema": schema["$schema"]} if "$schema" in schema else {}
+    return inner, {**dialect, **{word: inner.pop(word) for word in DEFINITIONS if word in inner}}
 
 
 def _rebase_references(schema: Any, prefix: str) -> Any:
-    """Return *schema* with *prefix* before each reference that is a pointer, except those to definitions."""
+    """Return *schema*, without ``$schema``, with *prefix* before each reference that is a pointer, except those to definitions."""
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = {}
     for word, value in schema.items():
+        if word == "$schema":
+            continue
         if word == "$ref" and isinstance(value, str):
             made[word] = prefix + value[1:] if _needs_rebase(value) else value
         elif word in NAMED_SCHEMAS and isinstance(value, Mapping):

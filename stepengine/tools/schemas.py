@@ -1086,6 +1086,9 @@ class SchemaInputs:
     """
 
     def __init__(self, tool_name: str, schema: Mapping[str, object]) -> None:
+        if not isinstance(schema, Mapping):
+            msg = f"input_schema of tool {tool_name!r} is a JSON Schema of an object, not {_cut_text(repr(schema), SHORT_CHARS)}"
+            raise DefinitionError(msg)
         try:
             self.schema = freeze_object({"type": "object", "properties": {}, **schema}, "input_schema")
         except (DataError, TypeError) as error:
@@ -1119,11 +1122,15 @@ def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
         DefinitionError: when the top is not a plain object, or a parameter's name has other characters than they take.
     """
     problem = ""
+    properties = schema.get("properties", {})
     if schema.get("type") != "object":
-        problem = f"its type is {schema.get('type')!r}; the input of a tool is an object"
+        problem = f"its type is {_cut_text(repr(schema.get('type')), SHORT_CHARS)}; the input of a tool is an object"
     elif unfit := [word for word in UNFIT_AT_TOP if word in schema]:
         problem = f"providers refuse {unfit[0]!r} at the top; put it below a property"
-    elif strange := [n for n in schema.get("properties", {}) if not PROPERTY_NAME.fullmatch(n)]:
+    elif not isinstance(properties, Mapping):
+        shown = _cut_text(repr(properties), SHORT_CHARS)
+        problem = f"its 'properties' are {shown}; they are an object with a schema for each parameter, {{}} for none"
+    elif strange := [n for n in properties if not PROPERTY_NAME.fullmatch(n)]:
         problem = f"providers refuse the parameter name {strange[0]!r}; use up to 64 letters, digits, '_', '.' and '-'"
     if problem:
         msg = f"input_schema of tool {tool_name!r} does not fit: {problem}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import subprocess
@@ -12,11 +13,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import Tool
 from stepengine.data.json import freeze, freeze_object
 from stepengine.errors import DefinitionError, ToolInputError
 from stepengine.tools.schemas import JsonSchema
+from tests.strategies import json_values
 
 TREE = {
     "type": "object",
@@ -650,3 +654,36 @@ def test_of_very_many_problems_a_hundred_are_told() -> None:
 def test_a_schema_that_would_take_too_long_is_refused_at_construction(schema: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):
         tool_for(schema)
+
+
+WORDS = (
+    "type",
+    "properties",
+    "required",
+    "$ref",
+    "$defs",
+    "items",
+    "anyOf",
+    "patternProperties",
+    "additionalProperties",
+)
+
+
+@given(
+    schema=json_values() | st.dictionaries(st.sampled_from(WORDS), json_values()),
+    below=st.none() | st.dictionaries(st.sampled_from(WORDS), json_values()),
+    value=json_values(),
+)
+@pytest.mark.spec("reliability:R23")
+def test_any_schema_makes_a_tool_or_a_definition_error(schema: Any, below: Any, value: Any) -> None:
+    if isinstance(schema, dict) and below is not None:
+        schema = {**schema, "type": "object", "properties": {"a": below}}
+    with contextlib.suppress(DefinitionError, ToolInputError):
+        binding = Tool("t", "", schema, lambda value: value).binding()
+        binding.validate(binding.repair(freeze_object({"a": value})))
+
+
+@pytest.mark.parametrize("schema", [{"properties": None}, {"properties": [1]}, {"properties": "a"}, None, [], "object"])
+def test_a_schema_of_another_shape_says_what_it_should_be(schema: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"an object with a schema for each parameter|a JSON Schema of an object"):
+        Tool("t", "", schema, lambda value: value)

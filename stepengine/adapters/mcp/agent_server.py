@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 from attrs import frozen
 
-from stepengine.adapters.mcp._caps import QUESTION_CHARS
+from stepengine.adapters.mcp._caps import MAX_ATTEMPTS, QUESTION_CHARS
 from stepengine.adapters.mcp.connection import require_package
 from stepengine.data.alike import list_names
-from stepengine.data.choices import answer_from_form, answer_schema
+from stepengine.data.choices import answer_from_form, answer_schema, describe_options
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, RunFinished, ToolStarted
 from stepengine.data.json import compact, thaw
@@ -369,6 +369,8 @@ class AgentServer:
         if waiting is None:
             return _error_result("the run that asked this is not known here any more; call again without request state")
         given, call = params.input_responses or {}, waiting.call
+        if any(_lacks_answer(given.get(q.id)) for q in waiting.questions):
+            return self._make_questions(waiting)
         answers = {q.id: _parse_answer(given.get(q.id), q) for q in waiting.questions}
         call.unasked += [q for q in waiting.questions if given.get(q.id) is None]
         return await self._make_result_or_questions(ctx, call, await self._runner.answer(ctx, call, answers))
@@ -482,6 +484,8 @@ def _make_form(question: Question) -> Any:
     details = "" if question.details is None else f"\n{visible(compact(question.details))}"
     # A form has lists of options, and no lists of texts.
     field = answer_schema(attrs.evolve(question, allow_text=question.allow_text and not question.multi_select))
+    told = [text for text in (field.get("description", ""), visible(describe_options(question))) if text]
+    field |= {"description": "\n".join(told)} if told else {}
     schema = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
     return types.ElicitRequestFormParams(message=f"{visible(question.text)}{origins}{details}", requested_schema=schema)
 
@@ -494,9 +498,18 @@ async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:
         return UNSHOWN
     form = _make_form(question)
     try:
-        return _parse_answer(await ctx.session.elicit_form(form.message, form.requested_schema), question)
+        for _ in range(MAX_ATTEMPTS):
+            given = await ctx.session.elicit_form(form.message, form.requested_schema)
+            if not _lacks_answer(given):
+                return _parse_answer(given, question)
     except MCPError:
         return UNSHOWN
+    return Answer(declined=True, reason="The client accepted the form without an answer")
+
+
+def _lacks_answer(given: Any) -> bool:
+    """Return whether a client accepted a form without the one member that the form requires."""
+    return getattr(given, "action", "") == "accept" and "answer" not in (given.content or {})
 
 
 def _parse_answer(given: Any, question: Question) -> Answer:

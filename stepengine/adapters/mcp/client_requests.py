@@ -6,9 +6,9 @@ Only JSON comes in and goes out, so that a replay goes the same way without the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from attrs import frozen
 
@@ -30,6 +30,8 @@ from stepengine.data.yields import Ask, Complete
 from stepengine.errors import DataError, StepEngineError, ToolError
 from stepengine.runtime.logs import LOGGER
 
+IsOpen: TypeAlias = Callable[[], Generator[Any, Any, bool]]
+"""Asks, as a recorded effect, whether the server still waits for answers."""
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
@@ -42,6 +44,10 @@ FORMATS = {
     "date": "a date such as 2026-07-28",
     "date-time": "a time such as 2026-07-28T09:30:00+00:00",
 }
+
+
+class _Closed(Exception):
+    """The server does not wait for the answers any more."""
 
 
 class ServerQuestions:
@@ -58,8 +64,14 @@ class ServerQuestions:
         self._roots = roots
         self.rounds = MAX_ROUNDS
 
-    def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
-        """Return the answer to each request as JSON, by the key of the request."""
+    def answered(
+        self, requests: Mapping[str, Any], is_open: IsOpen | None = None
+    ) -> Generator[Any, Any, dict[str, Any]]:
+        """
+        Return the answer to each request as JSON, by the key of the request.
+
+        If a server may stop waiting, *is_open* finds that out before a person is asked a further question.
+        """
         answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
@@ -73,7 +85,7 @@ class ServerQuestions:
             elif "messages" in params:
                 answers[key] = yield from self._call_model(params)
             elif "requestedSchema" in params:
-                answers[key] = yield from self._answer_form(params)
+                answers[key] = yield from self._answer_form(params, is_open)
             elif "url" in params:
                 answers[key] = yield from self._show_address(params)
             else:
@@ -87,7 +99,7 @@ class ServerQuestions:
         text = text if len(text) <= QUESTION_CHARS else f"{text[:QUESTION_CHARS]}..."
         return f"The MCP server {self._server} asks: {text}"
 
-    def _answer_form(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _answer_form(self, params: Mapping[str, Any], is_open: IsOpen | None) -> Generator[Any, Any, Mapping[str, Any]]:
         """
         Ask for the fields of a form one by one; declining one that is required declines the form.
 
@@ -99,29 +111,38 @@ class ServerQuestions:
         fields, required = schema.get("properties") or {}, _as_list(schema.get("required"))
         if not _is_form(fields):
             return DECLINED
+        ask = _Asker(is_open)
         if not fields or len(fields) > FIELDS:
             many = f"a form of {len(fields):,} fields; fill it in?" if fields else ""
-            said = yield from Ask(self._question_text(message, many), [YES, NO])
+            said = yield from ask(Ask(self._question_text(message, many), [YES, NO]))
             if said != YES or not fields:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
+        try:
+            return (yield from self._fill_form(message, fields, required, ask))
+        except _Closed:
+            return DECLINED
+
+    def _fill_form(
+        self, message: str, fields: Mapping[str, Any], required: Sequence[object], ask: _Asker
+    ) -> Generator[Any, Any, Mapping[str, Any]]:
         content: dict[str, object] = {}
         for name, field in fields.items():
-            value = yield from self._ask_field(message, _FormField(name, field, name in required))
+            value = yield from self._ask_field(message, _FormField(name, field, name in required), ask)
             if value is not None:
                 content[name] = value
             elif name in required:
                 return DECLINED
         return {"action": "accept", "content": content}
 
-    def _ask_field(self, message: str, field: _FormField) -> Generator[object, Any, object]:
+    def _ask_field(self, message: str, field: _FormField, ask: _Asker) -> Generator[Any, Any, object]:
         """Ask for one field; ``None`` if the person declines or gives three invalid answers."""
         problem = ""
         for _ in range(MAX_ATTEMPTS):
             text = self._question_text(message, field.title, field.description, field.hints(), problem)
-            said = yield Ask(text, field.options(), multi_select=field.is_list)
-            if not said.value:
+            said = yield from ask(Ask(text, field.options(), multi_select=field.is_list))
+            if not said:
                 return None
-            value, problem = field.value(said.value)
+            value, problem = field.value(said)
             if not problem:
                 return value
         return None
@@ -210,6 +231,22 @@ def _is_form(fields: object) -> bool:
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
+class _Asker:
+    """Asks one question of a form after the other, as long as the server waits."""
+
+    def __init__(self, is_open: IsOpen | None) -> None:
+        self._is_open = is_open
+        self._has_asked = False
+
+    def __call__(self, question: Ask) -> Generator[Any, Any, str]:
+        """Return the answer; raise ``_Closed`` if it would be asked for in vain."""
+        # The process that had the call may be gone since the first question, and nobody is asked for nothing.
+        if self._has_asked and self._is_open is not None and not (yield from self._is_open()):
+            raise _Closed
+        self._has_asked = True
+        return (yield from question)
+
+
 @frozen
 class _FormField:
     """
@@ -258,16 +295,23 @@ class _FormField:
         # Two that a person could not tell apart are shown as the server calls them.
         return dict(zip(shown, values, strict=True)) if len(set(shown)) == len(values) else plain
 
+    @property
+    def has_default(self) -> bool:
+        """Whether ``"default"`` selects the value that the server proposes; not if a choice has this name."""
+        return self.schema.get("default") is not None and DEFAULT not in map(str.lower, self.choices())
+
     def options(self) -> Sequence[str]:
         """Return the options that a person can choose from; empty if the answer is free text."""
         options = [YES, NO] if self.kind == "boolean" else list(self.choices())
-        return options if 1 < len(options) <= OPTIONS else ()
+        if not 1 < len(options) <= OPTIONS:
+            return ()
+        return [*options, DEFAULT] if self.has_default else options
 
     def hints(self) -> str:
         """Return a description of valid values and of the default."""
         said = [*self._describe_limits(), *([] if self.is_required else ["may be left out"])]
-        if "default" in self.schema:
-            how = "" if self.options() else f", which {DEFAULT!r} stands for"
+        if self.schema.get("default") is not None:
+            how = f", which {DEFAULT!r} stands for" if self.has_default else ""
             said.append(f"default: {self._default_text()}{how}")
         return ", ".join(said)
 
@@ -295,12 +339,14 @@ class _FormField:
     def value(self, said: str) -> tuple[object, str]:
         """Return the value in the text of an answer, and the problem with it or ``""``."""
         text = said.strip()
+        if text.lower() == DEFAULT and self.has_default:
+            return self.schema["default"], ""
         if self.kind == "boolean":
             return text.lower() in (YES, "y", "true"), ""
-        if text.lower() == DEFAULT and "default" in self.schema and not self.options():
-            return self.schema["default"], ""
         if self.is_list:
             chosen = _parse_choices(text, self.choices())
+            if DEFAULT in chosen and self.has_default:
+                return chosen, f"{DEFAULT!r} stands alone, without other choices"
             return chosen, self._find_problem(chosen, len(chosen), "minItems", "maxItems")
         if self.kind in ("integer", "number"):
             try:

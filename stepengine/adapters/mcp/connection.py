@@ -34,7 +34,7 @@ from stepengine.adapters.mcp._caps import (
 )
 from stepengine.adapters.mcp.client_requests import make_roots
 from stepengine.adapters.mcp.http import ANSWER, RUN, EndpointAnswers, HttpAnswer
-from stepengine.adapters.mcp.lenient_messages import TASK, MessageRepair
+from stepengine.adapters.mcp.lenient_messages import TASK, MessageRepair, describe_mismatch, left_out_of, result_as_sent
 from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
 from stepengine.adapters.mcp.stdio import Pipe, ServerProgram
 from stepengine.data.visible import visible
@@ -219,12 +219,12 @@ class _Live:
 
         options = self._options
         server: Any = options.server
-        sift = MessageRepair(self._protocol_version)
+        repair = MessageRepair(self._protocol_version)
         if isinstance(server, ServerProgram):
-            self.pipe = Pipe(server, self._over.set, sift)
+            self.pipe = Pipe(server, self._over.set, repair)
             server = self.pipe.opened()
         elif isinstance(server, str):
-            self.answers = EndpointAnswers(server, options.headers or {}, auth=options.auth, sift=sift)
+            self.answers = EndpointAnswers(server, options.headers or {}, auth=options.auth, repair=repair)
             server = self.answers.opened()
         asked: Any = self._answer_server_request
         roots: Any = None if options.roots is None else self._list_roots
@@ -499,6 +499,8 @@ class ServerConnection:
         """
         Fetch all tools and, with *prompts*, all prompts; return them as sent, and whether tools may be tasks.
 
+        A list of prompts that cannot be read costs the prompts, and ``prompts_problem`` says why.
+
         Raises:
             ToolError: when the server cannot be started, or gives no list of tools.
         """
@@ -506,13 +508,18 @@ class ServerConnection:
         session = await self.session()
         self.is_stale = False
         can = session.server_capabilities
-        has_prompts = prompts and can is not None and can.prompts is not None
         has_tools = can is None or can.tools is not None
-        return {
-            "tools": await self.fetch_pages(session.list_tools, "tools") if has_tools else [],
-            "prompts": await self.fetch_pages(session.list_prompts, "prompts", optional=True) if has_prompts else [],
-            "tasks": session.protocol_version == "2025-11-25",
-        }
+        tools = await self.fetch_pages(session.list_tools, "tools") if has_tools else []
+        found, problem = list[dict[str, Any]](), ""
+        if prompts and can is not None and can.prompts is not None:
+            try:
+                found = await self.fetch_pages(session.list_prompts, "prompts", optional=True)
+            except ToolServerError:
+                raise
+            except ToolError as error:
+                problem = error.message
+        tasks = session.protocol_version == "2025-11-25"
+        return {"tools": tools, "prompts": found, "prompts_problem": problem, "tasks": tasks}
 
     async def fetch_pages(
         self, ask: Callable[..., Awaitable[Any]], what: str, *, optional: bool = False
@@ -524,7 +531,7 @@ class ServerConnection:
         """
         from mcp_types import PaginatedRequestParams
 
-        found: list[dict[str, object]] = []
+        found: list[dict[str, Any]] = []
         cursor: str | None = None
         for _ in range(PAGES):
             try:
@@ -534,6 +541,7 @@ class ServerConnection:
                     break
                 raise
             found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
+            found += left_out_of(page)
             cursor = page.next_cursor
             if cursor is None or len(found) > TOOLS:
                 break
@@ -570,7 +578,7 @@ class ServerConnection:
                 raise
             raise self._note_loss(live) from error  # somebody closed the connection, and nobody cancelled the caller
         except ValidationError as error:
-            msg = f"the MCP server {name!r} answered with what the protocol does not know: {_clean_error_text(str(error))}"
+            msg = f"the MCP server {name!r} answered with what the protocol does not know: {describe_mismatch(error)}"
             raise ToolError(msg) from error
         finally:
             ANSWER.reset(token)
@@ -613,10 +621,10 @@ class ServerConnection:
         task = (result.meta or {}).get(TASK)
         if task is not None:
             result = await self._await_task_result(session, task, progress)
-        dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        said = result_as_sent(result)
         if isinstance(result, types.InputRequiredResult):
-            return ServerRequests(dumped.get("inputRequests") or {}, result.request_state or "")
-        return dumped
+            return ServerRequests(said.get("inputRequests") or {}, result.request_state or "")
+        return said
 
     async def _await_task_result(self, session: ClientSession, started: Any, progress: Any) -> Any:
         """Wait until a task ends, report its progress, and return its result. Cancellation also cancels the task."""

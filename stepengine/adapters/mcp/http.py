@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from stepengine.adapters.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
+from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.data.json import JsonValue
 from stepengine.data.visible import visible
 from stepengine.tools.conversion import cut_middle
@@ -121,6 +122,31 @@ async def _read_body(response: Any) -> None:
         await stream.aclose()
 
 
+def _reread_events(response: Any, reread: Callable[[bytes], bytes]) -> None:
+    """Pass each line of a stream of events through *reread* before the package reads it."""
+    import httpx2
+
+    stream = response.stream
+    if response.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        return
+
+    class Lines(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+            begun = bytearray()
+            async for chunk in stream:
+                *lines, rest = bytes(chunk).split(b"\n")
+                for line in lines:
+                    yield reread(bytes(begun + line).removesuffix(b"\r")) + b"\n"
+                    begun.clear()
+                begun += rest
+            yield bytes(begun)
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    response.stream = Lines()
+
+
 def _parse_message(content: bytes) -> Any:
     """Parse a message; ``None`` if the bytes are not a message."""
     import mcp_types
@@ -131,13 +157,13 @@ def _parse_message(content: bytes) -> Any:
         return None
 
 
-async def _forward_messages(received: Any, incoming: Any, sift: Callable[[Any], Any]) -> None:
+async def _forward_messages(received: Any, incoming: Any, repair: MessageRepair | None) -> None:
     """Forward messages of the package to the reader, until either ends."""
     from anyio import BrokenResourceError, ClosedResourceError
 
     with suppress(BrokenResourceError, ClosedResourceError):
         async for message in received:
-            await incoming.send(sift(message))
+            await incoming.send(message if repair is None else repair(message))
     incoming.close()
 
 
@@ -151,7 +177,7 @@ class EndpointAnswers:
         url: The endpoint.
         headers: What goes with every request.
         auth: What signs requests; see ``mcp_tools``.
-        sift: Makes of each message one that the package can read.
+        repair: Makes of each message one that the package can read; without it, messages stay as they are.
     """
 
     def __init__(
@@ -160,12 +186,12 @@ class EndpointAnswers:
         headers: Mapping[str, str],
         *,
         auth: Any = None,
-        sift: Callable[[Any], Any] = lambda message: message,
+        repair: MessageRepair | None = None,
     ) -> None:
         self._url = url
         self._headers = dict(headers)
         self._auth = auth
-        self._sift = sift
+        self._repair = repair
         self._last = HttpAnswer()
         self._failed = ""
 
@@ -183,7 +209,7 @@ class EndpointAnswers:
         async with httpx2.AsyncClient(headers=headers, auth=self._make_auth(), timeout=timeout) as client:
             client.event_hooks["response"].append(partial(self._note_answer, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
-                passing = asyncio.create_task(_forward_messages(received, incoming, self._sift))
+                passing = asyncio.create_task(_forward_messages(received, incoming, self._repair))
                 try:
                     yield read, write
                 finally:
@@ -233,11 +259,27 @@ class EndpointAnswers:
         challenge = response.headers.get("www-authenticate", "")
         for answer in (self._last, ANSWER.get() or self._last):
             answer.status, answer.challenge = response.status_code, challenge
-        is_json = response.headers.get("content-type", "").lower().startswith("application/json")
-        if is_json and response.status_code < HTTPStatus.BAD_REQUEST:
-            await self._answer_instead(incoming, response)
+        if response.status_code >= HTTPStatus.BAD_REQUEST:
+            return
+        asked = _parse_message(response.request.content)
+        kind = response.headers.get("content-type", "").lower()
+        if self._repair is not None:
+            self._repair.note_request(asked)
+            if kind.startswith("text/event-stream"):
+                _reread_events(response, partial(self._reread_line, asked))
+        if kind.startswith("application/json"):
+            await self._answer_instead(incoming, response, asked)
 
-    async def _answer_instead(self, incoming: Any, response: Any) -> None:
+    def _reread_line(self, asked: Any, line: bytes) -> bytes:
+        """Return a line of events; one with a reply that the package cannot parse becomes one that it can."""
+        name, _, content = line.partition(b":")
+        number = getattr(asked, "id", None)
+        if name != b"data" or number is None or self._repair is None or _parse_message(content.strip()) is not None:
+            return line
+        reply = self._repair.reread(content.strip(), number)
+        return line if reply is None else b"data: " + reply.model_dump_json(by_alias=True, exclude_unset=True).encode()
+
+    async def _answer_instead(self, incoming: Any, response: Any, asked: Any) -> None:
         """
         Answer a request whose reply is unusable, so that the caller does not wait for its timeout.
 
@@ -246,14 +288,19 @@ class EndpointAnswers:
         import mcp_types
         from mcp.shared.message import SessionMessage
 
-        asked = _parse_message(response.request.content)
         number = getattr(asked, "id", None)
         if number is None or not hasattr(asked, "method"):
             return
         problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
         try:
             await _read_body(response)
-            reply = _parse_message(await response.aread())
+            content = await response.aread()
+            reply = _parse_message(content)
+            if reply is None and self._repair is not None:
+                readable = self._repair.reread(content, number)
+                if readable is not None:
+                    await incoming.send(self._repair(SessionMessage(readable)))
+                return
             if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
                 return
             if isinstance(reply, mcp_types.JSONRPCError) and reply.id is None:

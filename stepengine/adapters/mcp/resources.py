@@ -7,16 +7,21 @@ from typing import Any
 
 from stepengine.adapters.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.adapters.mcp.connection import ServerConnection
+from stepengine.adapters.mcp.lenient_messages import result_as_sent
 from stepengine.adapters.mcp.results import (
+    as_list,
     binary_side_effects,
     content_parts,
     failed_result,
+    readable_blocks,
+    recordable,
     resource_part,
     without_excess_media,
 )
-from stepengine.adapters.mcp.tool_list import annotations_from_hints, clean_server_text
+from stepengine.adapters.mcp.tool_list import annotations_from_hints, clean_server_text, find_recorded_problem
 from stepengine.data.messages import ResultPart, TextPart, ToolResult
 from stepengine.data.tools import ToolLike
+from stepengine.data.visible import visible
 from stepengine.errors import ToolError
 from stepengine.tools.conversion import as_result
 from stepengine.tools.definition import Tool
@@ -37,20 +42,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             )
         except ToolError as error:
             return failed_result(server, error)
-        found = [
-            *[
-                {"uri": r["uri"], "name": r["name"], "about": clean_server_text(r.get("description") or "")}
-                for r in resources
-            ],
-            *[
-                {
-                    "template": t["uriTemplate"],
-                    "name": t["name"],
-                    "about": clean_server_text(t.get("description") or ""),
-                }
-                for t in templates
-            ],
-        ]
+        found = [*map(_list_resource, resources), *map(_list_resource, templates)]
         return as_result(found[: 10 * PARTS])
 
     async def read(input: dict[str, Any]) -> ToolResult:
@@ -59,11 +51,10 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             result = await connection.guarded(client.read_resource(input["uri"]))
         except ToolError as error:
             return failed_result(server, error)
-        contents = [c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in result.contents]
-        blocks: list[dict[str, Any]] = [{"type": "resource", "resource": one} for one in contents[:PARTS]]
-        kept: list[dict[str, Any]] = [dict(block.get("resource", block)) for block in without_excess_media(blocks)]
-        parts = tuple([resource_part(one) for one in kept])
-        return as_result(ToolResult(parts, side_effects=binary_side_effects(kept)))
+        contents = as_list(recordable(result_as_sent(result)).get("contents"))[:PARTS]
+        blocks = without_excess_media(readable_blocks([{"type": "resource", "resource": one} for one in contents]))
+        parts = [resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
+        return as_result(ToolResult(tuple(parts), side_effects=binary_side_effects(blocks)))
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
     return [
@@ -98,11 +89,12 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
             result = await connection.guarded(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
             return failed_result(server, error)
+        messages = as_list(recordable(result_as_sent(result)).get("messages"))[:PARTS]
+        said = [(role, block) for message in messages for role, block in _read_message(message)]
+        kept = without_excess_media([block for _, block in said])
         parts: list[ResultPart] = []
-        messages = result.messages[:PARTS]
-        blocks = [one.content.model_dump(mode="json", by_alias=True, exclude_none=True) for one in messages]
-        for message, block in zip(messages, without_excess_media(blocks), strict=True):
-            parts += [TextPart(f"{message.role}: "), *content_parts([block])]
+        for (role, _), block in zip(said, kept, strict=True):
+            parts += [TextPart(f"{role}: "), *content_parts([block])]
         return as_result(ToolResult(tuple(parts)))
 
     return Tool(
@@ -117,6 +109,25 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
         category="mcp",
         annotations=WORST,
     )
+
+
+def _list_resource(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a model reads of a resource or template; of one that cannot be read, why."""
+    if odd := find_recorded_problem(one):
+        return {"name": visible(one["name"], strict=True), "left_out": odd}
+    about = clean_server_text(one.get("description") or "")
+    if "uriTemplate" in one:
+        return {"template": one["uriTemplate"], "name": one["name"], "about": about}
+    return {"uri": one["uri"], "name": one["name"], "about": about}
+
+
+def _read_message(message: object) -> list[tuple[str, dict[str, Any]]]:
+    """Return the blocks of a message of a prompt, each with the role."""
+    if not isinstance(message, Mapping):
+        return [("?", block) for block in readable_blocks([message])]
+    role = message.get("role")
+    blocks = readable_blocks(as_list(message.get("content"), none=[None]))
+    return [(role if isinstance(role, str) else "?", block) for block in blocks]
 
 
 def _introduce_prompt(prompt: Mapping[str, Any]) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
 from attrs import frozen
 
-from stepengine.adapters.mcp._caps import ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS
-from stepengine.data.json import JsonValue, canonical, compact, freeze
+from stepengine.adapters.mcp._caps import BLOCK_CHARS, ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS, RESULT_DEPTH
+from stepengine.data.json import MAX_INT, MIN_INT, JsonValue, canonical, compact, freeze
 from stepengine.data.messages import (
     CUT_OFF,
     DocumentPart,
@@ -40,6 +41,12 @@ PDF = "application/pdf"
 SHOWN = "[shown beside this]"
 HELD_DEPTH = 3
 """How deep a value is searched for what the texts beside it say."""
+UNREAD = "stepengine/unread"
+"""The type that a block gets which cannot be read; its text says why."""
+REQUIRED = {"text": ("text",), "image": ("data", "mimeType"), "audio": ("data", "mimeType"), "resource_link": ("uri",)}
+"""The members without which a block of content is none, by its type; each is a text."""
+OF_RESULT = frozenset({"content", "structuredContent", "isError", "_meta", "resultType", "ttlMs", "cacheScope"})
+NO = ("", "false", "0", "no", "off")
 
 
 def error_result(text: str) -> ToolResult:
@@ -148,10 +155,14 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
         channel: What is shown of texts and a structured value.
         page: The ``ui://`` address of the page of its tool; ``""`` for none.
     """
-    given = raw.get("content") or ()
+    raw = recordable(raw)
+    given = readable_blocks(raw.get("content"))
     content = without_excess_media(given)
     parts = content_parts(content)
     structured = raw.get("structuredContent")
+    unknown = {name: value for name, value in raw.items() if name not in OF_RESULT}
+    if structured is None and raw.get("content") is None and unknown:
+        structured = unknown  # of a protocol that nobody knows, but it is what the call gave
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and parts:
@@ -161,13 +172,82 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
             parts = [JsonPart(freeze(_without_media(structured, _media_data(given)))), *others]
         else:
             parts = _add_structured(parts, structured, given)
-    if raw.get("isError"):
-        texts = [
-            p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
-        ]
-        return error_result("\n".join(texts) or "the server says that the call failed, and not why")
+    is_unread = bool(given) and structured is None and all(block["type"] == UNREAD for block in given)
+    if is_unread or says_error(raw):
+        return _make_error(raw, parts)
     effects = (*binary_side_effects(content), *page_side_effects(content, page))
     return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
+
+
+def _make_error(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResult:
+    """Return the error result of a call that failed, or of which nothing can be read."""
+    texts = [
+        p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
+    ]
+    if not says_error(raw):
+        texts.insert(0, "the call was carried out, but nothing of its result can be read:")
+    elif not isinstance(raw["isError"], bool):
+        texts.append(f"[isError is {_shorten(raw['isError'])}, which is taken for an error]")
+    return error_result("\n".join(texts) or "the server says that the call failed, and not why")
+
+
+def says_error(raw: Mapping[str, Any]) -> bool:
+    """Return whether a result says that the call failed; what is no boolean counts as most clients read it."""
+    said = raw.get("isError")
+    return bool(said) and str(said).strip().lower() not in NO
+
+
+def readable_blocks(content: object) -> list[dict[str, Any]]:
+    """Return the content of a result as blocks that can be read; another one has the type ``UNREAD`` and says why."""
+    return [_readable_block(block) for block in as_list(content)]
+
+
+def as_list(value: object, *, none: Sequence[Any] = ()) -> list[Any]:
+    """Return the items of a list; of anything else a list of it alone, and *none* for nothing."""
+    return list(value if isinstance(value, list | tuple) else none if value is None else [value])
+
+
+def _readable_block(block: object) -> dict[str, Any]:
+    if isinstance(block, str):
+        return {"type": "text", "text": block}
+    if not isinstance(block, Mapping):
+        return _unread(f"{_shorten(block)} is no block of content")
+    kind = block.get("type")
+    if not isinstance(kind, str):
+        text = block.get("text")
+        return {"type": "text", "text": text} if isinstance(text, str) else _unread("a block of content has no type")
+    missing = [member for member in REQUIRED.get(kind, ()) if not isinstance(block.get(member), str)]
+    if missing:
+        return _unread(f"a block of the type {kind!r} has no text as its {missing[0]!r}")
+    if kind == "resource" and not _has_content(block.get("resource")):
+        return _unread("a resource has neither a text nor a blob")
+    return dict(block)
+
+
+def _has_content(resource: object) -> bool:
+    return isinstance(resource, Mapping) and any(isinstance(resource.get(member), str) for member in ("text", "blob"))
+
+
+def _unread(why: str) -> dict[str, Any]:
+    return {"type": UNREAD, "text": f"[{why}, so it was left out]"}
+
+
+def _shorten(value: object) -> str:
+    """Return a value of a server for a message."""
+    return cut_middle(visible(json.dumps(value, ensure_ascii=False), strict=True), BLOCK_CHARS)
+
+
+def recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
+    """Return JSON of a server without what no record can hold: large numbers become text, deep values words."""
+    if isinstance(value, Mapping | list | tuple) and not levels:
+        return "[nested too deep]"
+    if isinstance(value, Mapping):
+        return {name: recordable(each, levels - 1) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [recordable(each, levels - 1) for each in value]
+    if isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -309,10 +389,10 @@ def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
 
 
 def _make_part(block: Mapping[str, Any]) -> ResultPart:
-    kind = block.get("type")
+    kind = str(block.get("type") or "")
     if page := _page_from_block(block):
         return TextPart(f"[the page {_page_address(page)} is for people, and is left out]")
-    if kind == "text":
+    if kind in ("text", UNREAD):
         return TextPart(str(block.get("text", "")))
     if kind == "image":
         return _make_media_part(block.get("data"), str(block.get("mimeType", "")), "image")
@@ -321,7 +401,11 @@ def _make_part(block: Mapping[str, Any]) -> ResultPart:
         return TextPart(f"[a link, which was not followed: {block.get('uri')}{about}]")
     if kind == "resource":
         return resource_part(block.get("resource") or {})
-    return TextPart(f"[{kind or 'something'} of the type {block.get('mimeType', 'unknown')} was left out]")
+    if kind != "audio" and isinstance(block.get("text"), str):
+        return TextPart(f"[{_shorten(kind)}, shown as text] {block['text']}")
+    return TextPart(
+        f"[{kind[:BLOCK_CHARS] or 'something'} of the type {block.get('mimeType', 'unknown')} was left out]"
+    )
 
 
 def resource_part(resource: Mapping[str, Any]) -> ResultPart:
@@ -354,16 +438,16 @@ def find_schema_mismatch(name: str, schema: Mapping[str, object], raw: Mapping[s
 
     A promise that cannot be checked without risk, such as an expression that has to be tried out, is taken as kept.
     """
-    if raw.get("isError"):
+    if says_error(raw):
         return ""
     try:
         check = JsonSchema(f"the output schema of {name!r}", schema)
     except (DefinitionError, DataError):
         return ""
-    if "structuredContent" not in raw:
+    if raw.get("structuredContent") is None:
         return "it promises structured content, and gave none"
     try:
         issues = check.issues(freeze(raw["structuredContent"]))
     except DataError as error:
         return error.message
-    return "; ".join(issues[:PARTS])
+    return "; ".join([issue.removeprefix(": ") for issue in issues[:PARTS]])

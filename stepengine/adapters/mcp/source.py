@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from stepengine.adapters.mcp._caps import DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
-from stepengine.adapters.mcp.client_requests import ServerQuestions, mark_oversized_requests
+from stepengine.adapters.mcp.client_requests import IsOpen, ServerQuestions, mark_oversized_requests
 from stepengine.adapters.mcp.connection import ConnectionLost, ConnectionOptions, ServerConnection, ServerRequests
 from stepengine.adapters.mcp.connections import ServerConnections, needs_run_for_headers
 from stepengine.adapters.mcp.http import NO_RUN, McpRun
@@ -33,6 +33,7 @@ from stepengine.adapters.mcp.results import (
     failed_result,
     find_schema_mismatch,
     make_result,
+    recordable,
 )
 from stepengine.adapters.mcp.stdio import ServerProgram
 from stepengine.adapters.mcp.tool_list import (
@@ -62,6 +63,10 @@ from stepengine.workspace.after_fork import register_renewable
 CATEGORY = "mcp"
 GREW = "list_changed"
 """What stands in a pending result while the run asks for a list of tools that has changed."""
+LEFT_OUT_TEXT = (
+    "The MCP server {server!r} offers what this run cannot use. Fix it at the server, or choose its tools with include= and exclude= of "
+    "mcp_tools. It is left out: {reason}"
+)
 SETTLED = ("ok", "error")
 GONE = (ToolServerError.__name__, ConnectionLost.__name__)
 
@@ -304,10 +309,10 @@ class McpTools:
             kind = ToolServerError if error.kind in GONE else ToolError
             raise kind(_error_cause(error)) from error
         for reason in recorded["left_out"]:
-            line = f"The MCP server {self.name!r} has something that is left out: {reason}"
-            ctx.logger.warning(line)
+            ctx.logger.warning(LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         known = _ServerOfRun(run, {one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
+        known.reported.update(recorded["left_out"])
         known.count(len(listed), recorded)
         tools = self._make_tools(listed, known)
         session = partial(self.session, run)
@@ -365,7 +370,6 @@ class McpTools:
 
         Raises:
             ToolServerError: when it cannot be asked.
-            DefinitionError: when two of its tools have one name.
         """
         connection = self._connection(run)
         try:
@@ -374,9 +378,9 @@ class McpTools:
             raise
         except ToolError as error:
             raise ToolServerError(error.message) from error
-        connection.digests = _tool_digests(raw["tools"])
-        connection.promises = {t["name"]: t["outputSchema"] for t in raw["tools"] if t.get("outputSchema")}
         found = parse_tool_list(name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"])
+        connection.digests = {**_tool_digests(raw["tools"]), **{one.name: one.digest for one in found.tools}}
+        connection.promises = {one.name: one.promise for one in found.tools if one.promise}
         left_out = list(found.left_out)
         kept = []
         for tool in found.tools:
@@ -390,6 +394,7 @@ class McpTools:
                 )
         connection.offered = {tool["name"]: tool["digest"] for tool in kept}
         prompts = usable_prompts(raw["prompts"], left_out) if self._prompts else []
+        left_out += [f"its prompts: {raw['prompts_problem']}"] if raw["prompts_problem"] else []
         return freeze_object({"tools": kept, "prompts": prompts, "left_out": left_out})
 
     def accept(self, name: str, digest: str) -> None:
@@ -492,6 +497,10 @@ class McpTools:
             recorded = yield from Perform.idempotent(partial(self.listing, run=known.run), self.name)
         except PerformError:
             return settled
+        for reason in recorded["left_out"]:
+            if reason not in known.reported:
+                known.reported.add(reason)
+                LOGGER.warning("%s", LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         new = [one for one in listed if known.is_new(one)]
         kept = known.count(len(new), recorded)
@@ -516,7 +525,7 @@ class McpTools:
         if isinstance(given.structured, Mapping) and GREW in given.structured:
             return (yield from self._adopt_tools(known, given, given.structured))
         for _ in range(self._asking.rounds):
-            answers = yield from self._asking.answered(waits["requests"])
+            answers = yield from self._asking.answered(waits["requests"], self._open_check(waits, known.run))
             outcome: Any = yield from Perform(
                 partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
@@ -524,6 +533,21 @@ class McpTools:
                 return self._recorded_result(listed, outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
+
+    def _open_check(self, waits: Mapping[str, Any], run: McpRun) -> IsOpen | None:
+        """Return the check that a server of an older protocol still waits; ``None`` for one that can be called again."""
+        if waits["state"] is not None:
+            return None
+
+        def check() -> Generator[Any, Any, bool]:
+            return (yield from Perform.idempotent(partial(self.is_waiting, run=run), waits["ticket"]))
+
+        return check
+
+    async def is_waiting(self, ticket: str, *, run: McpRun) -> bool:
+        """Return whether the call with this ticket is still open in this process."""
+        call = self._connection(run).open_call(ticket)
+        return call is not None and not call.task.done()
 
     def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
@@ -571,7 +595,7 @@ class McpTools:
             if call is not None and call.task.done():
                 connection.closed(ticket)
         wrong = _find_schema_problem(connection, listed, outcome)
-        return {"error": wrong} if wrong else {"result": outcome}
+        return {"error": wrong} if wrong else {"result": recordable(outcome)}
 
     def _next_round(self, wanted: ServerRequests, ticket: str) -> dict[str, Any]:
         """Return the requests of a server for the journal; raise ``ToolError`` if they are too large."""
@@ -592,7 +616,11 @@ class McpTools:
 def _find_schema_problem(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:
     promise = connection.promises.get(listed.name)
     wrong = find_schema_mismatch(listed.tool, promise, outcome) if promise else ""
-    return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
+    if not wrong:
+        return ""
+    given = make_result(outcome).text
+    said = f"\nThe call was carried out, and gave: {given}" if given else ""
+    return f"the result is not what {listed.tool!r} promises: {wrong}{said}"
 
 
 @attrs.define
@@ -604,6 +632,7 @@ class _ServerOfRun:
         run: The run.
         digests: The digests of its tools, by the server's names.
         taken: Names of tools that the run had before, which no server's tool takes the place of.
+        reported: Reasons for what is left out that are in the log.
     """
 
     run: McpRun
@@ -611,6 +640,7 @@ class _ServerOfRun:
     taken: frozenset[str]
     tools_left: int = TOOLS
     bytes_left: int = RUN_LIST_BYTES
+    reported: set[str] = attrs.field(factory=set)
 
     def count(self, tools: int, recorded: Mapping[str, Any]) -> int:
         """Count a recorded list with *tools* new tools, and return how many of them the run may add."""

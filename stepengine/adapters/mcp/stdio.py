@@ -27,6 +27,7 @@ from stepengine.adapters.mcp._caps import (
     STDERR_BYTES,
     STDERR_SHOWN_CHARS,
 )
+from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.data.visible import visible
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Pipe:
     Args:
         program: How it is started.
         ended: Called when nothing comes from it any more.
-        sift: Makes of each message one that the package can read.
+        repair: Makes of each message one that the package can read; without it, messages stay as they are.
 
     Attributes:
         problem: Why the connection was ended from this side; ``""`` when it was not.
@@ -84,12 +85,10 @@ class Pipe:
         junk_count: How many there were.
     """
 
-    def __init__(
-        self, program: ServerProgram, ended: Callable[[], None], sift: Callable[[Any], Any] = lambda message: message
-    ) -> None:
+    def __init__(self, program: ServerProgram, ended: Callable[[], None], repair: MessageRepair | None = None) -> None:
         self._program = program
         self._ended = ended
-        self._sift = sift
+        self._repair = repair
         self._errors = bytearray()
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: set[int | str] = set()
@@ -151,7 +150,7 @@ class Pipe:
             while not self.problem:
                 message = self._parse_line(await process.stdout.readuntil(b"\n"))
                 if message is not None:
-                    await incoming.send(self._sift(message))
+                    await incoming.send(message if self._repair is None else self._repair(message))
         except asyncio.IncompleteReadError:
             pass  # it closed its output, most likely by ending
         except asyncio.LimitOverrunError:
@@ -176,6 +175,9 @@ class Pipe:
             return SessionMessage(message)
         except (ValueError, RecursionError):
             number = self._answered_id(line)
+            reply = None if number is None or self._repair is None else self._repair.reread(line, number)
+            if reply is not None:
+                return SessionMessage(reply)
             if number is not None:
                 # A reply, if one that nobody can read: whoever waits for it must not wait until their time is up.
                 said = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=UNREADABLE)
@@ -206,6 +208,8 @@ class Pipe:
                 text = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
                 if getattr(sent.message, "method", None) and (number := getattr(sent.message, "id", None)) is not None:
                     self._waiting.add(number)
+                    if self._repair is not None:
+                        self._repair.note_request(sent.message)
                 process.stdin.write(text.encode() + b"\n")
                 await process.stdin.drain()
         except (ConnectionError, RuntimeError):

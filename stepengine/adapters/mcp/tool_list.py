@@ -30,14 +30,11 @@ from stepengine.adapters.mcp._caps import (
 from stepengine.adapters.mcp.lenient_messages import ODD
 from stepengine.adapters.mcp.names import tool_name
 from stepengine.data.json import JsonDict, canonical, compact, freeze, freeze_object, thaw
+from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
-
-MAPS = ("properties", "patternProperties", "$defs", "definitions")
-LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-ONES = ("items", "additionalProperties", "not", "propertyNames")
 
 
 @frozen(kw_only=True)
@@ -54,6 +51,7 @@ class ListedTool:
         digest: SHA-256 of what the server sent of it.
         task: Whether a call of it is a task of the server's, whose result is waited for.
         page: The ``ui://`` address of the page that shows its results; ``""`` for none.
+        promise: Its output schema as sent, which no record has; ``None`` for none.
     """
 
     name: str
@@ -64,6 +62,7 @@ class ListedTool:
     digest: str
     task: bool = False
     page: str = ""
+    promise: Mapping[str, Any] | None = attrs.field(default=None, eq=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the tool as a journal stores it, without members that have their default value."""
@@ -72,6 +71,7 @@ class ListedTool:
             del form["task"]
         if not self.page:
             del form["page"]
+        del form["promise"]
         return form
 
     @classmethod
@@ -103,12 +103,9 @@ def parse_tool_list(
     tasks: bool = False,
 ) -> FoundTools:
     """
-    Return the usable tools in a server's list of JSON objects.
+    Return the usable tools in a server's list of JSON objects; of two with one name here the first.
 
     *tasks* says whether its calls may be tasks.
-
-    Raises:
-        DefinitionError: when two of them have one name here.
     """
     chosen = [t for t in raw if (include is None or t["name"] in include) and t["name"] not in exclude]
     wanted = [t for t in chosen if not is_for_page_only(t)]
@@ -134,19 +131,23 @@ def parse_tool_list(
             )
             break
         twin = made.get(one.tool)
-        if twin == one:
-            left_out.append(f"{_quote_tool_name(tool)}: it is listed twice, and taken once")
-            continue
         if twin is not None:
-            msg = (
-                f"the tools {visible(twin.name, strict=True)!r} and {visible(one.name, strict=True)!r} of the MCP server "
-                f"{server!r} would both be called {one.tool!r}; leave one out with exclude=[...]"
-            )
-            raise DefinitionError(msg)
+            left_out.append(f"{_quote_tool_name(tool)}: {_describe_clash(twin, one)}")
+            continue
         made[one.tool] = one
     missing = sorted(set(include or ()) - {t["name"] for t in raw})
     left_out += [f"{visible(name, strict=True)!r}, which the server does not have" for name in missing]
     return FoundTools(tuple([made[name] for name in sorted(made)]), tuple(left_out))
+
+
+def _describe_clash(kept: ListedTool, other: ListedTool) -> str:
+    """Return why a tool is left out that has the name of one before it."""
+    if kept == other:
+        return "it is listed twice, and taken once"
+    if kept.name == other.name:
+        return "it is listed twice with two definitions, and the first one is taken"
+    first = visible(kept.name, strict=True)
+    return f"it would be called {other.tool!r}, as {first!r} is, which stands before it; leave that one out with exclude=[...] to have it"
 
 
 def _quote_tool_name(tool: Mapping[str, object]) -> str:
@@ -161,6 +162,9 @@ def _list_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTo
         msg = "it only runs as a task, which the version of the protocol that is spoken with this server does not have"
         raise DefinitionError(msg)
     name = tool["name"]
+    if not name or "\ufffd" in name:
+        msg = "it has no name, or half a character in it, so it cannot be called"
+        raise DefinitionError(msg)
     schema = adapt_schema(tool_name(server, name), tool.get("inputSchema") or {})
     return ListedTool(
         name=name,
@@ -171,6 +175,7 @@ def _list_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTo
         digest=definition_digest(tool),
         task=is_task,
         page=_page_address(tool),
+        promise=tool.get("outputSchema") or None,
     )
 
 
@@ -243,10 +248,13 @@ def usable_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> lis
         if odd := find_recorded_problem(prompt):
             left_out.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")
             continue
-        if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
+        if not 0 < len(name) <= PROMPT_CHARS or visible(name, strict=True) != name:
             left_out.append(
-                f"the prompt {_quote_tool_name(prompt)}: its name is too long, or has something hidden in it"
+                f"the prompt {_quote_tool_name(prompt)}: its name is empty or too long, or has something hidden in it"
             )
+            continue
+        if any(one["name"] == name for one in made):
+            left_out.append(f"the prompt {_quote_tool_name(prompt)}: it is listed twice, and the first one is taken")
             continue
         arguments = [
             {"name": clean_server_text(one["name"]), "required": bool(one.get("required"))}
@@ -277,7 +285,7 @@ def adapt_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     if len(compact(frozen)) > SCHEMA_BYTES:
         msg = f"its input schema has more than {SCHEMA_BYTES // 1024} KiB"
         raise DefinitionError(msg)
-    top = {word: value for word, value in frozen.items() if word not in UNFIT_AT_TOP and word != "$schema"}
+    top = {word: value for word, value in frozen.items() if word not in UNFIT_AT_TOP}
     kept: Any = _prune_schema({**top, "type": top.get("type", "object")})
     try:
         return SchemaInputs(name, kept).schema
@@ -304,12 +312,13 @@ def _prune_schema(schema: object, without: frozenset[str] = frozenset()) -> Any:
         return schema
     made: dict[str, object] = {}
     for word, value in schema.items():
-        if word in without or word in UNFOLLOWED:
+        # Providers refuse `$schema` anywhere, and below the top it would start another document.
+        if word in without or word in UNFOLLOWED or word == "$schema":
             continue
-        if word in MAPS and isinstance(value, Mapping):
+        if word in NAMED_SCHEMAS and isinstance(value, Mapping):
             made[word] = {key: _prune_schema(below, without) for key, below in value.items()}
-        elif word in LISTS and isinstance(value, list | tuple):
+        elif word in SCHEMAS and isinstance(value, list | tuple):
             made[word] = [_prune_schema(below, without) for below in value]
         else:
-            made[word] = _prune_schema(value, without) if word in ONES else value
+            made[word] = _prune_schema(value, without) if word in SCHEMAS else value
     return made

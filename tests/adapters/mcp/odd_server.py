@@ -51,13 +51,19 @@ def send(**message: Any) -> None:
 
 def answer(request: dict[str, Any]) -> None:
     number, method = request["id"], request["method"]
-    if method == "initialize":
+    if MODE == "given" and method != "initialize":
+        # A file holds the replies, by method or by the name of the tool, each as it is sent, since some are no JSON.
+        given = json.loads(Path(MORE[0]).read_text())
+        reply = given.get(method) or given.get((request.get("params") or {}).get("name"), "{}")
+        sys.stdout.write('{"jsonrpc":"2.0","id":' + json.dumps(number) + ',"result":' + reply + "}\n")
+        sys.stdout.flush()
+    elif method == "initialize":
         version = "1999-01-01" if MODE == "version" else "2025-11-25"
         about = {
             "protocolVersion": version,
             "capabilities": {
                 "tools": {},
-                **({"prompts": {}, "resources": {}, "logging": {}} if MODE == "lies" else {}),
+                **({"prompts": {}, "resources": {}, "logging": {}} if MODE in ("lies", "given") else {}),
             },
             "serverInfo": {"name": "odd", "version": "1"},
         }

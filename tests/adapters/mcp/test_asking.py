@@ -113,6 +113,39 @@ def test_a_default_is_told_and_taken_by_its_word_and_never_by_silence(
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ({"type": "boolean", "default": True}, True),
+        ({"type": "boolean", "default": False}, False),
+        ({"type": "string", "enum": ["a", "b"], "default": "b"}, "b"),
+        ({"type": "string", "oneOf": [{"const": "1", "title": "One"}, {"const": "2"}], "default": "1"}, "1"),
+        ({"type": "string", "enum": ["a", "b"], "enumNames": ["A", "B"], "default": "a"}, "a"),
+        ({"type": "array", "items": {"enum": ["a", "b", "c"]}, "default": ["a", "c"]}, ["a", "c"]),
+        ({"type": "string", "enum": [f"c{n}" for n in range(60)], "default": "c7"}, "c7"),
+        ({"type": "string", "default": ""}, ""),
+        ({"type": "number", "default": 95.5}, 95.5),
+    ],
+)
+@pytest.mark.spec("interfaces:IF64")
+def test_the_answer_default_selects_the_default_of_any_field(field: Any, value: Any) -> None:
+    answer, (question,) = answered(form(field), "default")
+
+    assert {"action": "accept", "content": {"x": value}} == answer
+    assert not question.options or "default" == question.options[-1]
+
+
+def test_default_stands_alone_and_never_in_place_of_a_choice() -> None:
+    several = {"type": "array", "items": {"enum": ["a", "b"]}, "default": ["a"]}
+    named = {"type": "string", "enum": ["Default", "other"], "default": "other"}
+
+    _, asked = answered(form(several), "b, default", "b")
+    answer, (question,) = answered(form(named), "Default")
+
+    assert "'default' stands alone" in asked[1].question
+    assert ({"x": "Default"}, ("Default", "other")) == (answer["content"], question.options)
+
+
+@pytest.mark.parametrize(
     ("field", "options"),
     [
         ({"type": "string", "oneOf": [{"const": "1", "title": "One"}, {"const": "2", "title": "Two"}]}, ("One", "Two")),

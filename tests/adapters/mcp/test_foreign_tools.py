@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp.server import Server
 
-from stepengine import AgentDefinition, Engine, RunStatus, ToolCall, tool
+from stepengine import AgentDefinition, Engine, ToolCall, tool
 from stepengine.adapters.mcp import McpTools, mcp_tools
 from stepengine.adapters.mcp.results import make_result
 from stepengine.data.codec import plain
@@ -234,17 +234,24 @@ async def test_tools_of_two_servers_and_of_the_agent_have_names_of_their_own() -
 
 
 @pytest.mark.spec("interfaces:IF61")
-async def test_names_are_made_to_fit_and_two_that_become_one_are_refused_by_both_names() -> None:
-    long = "x" * 128
+async def test_names_fit_and_of_two_that_clash_the_first_is_taken() -> None:
+    """A server that adds a tool must not end the runs that use another one."""
+    long, lines = "x" * 128, list[str]()
 
     _, model = await run(source_of(Foreign(described("a.b c"), described(long))))
-    refused, _ = await run(source_of(Foreign(described("a.b"), described("a b"))))
+    clashing = Foreign(described("a.b"), described("a b"), described("look"), described("look", title="Another"))
+    result, first = await run(
+        source_of(clashing), tool_call("srv__a_b", {}), tool_call("srv__look", {}), observers=[noting(lines)]
+    )
 
     names = [one.name for one in model.calls[0].tools]
     assert "srv__a_b_c" == names[0]
     assert 64 == len(names[1])
-    assert RunStatus.FAILED is refused.status
-    assert "'a.b' and 'a b'" in str(refused.error)
+    assert ["srv__a_b", "srv__look"] == [one.name for one in first.calls[0].tools]
+    assert ["ok", "ok"] == [one.result.status for one in result.tool_calls]
+    assert ["a.b", "look"] == [name for name, _ in clashing.called]
+    assert "'a b': it would be called 'srv__a_b', as 'a.b' is" in lines[0]
+    assert "'look': it is listed twice with two definitions" in lines[1]
 
 
 @pytest.mark.spec("interfaces:IF61")
@@ -283,6 +290,17 @@ async def test_a_schema_that_cannot_be_checked_here_is_loosened_and_the_server_c
     _, model = await run(source_of(foreign))
 
     assert kept == set(model.calls[0].tools[0].input_schema["properties"])
+
+
+@pytest.mark.spec("interfaces:IF62")
+async def test_no_schema_below_the_top_names_its_dialect() -> None:
+    inner = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "string"}
+    schema = {"type": "object", "properties": {"a": inner, "b": {"if": inner, "then": inner}}}
+
+    _, model = await run(source_of(Foreign(described("look", input_schema=schema))))
+
+    plain = {"type": "string"}
+    assert {"a": plain, "b": {"if": plain, "then": plain}} == model.calls[0].tools[0].input_schema["properties"]
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -519,6 +537,7 @@ async def test_a_value_that_no_record_can_hold_is_not_what_a_tool_promised() -> 
 
     assert "error" == result.status
     assert "the result is not what 'srv__look' promises: the number at $.n has more than 64 bits" in result.text
+    assert 'The call was carried out, and gave: {"n":"1180591620717411303424"}x' in result.text
 
 
 @pytest.mark.spec("reliability:MC10", "reliability:MC09")

@@ -116,6 +116,50 @@ async def test_what_a_run_asks_is_asked_of_the_client_and_it_goes_on_with_the_an
     assert ["s", "m"] == person.asked[0].requested_schema["properties"]["answer"]["enum"]
 
 
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_a_form_accepted_without_an_answer_is_asked_again(mode: str) -> None:
+    person = saying({"action": "accept", "content": {}}, accepted("m"), {"action": "accept"}, accepted("red"))
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        result = await client.call_tool("shop", {})
+
+    assert "m red" == said(result)
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_descriptions_of_options_reach_the_client(mode: str) -> None:
+    from stepengine.tools.bundled import ask_user_tool
+
+    options = [{"label": "fast", "description": "Costs more."}, {"label": "slow"}]
+    asks = tool_call("ask_user", {"questions": [{"question": "How?", "options": options}]})
+    person = saying(accepted("fast"))
+    agent = AgentDefinition("shop", model="test/model", tools=[ask_user_tool()])
+    server, engine = served(agent, models=ScriptedModel([asks, "Done."]))
+
+    async with engine, Client(server, mode=mode, elicitation_callback=person) as client:
+        await client.call_tool("shop", {"prompt": "Go."})
+
+    assert "fast: Costs more." in person.asked[0].requested_schema["properties"]["answer"]["description"]
+
+
+@pytest.mark.spec("interfaces:IF66")
+async def test_the_dialect_of_params_is_named_at_the_top_alone() -> None:
+    dialect = "http://json-schema.org/draft-07/schema#"
+    params = {"$schema": dialect, "type": "object", "properties": {"a": {"$schema": dialect, "type": "string"}}}
+    agent = AgentDefinition("shop", handle_steps=asking, input_schema=params)
+    server, engine = served(agent, models=ScriptedModel([]))
+
+    async with engine, Client(server) as client:
+        (offered,) = (await client.list_tools()).tools
+
+    shown = offered.input_schema["properties"]["params"]
+    assert dialect == offered.input_schema["$schema"]
+    assert {"type": "object", "properties": {"a": {"type": "string"}}} == shown
+
+
 @MODES
 async def test_an_answer_that_is_none_of_the_options_declines_and_the_run_goes_on(mode: str) -> None:
     person = saying(accepted("xl"), accepted("red"))
