@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from itertools import combinations
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
-from stepengine.models._failures import RequestLabel, make_malformed_call_error
+from stepengine.models._failures import RequestLabel, make_malformed_call_error, make_protocol_error
 from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models.keys import printable
 
@@ -91,9 +92,15 @@ def make_reply(
     of the model that answered, and *kept* what else is kept of its message.
 
     Raises:
-        ModelError: for a call without a name, which is nobody's: none is made of it that would run with what it does not say.
+        ModelError: for a call without a name, which is nobody's: none is made of it that would run with what it does not say;
+            and for one that comes twice with the same id, name and arguments, which would run twice.
     """
     stop = _resolve_stop_reason(stop, raw, content)
+    calls = [part for part in content if isinstance(part, ToolCallPart) and _find_call_id(part)]
+    for one, other in combinations(calls, 2):
+        if _are_one_call(one, other):
+            what = f"the call {_find_call_id(other)!r} of {other.tool_name!r} comes twice with the same arguments"
+            raise make_protocol_error(call, what, usage)
     for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
         if isinstance(part, ToolCallPart) and not part.tool_name.strip():
             raise make_malformed_call_error(call, "it has no name", usage)
@@ -107,6 +114,15 @@ def make_reply(
         request_id=request_id,
         provider_data={"provider": call.provider, "model": model, **kept},
     )
+
+
+def _find_call_id(part: ToolCallPart) -> str:
+    return find_text(part.provider_data, "id")
+
+
+def _are_one_call(one: ToolCallPart, other: ToolCallPart) -> bool:
+    arguments = (one.input, one.raw_input), (other.input, other.raw_input)
+    return (_find_call_id(one), one.tool_name, arguments[0]) == (_find_call_id(other), other.tool_name, arguments[1])
 
 
 def add_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.data.json import compact
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -18,6 +19,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
+from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel
 from stepengine.models._json import encode_utf8, find_newer_members, index_at, list_at, object_at, read_json, text_at
 from stepengine.models.anthropic.decode import decode, parse_usage
@@ -55,6 +57,7 @@ class _OpenAnthropicBlock:
 
     block: Json
     pieces: list[str] = attrs.field(factory=list)
+    arguments: ArgumentPieces = attrs.field(factory=ArgumentPieces)
     call: int | None = None
     closed: bool = False
 
@@ -188,10 +191,11 @@ class AnthropicAccumulator(Accumulator):
             case "input_json_delta":
                 if block["type"] in {"text", "thinking"}:
                     self._refuse_stream(f"arguments in a block of type {block['type']!r}")
-                text = text_at(delta, "partial_json")
-                opened.pieces.append(text)
-                if opened.call is not None and text:
-                    return [ToolCallChunk(opened.call, text)]
+                given = delta.get("partial_json")
+                text = compact(given) if isinstance(given, dict) else text_at(delta, "partial_json")
+                new = opened.arguments.append(text)
+                if opened.call is not None and new:
+                    return [ToolCallChunk(opened.call, new)]
             case _:
                 pass  # of an unknown kind: what it holds is its block's by now
         return []
@@ -205,12 +209,20 @@ class AnthropicAccumulator(Accumulator):
             case "thinking":
                 block["thinking"] = text_at(block, "thinking") + text
             case "tool_use":
-                block["input"] = text or block.get("input")
-                return [ToolCallEnded(opened.call or 0)]
+                return self._close_call(opened)
             case _:
-                if text:
-                    block["input"] = read_json(encode_utf8(text))
+                if given := opened.arguments.text:
+                    block["input"] = read_json(encode_utf8(given))
         return []
+
+    def _close_call(self, opened: _OpenAnthropicBlock) -> list[ModelDelta]:
+        block, arguments, number = opened.block, opened.arguments, opened.call or 0
+        if arguments.is_undecided:
+            name = text_at(block, "name")
+            self._refuse_stream(f"arguments of {name!r} that are whole both joined and by the last piece alone")
+        rest = arguments.show_rest()
+        block["input"] = arguments.text or block.get("input")
+        return [*([ToolCallChunk(number, rest)] if rest else []), ToolCallEnded(number)]
 
     def _apply_message_delta(self, event: Json) -> None:
         if self._message is None:

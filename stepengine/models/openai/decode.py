@@ -25,6 +25,7 @@ from stepengine.data.models import (
 from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
+from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
 from stepengine.models._json import (
@@ -417,6 +418,7 @@ class ResponsesAccumulator(Accumulator):
         self._items: dict[int, Mapping[str, Any]] = {}
         # Watchers are told of calls by their number among calls; the API numbers all items.
         self._calls: dict[int, int] = {}
+        self._arguments: dict[int, ArgumentPieces] = {}
 
     @property
     def usage(self) -> Usage | None:
@@ -474,8 +476,9 @@ class ResponsesAccumulator(Accumulator):
             return []
         if chunk is not None:
             return [chunk(text)]
-        number = self._calls.get(event["output_index"])
-        return [] if number is None else [ToolCallChunk(number, text)]
+        index = event["output_index"]
+        new = self._arguments.setdefault(index, ArgumentPieces()).append(text)
+        return [ToolCallChunk(self._calls[index], new)] if new and index in self._calls else []
 
     def _check_item_open(self, event: Json) -> None:
         # A delta for an item that is not open is a gap in the stream: what was missed cannot be made up, so the call is
@@ -497,6 +500,8 @@ class ResponsesAccumulator(Accumulator):
     def _close_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
             self._refuse_stream(f"item {index} ends without having begun")
+        if index in self._calls and item["type"] == "function_call" and not item.get("arguments"):
+            item = {**item, "arguments": self._find_streamed_arguments(index)}
         self._items[index] = item
         if index not in self._calls:
             return []
@@ -504,6 +509,13 @@ class ResponsesAccumulator(Accumulator):
         if is_client_search(item):
             given = [ToolCallChunk(number, compact({"query": " ".join(_collect_search_words(item.get("arguments")))}))]
         return [*given, ToolCallEnded(number)]
+
+    def _find_streamed_arguments(self, index: int) -> str:
+        """Return the arguments that came in pieces, which is all that some servers tell of them."""
+        pieces = self._arguments.get(index)
+        if pieces is not None and pieces.is_undecided:
+            self._refuse_stream(f"arguments of item {index} that are whole both joined and by the last piece alone")
+        return "" if pieces is None else pieces.text
 
     def _finish_response(self, response: Mapping[str, Any]) -> None:
         """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""

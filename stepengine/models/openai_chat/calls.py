@@ -1,24 +1,46 @@
 """
 Tool calls from the pieces of a stream, as servers of every kind cut them.
 
-Ids, indices and types may be missing, an index may be 0 for every call, a name may come in pieces or with every piece,
-arguments may come whole, in pieces, as an object or not at all.
+How the pieces of one call's arguments are joined is told in ``stepengine.models._call_arguments``; this module says which call a
+piece belongs to.
+
+| dialect | servers known to send it | rule |
+|---|---|---|
+| id and name first, then arguments by index | OpenAI, vLLM, SGLang, DeepSeek, Groq | the index decides; pieces may alternate |
+| index 0 for every call | Ollama until 0.20, Gemini behind gateways | a new id with a name, or a name behind whole arguments, begins a call |
+| no index, or null | Gemini's OpenAI endpoint, Ollama before 0.4.7 | the id decides, else the call that is open |
+| id with every piece | LiteLLM | a known id continues its call |
+| another id with every piece | OCI behind LiteLLM, mlx-openai-server | a piece without a name, or one that can only go on, continues |
+| no id, or ``""`` | LM Studio, Mistral's pieces, old llama.cpp | index and name decide |
+| name with every piece | vLLM's GLM parsers | counts once |
+| name in pieces, or as far as it came | gateways | joined where the whole is an offered tool |
+| ``""``, ``null`` or the text "null" as a name | LM Studio, vLLM; old vLLM | no name |
+| a call that changes its index | proxies that count anew | a piece without a name goes to the one call that is open |
+| all calls once more at the end | LiteLLM, vLLM's xlam parser | the same id, or no id and whole arguments that came in pieces |
+| several calls in one chunk | Ollama, Gemini | each entry with a name is a call |
+
+A piece begins a call only with a name, and two ids are two calls unless the stream has shown that its ids change. What may be one
+call or two is an error that says what came: a call that runs twice, or two that became one, is worse than to ask again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NoReturn
 
 import attrs
+from attrs import frozen
 
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models._json import encode_utf8, find_newer_members, object_at, read_json, text_at
+from stepengine.models._call_arguments import ArgumentPieces, can_begin
+from stepengine.models._json import find_newer_members, object_at, text_at
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
 FUNCTION_MEMBERS = frozenset({"name", "arguments"})
 """What of a call is read; anything else in it is kept as it came."""
+NO_NAME = "null"
+"""What old versions of vLLM sent as the name in every piece but the first."""
 
 
 def find_legacy_call(message: Mapping[str, object]) -> Mapping[str, Any] | None:
@@ -27,125 +49,369 @@ def find_legacy_call(message: Mapping[str, object]) -> Mapping[str, Any] | None:
     return call if isinstance(call, Mapping) and (call.get("name") or call.get("arguments")) else None
 
 
-@attrs.define
+@frozen
+class _CallPiece:
+    """An entry of ``tool_calls``, of which it knows whether it is the first of its chunk."""
+
+    index: int | None
+    id: str
+    name: str
+    text: str
+    is_first: bool
+
+    @property
+    def is_blank(self) -> bool:
+        return not self.text.strip()
+
+
+@attrs.define(eq=False)
 class _CallSlot:
-    """A call that is being received."""
+    """
+    A call that is being received.
+
+    Attributes:
+        number: Its place among the calls.
+        chunk: The number of the chunk in which it began.
+        twin: The call before it that it may be the rest of, as long as that is open.
+        displaced: The call that had its index before.
+    """
 
     number: int
-    id: str = ""
+    chunk: int
+    twin: _CallSlot | None = None
+    displaced: _CallSlot | None = None
+    ids: list[str] = attrs.field(factory=list)
     name: str = ""
-    pieces: list[str] = attrs.field(factory=list)
+    arguments: ArgumentPieces = attrs.field(factory=ArgumentPieces)
     announced: bool = False
+    ended: bool = False
     more: dict[str, Any] = attrs.field(factory=dict)
     more_of_function: dict[str, Any] = attrs.field(factory=dict)
 
-    @property
-    def arguments(self) -> str:
-        return "".join(self.pieces)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the arguments are a whole JSON value."""
-        # Asked for with every piece that repeats the name, of which only few can be the last.
-        last = next((piece.rstrip() for piece in reversed(self.pieces) if not piece.isspace()), "")
-        if not last.endswith(("}", "]", "l", '"')):
-            return False
-        try:
-            read_json(encode_utf8(self.arguments.strip()))
-        except ValueError:
-            return False
-        return True
-
 
 class CallPieces:
-    """Collects the tool call deltas of one reply."""
+    """
+    Collects the tool call deltas of one reply.
 
-    def __init__(self) -> None:
+    Args:
+        refuse: Raises the error for a stream that can be read in several ways.
+        offered: The names of the tools that the model was offered; they decide how names in pieces are read.
+    """
+
+    def __init__(self, refuse: Callable[[str], NoReturn], offered: Collection[str] = ()) -> None:
+        self._refuse = refuse
+        self._offered = offered
         self._slots: list[_CallSlot] = []
         self._by_index: dict[int, _CallSlot] = {}
+        self._chunk = 0
+        # Whether pieces of one call had different ids, and whether one id came twice: what the stream has shown so far.
+        self._ids_change = False
+        self._ids_stay = False
 
     @property
     def complete(self) -> bool:
         """Whether the arguments of every call are whole, or there are none."""
-        return all(not slot.pieces or slot.complete for slot in self._slots)
+        return all(not slot.arguments.count or slot.arguments.is_whole for slot in self._slots)
 
     @property
     def whole(self) -> bool:
         """Whether every call has arguments, and they are whole."""
-        return all(slot.complete for slot in self._slots)
+        return all(slot.arguments.is_whole for slot in self._slots)
 
     def take(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
         """Take the entries of one chunk and return what they add."""
         deltas: list[ModelDelta] = []
+        self._chunk += bool(entries)
         for position, entry in enumerate(entries):
-            function, call_id = object_at(entry, "function"), text_at(entry, "id")
+            function, index = object_at(entry, "function"), entry.get("index")
             name, arguments = text_at(function, "name"), function.get("arguments")
             text = arguments if isinstance(arguments, str) else "" if arguments is None else compact(arguments)
-            slot = self._choose_slot(entry.get("index"), call_id, name, text, first=position == 0)
+            piece = _CallPiece(
+                index if type(index) is int else None,
+                text_at(entry, "id"),
+                "" if name == NO_NAME and NO_NAME not in self._offered else name,
+                text,
+                position == 0,
+            )
+            slot = self._choose_slot(piece)
             slot.more.update(find_newer_members(entry, MEMBERS))
             slot.more_of_function.update(find_newer_members(function, FUNCTION_MEMBERS))
-            deltas += self._extend_call(slot, call_id, name, text)
+            deltas += self._extend_call(slot, piece)
         return deltas
 
     def end(self) -> list[ModelDelta]:
-        """Return the ends of all calls, and the beginnings of those that never had arguments."""
+        """Return the ends of all calls that have none, and the beginnings of those that never had arguments."""
+        self._settle()
         deltas: list[ModelDelta] = []
         for slot in self._slots:
-            deltas += [*self._start_calls(slot), ToolCallEnded(slot.number)]
+            if slot.ended:
+                continue
+            slot.ended = True
+            deltas += self._start_calls(slot)
+            if rest := slot.arguments.show_rest():
+                deltas.append(ToolCallChunk(slot.number, rest))
+            deltas.append(ToolCallEnded(slot.number))
         return deltas
 
     def joined(self) -> list[dict[str, Any]]:
         """Return the calls as the server would have sent them in one piece."""
+        self._settle()
         return [
             {
                 **slot.more,
-                "id": slot.id,
-                "function": {**slot.more_of_function, "name": slot.name, "arguments": slot.arguments},
+                "id": slot.ids[0] if slot.ids else "",
+                "function": {**slot.more_of_function, "name": slot.name, "arguments": slot.arguments.text},
             }
             for slot in self._slots
         ]
 
-    def _choose_slot(self, index: object, call_id: str, name: str, text: str, *, first: bool) -> _CallSlot:
-        found = self._find_slot(index, call_id)
-        if found is None or self._starts_new_call(found, index, call_id, name, text, first=first):
-            found = _CallSlot(len(self._slots))
-            self._slots.append(found)
-        if type(index) is int:
-            self._by_index[index] = found
+    # --- which call a piece belongs to --------------------------------------------------------------------------------
+
+    def _choose_slot(self, piece: _CallPiece) -> _CallSlot:
+        """Return the call that *piece* belongs to, a new one if it begins one."""
+        known = self._find_call(piece)
+        is_more = known is not None and self._continues(known, piece)
+        found = known if known is not None and is_more else self._begin_call(piece, known)
+        is_elsewhere = piece.index is not None and self._by_index.get(piece.index) is not found
+        if piece.index is not None and is_elsewhere and not (is_more and piece.is_blank):
+            self._move_call(found, piece.index)
         return found
 
-    def _find_slot(self, index: object, call_id: str) -> _CallSlot | None:
-        if type(index) is int:
-            return self._by_index.get(index)
-        named = [slot for slot in self._slots if call_id and slot.id == call_id]
+    def _find_call(self, piece: _CallPiece) -> _CallSlot | None:
+        """Return the call that *piece* names by index or id, or that it follows; ``None`` for one that is new by these."""
+        placed = None if piece.index is None else self._by_index.get(piece.index)
+        named = [slot for slot in self._slots if piece.id and piece.id in slot.ids]
+        if placed is not None and (not named or placed in named):
+            return placed if named or placed.displaced is None else self._choose_open(piece, placed)
         if named:
             return named[-1]
-        return self._slots[-1] if self._slots else None
+        if not piece.name:
+            return self._find_open_call(piece)
+        if not self._slots or piece.index is not None or not piece.is_first:
+            return None
+        return self._choose_open(piece, self._slots[-1])
 
-    def _extend_call(self, slot: _CallSlot, call_id: str, name: str, text: str) -> list[ModelDelta]:
-        slot.id = slot.id or call_id
-        if name and name != slot.name and not slot.pieces:
-            slot.name += name
-        if text:
-            slot.pieces.append(text)
-        if slot.name and slot.pieces and not slot.announced:
-            return [*self._start_calls(slot), ToolCallChunk(slot.number, slot.arguments)]
-        return [ToolCallChunk(slot.number, text)] if text and slot.announced else []
+    def _find_open_call(self, piece: _CallPiece) -> _CallSlot | None:
+        """Return the one call that a piece without name and known place can continue; ``None`` if none is begun."""
+        if not self._slots or (piece.is_blank and piece.id and piece.index is not None):
+            return None  # an id that comes before its name
+        last, opened = self._slots[-1], [slot for slot in self._slots if not slot.arguments.is_whole]
+        if piece.is_blank or opened == [last]:
+            return last
+        if piece.index is not None and piece.index < len(self._slots) and self._slots[piece.index] in opened:
+            return self._slots[piece.index]
+        is_more = piece.index is None or last.arguments.is_repeated_by(piece.text)
+        found = self._choose_open(piece, last)
+        return found if is_more or found is not last or not last.arguments.is_whole else None
+
+    def _choose_open(self, piece: _CallPiece, last: _CallSlot) -> _CallSlot:
+        """Return which of several calls a piece continues that names none of them, *last* if no other one can."""
+        before = [slot for slot in self._slots if slot is not last and not (piece.id and slot is last.twin)]
+        before = [slot for slot in before if not slot.arguments.is_whole and piece.name in ("", slot.name)]
+        if not before or piece.is_blank:
+            return last
+        able = [] if last.arguments.is_whole or piece.name not in ("", last.name) else [last]
+        fits = [slot for slot in (*able, *before) if slot.arguments.can_continue(piece.text)]
+        if len(fits) > 1 or (fits and piece.name and not able):
+            names = " and ".join(repr(slot.name) for slot in fits)
+            self._refuse(f"arguments without an id or index of their own while the arguments of {names} are open")
+        return fits[0] if fits else last
+
+    def _begin_call(self, piece: _CallPiece, known: _CallSlot | None) -> _CallSlot:
+        new = _CallSlot(len(self._slots), self._chunk)
+        if known is None and piece.name and piece.index is not None:
+            # A call without arguments, or one that goes on at another index.
+            alike = [slot for slot in self._slots if slot.name == piece.name and not slot.arguments.count]
+            new.twin = alike[-1] if alike else None
+        if known is not None and known.name == piece.name and piece.is_first:
+            # The same name may also be the rest of a call whose arguments have not begun, or once more behind its end.
+            is_open = not known.arguments.count or piece.is_blank
+            new.twin = known if is_open and not self._ids_stay else None
+        self._slots.append(new)
+        return new
+
+    def _move_call(self, slot: _CallSlot, index: int) -> None:
+        """Store the index of *slot*; an index that it had before is again that of the call which had it then."""
+        for old in [old for old, owner in self._by_index.items() if owner is slot]:
+            if slot.displaced is not None:
+                self._by_index[old] = slot.displaced
+        for other in self._slots:
+            if other.displaced is slot:
+                other.displaced = slot.displaced
+        slot.displaced = self._by_index.get(index)
+        self._by_index[index] = slot
+
+    def _continues(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+        """Return whether *piece* is more of *slot*, of which it has the index or the id, or which it follows."""
+        has_other_id = bool(piece.id and slot.ids and piece.id not in slot.ids)
+        if not (piece.name and slot.name):
+            return True
+        if piece.index is None and not piece.is_first and not (piece.id and piece.id in slot.ids):
+            return False
+        if piece.name != slot.name:
+            return self._continues_name(slot, piece, has_other_id=has_other_id)
+        if piece.id in slot.ids and piece.index is not None and piece.index not in self._by_index:
+            return self._continues_elsewhere(slot, piece)
+        if has_other_id and not self._ids_change:
+            return self._continues_with_other_id(slot, piece)
+        return piece.id in slot.ids or not slot.arguments.is_whole or self._repeats(slot, piece)
+
+    def _repeats(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+        """Return whether *piece*, with the name of *slot*, which is whole, and no id that counts, is that call once more."""
+        if piece.is_blank:
+            return False  # arguments behind it decide whether it is the name once more
+        if not slot.arguments.is_repeated_by(piece.text):
+            return not can_begin(piece.text)
+        is_placed = bool(piece.index) and slot.displaced is None
+        if slot.arguments.count == 1 and not is_placed and not (slot.ids and not piece.id):
+            what = f"the call of {piece.name!r} twice with the same arguments, without an id that tells them apart"
+            self._refuse(what)
+        return True
+
+    def _continues_name(self, slot: _CallSlot, piece: _CallPiece, *, has_other_id: bool) -> bool:
+        """Return whether another name is more of the name of *slot*."""
+        has_same_id = bool(piece.id) and piece.id in slot.ids
+        if slot.arguments.count:
+            if has_other_id or (slot.arguments.is_whole and not has_same_id):
+                return False
+            return self._refuse(
+                f"the name {piece.name!r} inside of the call of {slot.name!r}, without another id or index"
+            )
+        if has_same_id or not self._offered:
+            return not has_other_id
+        is_more, is_tool = bool(self._offered_names(slot.name, piece.name)), slot.name in self._offered
+        if has_other_id:
+            return self._ids_change and is_more and not is_tool
+        if is_more and is_tool and piece.name in self._offered:
+            self._refuse(f"the names {slot.name!r} and {piece.name!r}, which are two tools and also one")
+        return is_more or not (is_tool and self._offered_names("", piece.name))
+
+    def _offered_names(self, name: str, more: str) -> list[str]:
+        """Return the offered tools, or beginnings of their names, that two pieces of a name make."""
+        made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
+        return [each for each in made if any(offered.startswith(each) for offered in self._offered)]
+
+    def _continues_elsewhere(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+        """Return whether *piece*, with the id and name of *slot* and another index, is more of it."""
+        if slot.arguments.is_whole:
+            return False
+        if not piece.is_blank and slot.arguments.can_continue(piece.text) and not can_begin(piece.text):
+            return True
+        return self._refuse(f"the id {piece.id!r} of the call of {piece.name!r} at two indices")
+
+    def _continues_with_other_id(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+        """Return whether *piece* is more of *slot* although it has its name and another id."""
+        if slot.arguments.is_whole:
+            if slot.arguments.count > 1 and slot.arguments.is_repeated_by(piece.text):
+                self._refuse(f"the call of {piece.name!r} with the same arguments and another id")
+            return False
+        if self._ids_stay or not slot.arguments.count:
+            return False
+        can_go_on, can_be_new = slot.arguments.can_continue(piece.text), can_begin(piece.text)
+        if can_go_on and can_be_new:
+            self._refuse(f"another id inside of the call of {piece.name!r}")
+        return can_go_on
+
+    # --- what a piece adds to its call --------------------------------------------------------------------------------
+
+    def _extend_call(self, slot: _CallSlot, piece: _CallPiece) -> list[ModelDelta]:
+        slot = self._observe_id(slot, piece)
+        arguments = slot.arguments
+        if piece.name and not arguments.count:
+            slot.name = self._grow_name(slot.name, piece.name)
+        new = ""
+        if piece.text:
+            is_other = piece.text.lstrip()[:1] == "{" and arguments.is_whole and not arguments.can_continue(piece.text)
+            if is_other:
+                self._refuse(f"other arguments behind the whole ones of the call of {slot.name!r}")
+            new = arguments.append(piece.text)
+        if arguments.count and slot.twin is not None and slot.twin.arguments.count:
+            slot.twin = None  # arguments behind whole ones are of another call
+        if slot.ended:
+            return []
+        if slot.announced:
+            return [ToolCallChunk(slot.number, new)] if new else []
+        return self._start_calls(slot) if slot.name and arguments.count else []
+
+    def _grow_name(self, name: str, more: str) -> str:
+        """Return the name of a call with a piece that is its rest, the name once more, or all of it so far."""
+        if not name or name == more:
+            return more
+        found = self._offered_names(name, more)
+        if len(found) > 1:
+            self._refuse(f"the names {name!r} and {more!r} for one call, which make {' and '.join(map(repr, found))}")
+        return found[0] if found else name + more
+
+    def _observe_id(self, slot: _CallSlot, piece: _CallPiece) -> _CallSlot:
+        """Store the id of *piece*, and what it shows of the ids of this server; return the call that it is in then."""
+        had = bool(slot.ids)
+        if piece.id in slot.ids:
+            self._ids_stay = True
+        elif piece.id:
+            self._ids_change = self._ids_change or had
+            slot.ids.append(piece.id)
+        twin = slot.twin
+        if twin is None or not self._ids_change or twin.arguments.count or twin in self._by_index.values():
+            return slot
+        return self._merge_into_twin(slot, twin)
+
+    def _merge_into_twin(self, slot: _CallSlot, twin: _CallSlot) -> _CallSlot:
+        """Make *slot* the rest of its twin, since the ids of this server change, and return that."""
+        twin.arguments = slot.arguments if slot.arguments.count else twin.arguments
+        twin.ids += slot.ids
+        twin.more.update(slot.more)
+        twin.more_of_function.update(slot.more_of_function)
+        self._drop(slot, twin)
+        return twin
+
+    def _drop(self, slot: _CallSlot, owner: _CallSlot) -> None:
+        self._slots.remove(slot)
+        for number, other in enumerate(self._slots):
+            other.number = number
+        for index in [index for index, placed in self._by_index.items() if placed is slot]:
+            self._by_index[index] = owner
 
     def _start_calls(self, last: _CallSlot) -> list[ModelDelta]:
-        """Return the beginnings of a call and of those before it: whoever watches counts them in the order of the reply."""
-        new = [slot for slot in self._slots[: last.number + 1] if not slot.announced and (slot.name or slot is last)]
-        for slot in new:
-            slot.announced = True
-        return [ToolCallStarted(slot.number, slot.name) for slot in new]
+        """
+        Return the beginnings of a call and of those before it: whoever watches counts them in the order of the reply.
 
-    def _starts_new_call(
-        self, slot: _CallSlot, index: object, call_id: str, name: str, text: str, *, first: bool
-    ) -> bool:
-        if call_id and slot.id:
-            return call_id != slot.id
-        if not (name and slot.name):
-            return False
-        if index is None and not first:
-            return True
-        return slot.complete and (bool(text.strip()) or name != slot.name)
+        None of it is told as long as one of them may be the rest of another one, since the numbers of all depend on that.
+        """
+        before = self._slots[: last.number + 1]
+        if any(slot.twin is not None for slot in before):
+            return []
+        deltas: list[ModelDelta] = []
+        for slot in before:
+            if not (slot.ended or slot.arguments.count or slot.name in (self._offered or (slot.name,))):
+                break  # its name may grow
+            if not slot.announced and (slot.name or slot is last):
+                slot.announced = True
+                deltas.append(ToolCallStarted(slot.number, slot.name))
+                if shown := slot.arguments.shown:
+                    deltas.append(ToolCallChunk(slot.number, shown))
+        return deltas
+
+    def _settle(self) -> None:
+        """Decide at the end what was open; raise the error for what cannot be decided."""
+        for slot in [slot for slot in self._slots if slot.twin is not None]:
+            self._settle_twin(slot)
+        for slot in self._slots:
+            if self._ids_change and not (slot.arguments.count or slot in self._by_index.values()):
+                self._refuse(
+                    f"ids that change, and no arguments of {slot.name!r} before another call came in its place"
+                )
+            if slot.arguments.is_undecided:
+                self._refuse(f"arguments of {slot.name!r} that are whole both joined and by the last piece alone")
+
+    def _settle_twin(self, slot: _CallSlot) -> None:
+        twin, slot.twin = slot.twin, None
+        if twin is None or (slot.arguments.count and twin.arguments.count):
+            return
+        if slot in self._by_index.values() and twin in self._by_index.values():
+            has_own_id = slot.ids and twin.ids and not self._ids_change
+            if slot.arguments.count and not has_own_id:
+                self._refuse(f"the name {slot.name!r} at two indices, and arguments at the second one alone")
+        elif self._ids_change or not slot.ids:
+            self._merge_into_twin(slot, twin)
+        elif not self._ids_stay:
+            self._refuse(f"the name {slot.name!r} with a second id at the same place, and arguments behind one of them")

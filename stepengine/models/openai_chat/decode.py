@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 from attrs import frozen
@@ -57,7 +57,7 @@ from stepengine.models._reply import (
     select_members,
     usage_from_totals,
 )
-from stepengine.models._wire import encode_base64
+from stepengine.models._wire import encode_base64, safe_name
 from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, find_legacy_call
 
 STOPS = {
@@ -373,7 +373,8 @@ class ChatAccumulator(Accumulator):
         self._more: Json = {}
         self._more_texts: dict[str, list[str]] = {}
         self._likely: dict[str, list[Any]] = {}
-        self._calls = CallPieces()
+        tools = () if call.request is None else call.request.tools
+        self._calls = CallPieces(self._refuse_calls, {safe_name(tool.name) for tool in tools})
         self._audio: Json = {}
         self._sound: list[str] = []
         self._legacy = False
@@ -402,7 +403,7 @@ class ChatAccumulator(Accumulator):
         if data.lstrip().startswith(b"[DONE]"):
             # Some servers (Snowflake) never give a finish reason; whole calls and the marker say as much.
             self.done = self._finished or (self._chosen and self._calls.whole)
-            return self._calls.end() if self.done and not self._finished else []
+            return self._calls.end() if self.done else []
         chunk = read_json(data)
         text = self._append_plain_text(chunk) if self._around is not None and name != "error" else None
         if text is not None:
@@ -499,6 +500,9 @@ class ChatAccumulator(Accumulator):
         deltas += self._append_audio(object_at(delta, "audio"))
         self._store_newer_members(delta)
         return deltas + self._calls.take(self._find_call_entries(delta))
+
+    def _refuse_calls(self, what: str) -> NoReturn:
+        self._refuse_stream(f"it sent {what}; whether that is one call or two, or which call it is of, cannot be told")
 
     def _store_newer_members(self, delta: Mapping[str, Any]) -> None:
         """Keep what is newer than this package, or not read in pieces: texts and lists grow, anything else is replaced."""

@@ -1,0 +1,157 @@
+"""
+The arguments of one streamed call, however a server cuts them.
+
+| dialect | servers known to send it | rule |
+|---|---|---|
+| pieces that follow each other | OpenAI and most others | pieces are joined |
+| all arguments so far in each piece | vLLM's MiniMax parser before 0.10.1, SGLang's for MiniMax-M2 | the last piece counts |
+| pieces, then all arguments once more | vLLM's xlam parser, LiteLLM (encoded twice), some gateways | the repetition is dropped |
+| an object in place of its text | Ollama's native form behind gateways | its JSON |
+| white space behind the whole | Groq, vLLM | is dropped by the reader |
+
+Both ways to read a piece, as more text and as all text so far, are followed as long as both can still become JSON. Mostly one
+of them is broken at once, because a second ``{"name":`` behind the first is none. If both are whole at the end, nobody can
+say what the model wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepengine.data.json import MAX_DECODINGS
+from stepengine.models._json import encode_utf8, read_json
+
+BEGINS = ("{", "[", '"')
+ENDS = ("}", "]", '"', "l", "e")
+UNREADABLE = object()
+"""What is compared in place of arguments that are not JSON: it equals nothing but itself, and is compared with none."""
+
+
+def can_begin(text: str) -> bool:
+    """Return whether *text* can be the beginning of a JSON value, or one as a whole."""
+    import jiter
+
+    stripped = text.strip()
+    if not stripped:
+        return True
+    try:
+        jiter.from_json(encode_utf8(stripped), allow_inf_nan=False)
+    except ValueError as error:
+        # Of all that the parser says only this tells a value that is cut from one that is broken.
+        return str(error).startswith("EOF while parsing")
+    return True
+
+
+def parse_whole(text: str) -> Any:
+    """Return the value of whole arguments, also of those encoded once more as a JSON text; else ``UNREADABLE``."""
+    if not text.rstrip().endswith(ENDS):
+        return UNREADABLE
+    value: Any = text
+    for _ in range(MAX_DECODINGS):
+        if not isinstance(value, str):
+            break
+        try:
+            value = read_json(encode_utf8(value.strip()))
+        except ValueError:
+            return UNREADABLE
+    return value
+
+
+class ArgumentPieces:
+    """
+    Collects the arguments of one call.
+
+    Attributes:
+        count: How many pieces with text came.
+    """
+
+    __slots__ = ("_first", "_others", "_pieces", "_shown", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        # Texts grow as lists that are joined once: a long text has ten thousand pieces.
+        self._pieces: list[str] = []
+        # What else the pieces may mean; hardly ever anything.
+        self._others: list[str] = []
+        self._first = ""
+        self._shown = 0
+
+    @property
+    def text(self) -> str:
+        """The arguments so far; of several readings the one that is whole."""
+        joined = self._joined()
+        whole = [reading for reading in (joined, *self._others) if parse_whole(reading) is not UNREADABLE]
+        return whole[0] if self._others and whole else joined
+
+    @property
+    def shown(self) -> str:
+        """The part of the arguments that is certain."""
+        return self._joined()[: self._shown]
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the pieces make whole arguments in more than one way."""
+        readings = (self._joined(), *self._others) if self._others else ()
+        return sum(parse_whole(reading) is not UNREADABLE for reading in readings) > 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are a whole JSON value."""
+        # Asked for with every piece that may begin a call, of which only few can be the last.
+        last = next((piece.rstrip() for piece in reversed(self._pieces) if not piece.isspace()), "")
+        return (bool(self._others) or last.endswith(ENDS)) and parse_whole(self.text) is not UNREADABLE
+
+    def is_repeated_by(self, text: str) -> bool:
+        """Return whether *text* holds the same whole arguments once more."""
+        return _are_equal(text, self.text)
+
+    def can_continue(self, text: str) -> bool:
+        """Return whether the arguments can still become JSON with *text* as their next piece."""
+        return any(can_begin(reading) for reading in self._read(text))
+
+    def append(self, text: str) -> str:
+        """Add a piece, and return the text of the arguments that is certain by it."""
+        self.count += bool(text.strip())
+        self._first = self._first or text.strip()[:1]
+        if not self._others and not self._may_restart(text):
+            self._pieces.append(text)
+            self._shown += len(text)
+            return text
+        found = self._read(text)
+        if len(found) > 1:
+            found = [reading for reading in found if can_begin(reading)] or found[:1]
+        self._pieces, self._others = found[:1], found[1:]
+        return "" if self._others else self.show_rest()
+
+    def show_rest(self) -> str:
+        """Return the text that was not certain so far, when nothing more comes."""
+        text = self.text
+        new, self._shown = text[self._shown :], len(text)
+        return new
+
+    def _joined(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def _may_restart(self, text: str) -> bool:
+        """Return whether *text* begins as the arguments do, which few pieces in the middle of them do, or is a text of them."""
+        begin = text.lstrip()[:2]
+        return bool(self._pieces and self._first) and (begin[:1] == self._first or begin == '"{')
+
+    def _read(self, text: str) -> list[str]:
+        """Return what the arguments may be with *text*: with it behind them, all of them in it, or unchanged."""
+        readings = (self._joined(), *self._others)
+        found = [reading + text for reading in readings]
+        for reading in readings:
+            if reading and text.startswith(reading):
+                found.append(text)
+            elif _are_equal(text, reading):
+                found.append(reading)
+        return list(dict.fromkeys(found))
+
+
+def _are_equal(one: str, other: str) -> bool:
+    """Return whether both texts are whole arguments with one value."""
+    value = parse_whole(one)
+    return value is not UNREADABLE and parse_whole(other) == value
