@@ -16,6 +16,7 @@ import attrs
 from stepengine.data.json import mended
 from stepengine.data.object_codec import FORMAT_VERSION, ObjectCodec
 from stepengine.data.stored import STORED_TYPES
+from stepengine.data.typed_values import dump_model, is_model
 from stepengine.errors import DataError
 
 __all__ = (
@@ -80,5 +81,9 @@ def _object_to_display(value: Any) -> object:
         return [plain(v) for v in value]
     if isinstance(value, Mapping):
         return {plain(str(k)): plain(v) for k, v in value.items()}
-    dump = getattr(value, "model_dump", None)
-    return plain(dump(mode="json") if dump is not None and not isinstance(value, type) else str(value))
+    if is_model(value):
+        try:
+            return plain(dump_model(value))
+        except Exception:  # noqa: BLE001 - serializers of the author's may raise anything
+            return mended(repr(value))
+    return plain(str(value))

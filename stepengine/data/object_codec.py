@@ -22,6 +22,7 @@ from stepengine import errors
 from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, format_value, prefix_path
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
+from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.errors import DataError, StepEngineError
 
 FORMAT_VERSION = 1
@@ -475,10 +476,9 @@ def _freeze_json(value: object) -> JsonValue:
     try:
         plain = freeze(value)
     except DataError:
-        dump = getattr(value, "model_dump", None)
-        if dump is None or isinstance(value, type):
+        if not is_model(value):
             raise
-        plain = freeze(dump(mode="json"))
+        plain = model_to_json(value)
     return plain
 
 

@@ -286,6 +286,10 @@ class Asking:
     interactor: Interactor | None = None
 
 
+class _BodyResultMaker(Protocol):
+    def __call__(self, returned: Any, error: BaseException | None, /, *, is_typed: bool) -> ToolResult: ...
+
+
 @frozen
 class Yielding:
     """
@@ -293,7 +297,8 @@ class Yielding:
 
     Attributes:
         steps: Begins the body, with its context and the validated Python arguments.
-        shown: Turns what the body returned, or the exception that it ended with instead, into the tool's result.
+        shown: Turns what the body returned, or the exception that it ended with instead, into the tool's result; *is_typed*
+            where the caller may read it by its type.
         uses: What the body may call beside what its caller has: tools, and the names of such; agents, and their ids.
         sandbox: Names what the body's ``Compute`` needs, with its version, as the record of a call has it; it raises
             ``DefinitionError`` where that is not installed, so that no run begins there. ``None`` for a body that needs nothing.
@@ -303,7 +308,7 @@ class Yielding:
 
     how: ClassVar[How] = "yields"
     steps: Callable[[Any, Mapping[str, Any]], Generator[Any, Any, Any]]
-    shown: Callable[[Any, BaseException | None], ToolResult]
+    shown: _BodyResultMaker
     uses: tuple[Any, ...] = ()
     sandbox: Callable[[], str] | None = attrs.field(default=None, eq=False)
     offers: tuple[str, ...] = ()

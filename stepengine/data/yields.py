@@ -53,6 +53,7 @@ from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.state import AgentState, ChildResult, Waited
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
+from stepengine.data.typed_values import is_model, model_from_json, model_to_json
 from stepengine.data.waits import ChildRef
 from stepengine.errors import BadYield, OutputMissing, PerformError, ToolError
 
@@ -93,7 +94,7 @@ class Member(_Iterated, Generic[T_co]):
 
 
 class _Dumps(Protocol):
-    def model_dump(self, *, mode: str) -> Any: ...
+    def model_dump(self) -> Any: ...
 
 
 Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
@@ -189,11 +190,10 @@ def _freeze_params(value: Params) -> JsonValue:
         return None
     if isinstance(value, Mapping):
         return freeze_object(value)
-    dump = getattr(value, "model_dump", None)
-    if dump is None or isinstance(value, type):
+    if not is_model(value):
         msg = f"params is a JSON object or a pydantic model, not {value!r}"
         raise BadYield(msg)
-    return freeze_object(dump(mode="json"))
+    return freeze_object(model_to_json(value))
 
 
 @with_keyword_hints
@@ -631,7 +631,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
         value = (yield self).value
         if value is None or self.schema is None or isinstance(self.schema, Mapping):
             return cast("T_co | None", value)
-        return cast("T_co", self.schema.model_validate(value))
+        return cast("T_co", model_from_json(self.schema, value))
 
 
 def _check_child_ref(value: Any) -> ChildRef[Any]:

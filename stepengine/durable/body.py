@@ -134,7 +134,9 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     rules = seen.live.tree.desk.remembered.rules
     ended = to_comparable_form(finished.as_child())
     if plan.body is not None:
-        given = finished.as_tool_result(cast("Yielding", plan.tools[plan.body.tool_name].runs))
+        given = finished.as_tool_result(
+            cast("Yielding", plan.tools[plan.body.tool_name].runs), is_typed=not plan.body.by_model
+        )
         form = encode_body_end(finished, given, started=run.started, rules=rules)
         ended = {"status": form["status"], "result": form["result"]}
     elif order.spawns:

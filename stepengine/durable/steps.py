@@ -1100,7 +1100,7 @@ class _RemoteBodyEnd:
         self.error = None
         self._form = form
 
-    def as_tool_result(self, _: Yielding) -> ToolResult:
+    def as_tool_result(self, _: Yielding, *, is_typed: bool) -> ToolResult:
         """Return the result of the call."""
         result: ToolResult = restored(self._form["result"])
         return result
@@ -1208,7 +1208,7 @@ class _RemoteIO:
         except errors.DBOSAwaitedWorkflowCancelledError:
             if child.spawns[-1].tool_name:
                 cut = Finished(status=RunStatus.CANCELLED, state=AgentState())
-                return encode_body_end(cut, cut.as_tool_result(cast("Yielding", None)), started=0)
+                return encode_body_end(cut, cut.as_tool_result(cast("Yielding", None), is_typed=False), started=0)
             status = await handle.get_status()
             name = child.spawns[-1].agent_id
             why = (status.attributes or {}).get(REASON)

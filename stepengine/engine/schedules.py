@@ -29,6 +29,7 @@ from stepengine.data.checks import (
 )
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.json import JsonDict, freeze_object, thaw
+from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ def _frozen_params(given: Any) -> JsonDict | None:
     if given is None:
         return None
     try:
-        dumped = given.model_dump(mode="json") if hasattr(given, "model_dump") else given
-        return freeze_object(dumped, "params")
+        return freeze_object(model_to_json(given) if is_model(given) else given, "params")
     except DataError as error:
         msg = f"Schedule(params=...): {error.message}"
         raise DefinitionError(msg) from None

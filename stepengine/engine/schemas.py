@@ -7,11 +7,12 @@ What agents say about their params and outputs, compiled: pydantic models and JS
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.typed_values import is_model, model_from_json, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tools.agent_tools import params_schema
 from stepengine.tools.arguments import without_titles
@@ -74,7 +75,7 @@ def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
         params,
         mend,
         _make_model_output_validator(agent.id, model),
-        model.model_validate,
+        partial(model_from_json, model),
         JsonDict(freeze(without_titles(model.model_json_schema()))),
     )
 
@@ -131,11 +132,10 @@ def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Par
 def _params_as_json(agent_id: str, given: object) -> JsonDict:
     if given is None:
         return JsonDict()
-    dump = getattr(given, "model_dump", None)
-    value = dump(mode="json") if dump is not None else given
-    if not isinstance(value, Mapping):
-        raise _params_error(agent_id, [f"params should be an object, not a {type(given).__name__}"])
     try:
+        value = model_to_json(given) if is_model(given) else given
+        if not isinstance(value, Mapping):
+            raise _params_error(agent_id, [f"params should be an object, not a {type(given).__name__}"])
         frozen: JsonDict = freeze(value, "params")
     except DataError as error:
         raise _params_error(agent_id, [error.message]) from error
@@ -156,18 +156,22 @@ def _validate_json_params(agent_id: str, issues: Callable[[Any], list[str]], giv
 
 
 def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
-    value = given if isinstance(given, model) else _validate_with_model(model, thaw(_params_as_json(agent_id, given)))
+    is_fresh = not isinstance(given, model)
+    value = _validate_with_model(model, _params_as_json(agent_id, given)) if is_fresh else given
     if isinstance(value, list):
         raise _params_error(agent_id, value)
-    return Params(value, None if given is None else freeze(value.model_dump(mode="json")))
+    try:
+        return Params(value, None if given is None else model_to_json(value, kind=model, is_fresh=is_fresh))
+    except DataError as error:
+        raise _params_error(agent_id, [error.message]) from error
 
 
-def _validate_with_model(model: Any, value: Any) -> Any:
+def _validate_with_model(model: Any, value: JsonValue) -> Any:
     """Return the model, or the list of what is wrong with *value*."""
     from pydantic import ValidationError
 
     try:
-        return model.model_validate(value)
+        return model_from_json(model, value)
     except ValidationError as error:
         return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
 
@@ -199,18 +203,21 @@ def _make_json_output_validator(agent_id: str, schema: Mapping[str, object], whe
 
 def _make_model_output_validator(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
     def validate(value: Any) -> JsonValue:
-        made = value if isinstance(value, model) else _validate_with_model(model, thaw(_freeze_output(agent_id, value)))
+        is_fresh = not isinstance(value, model)
+        made = _validate_with_model(model, _freeze_output(agent_id, value)) if is_fresh else value
         if isinstance(made, list):
             raise _output_error(agent_id, made)
-        return _freeze_output(agent_id, made.model_dump(mode="json"))
+        try:
+            return model_to_json(made, kind=model, is_fresh=is_fresh)
+        except DataError as error:
+            raise _output_error(agent_id, [error.message]) from error
 
     return validate
 
 
 def _freeze_output(agent_id: str, value: object) -> JsonValue:
-    dump = getattr(value, "model_dump", None)
     try:
-        frozen: JsonValue = freeze(dump(mode="json") if dump is not None else value, "output")
+        frozen: JsonValue = model_to_json(value) if is_model(value) else freeze(value, "output")
     except DataError as error:
         raise _output_error(agent_id, [error.message]) from error
     return frozen

@@ -766,7 +766,7 @@ def _outcome_of_run(ended: Finished, item: Item, at: int) -> Value:
     effect = item.effect
     if isinstance(effect, CallBody):
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
-        return Value(ended.as_tool_result(runs), at, body=ended.as_body())
+        return Value(ended.as_tool_result(runs, is_typed=effect.source != "model"), at, body=ended.as_body())
     return Value(ended.as_child(is_inline=cast("Spawn", effect).is_inline), at)
 
 

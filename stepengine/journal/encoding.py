@@ -40,6 +40,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
+from stepengine.data.typed_values import dump_model, is_model
 from stepengine.errors import DataError, DefinitionError, JournalWriteFailed, LimitExceeded, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, describe_tool, fingerprint
 from stepengine.journal.records import (
@@ -243,9 +244,8 @@ def _freeze_argument(value: object) -> object:
         pass
     if is_stored(type(value)):
         return bare(value)
-    dump = getattr(value, "model_dump", None)
-    if dump is not None and not isinstance(value, type):
-        return freeze(dump(mode="json"))
+    if is_model(value):
+        return freeze(dump_model(value))
     return {"type": "object", "name": name_of(value if hasattr(value, "__qualname__") else type(value))}
 
 

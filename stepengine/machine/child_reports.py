@@ -12,6 +12,7 @@ from stepengine.data.json import compact, freeze
 from stepengine.data.messages import UserMessage, system_reminder
 from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import Driving
+from stepengine.data.typed_values import dump_model, is_model
 from stepengine.data.yields import Wait
 from stepengine.errors import DataError
 from stepengine.machine.background import NO_CHILDREN
@@ -85,6 +86,6 @@ def _format_output(output: Any) -> str:
     if isinstance(output, str):
         return output
     try:
-        return "" if output is None else compact(freeze(output))
+        return "" if output is None else compact(freeze(dump_model(output) if is_model(output) else output))
     except DataError:
         return f"a {type(output).__name__}"

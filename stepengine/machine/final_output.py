@@ -16,6 +16,7 @@ import attrs
 from stepengine.data.functions import location_of, unwrap_function
 from stepengine.data.json import NO_JSON, JsonValue, compact, freeze, hint_at_mistake, parse_json_answer
 from stepengine.data.messages import UserMessage
+from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
 from stepengine.errors import DataError, HandlerError, ModelError
@@ -135,9 +136,8 @@ def _check_returned_output(run: RunState, returned: Any, error: Exception) -> No
         returned.close()
     if hint:
         msg = f"{what} returned a {kind.__name__}{hint}"
-    elif run.plan.output_problem is not None and not _has_json_form(returned):
-        said = error.message if isinstance(error, DataError) else f"a {kind.__name__} raised {type(error).__name__}"
-        msg = f"{what}: output is not JSON: {said}; a run with a journal keeps its output, so return what is JSON"
+    elif run.plan.output_problem is not None and (problem := _find_json_problem(returned, error)):
+        msg = f"{what}: output is not JSON: {problem}; a run with a journal keeps its output, so return what is JSON"
     else:
         return
     raise HandlerError(msg, kind=type(error).__name__, location=where)
@@ -158,13 +158,19 @@ def _check_output_length(run: RunState, output: JsonValue) -> None:
         raise HandlerError(msg, kind="too_long", location=where)
 
 
-def _has_json_form(returned: object) -> bool:
-    """Return whether an output has a JSON form of its own, as pydantic models have."""
-    dump = getattr(type(returned), "model_dump", None)
+def _find_json_problem(returned: object, error: Exception) -> str:
+    """Return the reason why an output that is not JSON, as *error* says, has no JSON form of its own, or ``""``."""
+    if not is_model(returned):
+        return (
+            error.message
+            if isinstance(error, DataError)
+            else f"a {type(returned).__name__} raised {type(error).__name__}"
+        )
     try:
-        return dump is not None and freeze(dump(returned, mode="json")) is not None
-    except Exception:  # noqa: BLE001 - a model's own methods may raise anything
-        return False
+        model_to_json(returned)
+    except DataError as found:
+        return found.message
+    return ""
 
 
 def _set_output_from_text(run: RunState) -> None:

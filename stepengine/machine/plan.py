@@ -202,16 +202,16 @@ class Finished(EndedRun[Any]):
         known = {name: getattr(self, name) for name in COMMON_FIELDS}
         return RunResult(**{**known, "pending_questions": self.pending, **more})
 
-    def as_tool_result(self, runs: Yielding) -> ToolResult:
-        """Return the result of the tool call whose body this run was."""
+    def as_tool_result(self, runs: Yielding, *, is_typed: bool) -> ToolResult:
+        """Return the result of the tool call whose body this run was; *is_typed* if the caller may read it by its type."""
         if self.status is RunStatus.COMPLETED:
-            return runs.shown(self.output, None)
+            return runs.shown(self.output, None, is_typed=is_typed)
         if self.status is RunStatus.CANCELLED:
             return stopped_body_result()
         error = self.error
         if isinstance(error, HandlerError) and error.__cause__ is not None:
             error = error.__cause__
-        return runs.shown(None, error)
+        return runs.shown(None, error, is_typed=is_typed)
 
     def as_body(self) -> BodyEnd:
         """Return the outcome of this run, a tool's body, for the caller of the tool, apart from its result."""

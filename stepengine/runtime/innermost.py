@@ -509,7 +509,7 @@ class Innermost:
             return stop
         drop_frames(finished.error)
         binding = item.plan.tools[effect.tool_name]
-        result = finished.as_tool_result(cast("Yielding", binding.runs))
+        result = finished.as_tool_result(cast("Yielding", binding.runs), is_typed=effect.source != "model")
         result = result if result.trust == binding.spec.results else attrs.evolve(result, trust=binding.spec.results)
         ended = self._outcomes.value(item, result)
         if isinstance(ended, Value):
@@ -836,6 +836,7 @@ def _make_context(item: Item, effect: CallTool, tree: TreeWithBackground) -> Too
         leaked=tree.leftovers.leaked,
         belongings=partial(tree.runs.belongings.get, item.path),
         sleep=tree.services.clock.sleep,
+        is_typed=effect.source != "model",
         keep_write=None if keep is None else partial(keep, item.path, effect.seq),
     )
 

@@ -13,10 +13,11 @@ from attrs import frozen
 
 from stepengine.data.codec import restored
 from stepengine.data.effects import AwaitMessage
-from stepengine.data.json import JsonValue, freeze, thaw
+from stepengine.data.json import JsonValue, freeze
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Value
 from stepengine.data.questions import Answer, AnswerLike
+from stepengine.data.typed_values import model_from_json
 from stepengine.data.waits import Received
 from stepengine.errors import StepEngineError
 from stepengine.runtime.performer import Item
@@ -325,7 +326,7 @@ def make_message_checker(topic: str, schema: Any) -> Callable[[JsonValue], str]:
 
     def misfit(value: JsonValue) -> str:
         try:
-            schema.model_validate(thaw(value))
+            model_from_json(schema, value)
         except Exception as error:  # noqa: BLE001 - validators of the author's may raise whatever they like
             return str(error)
         return ""

@@ -937,7 +937,7 @@ def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = No
         case _:
             pass
     dump = getattr(value, "model_dump", None)
-    return ["json", thaw(freeze(value))] if dump is None else _encode_model(value, dump(mode="json"))
+    return ["json", thaw(freeze(value))] if dump is None else _encode_model(value, dump(mode="json", by_alias=False))
 
 
 def _encode_model(value: Any, plain: Any) -> Any:

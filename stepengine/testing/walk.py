@@ -22,6 +22,7 @@ from stepengine.data.outcomes import Failure
 from stepengine.data.programs import RunningProgram
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
+from stepengine.data.typed_values import model_from_json
 from stepengine.data.yields import (
     AgentCall,
     Parallel,
@@ -372,9 +373,8 @@ def _make_tool_body(tool: Tool, params: Any) -> Callable[[Any], Generator[object
 
 def _validate_params(definition: AgentDefinition | None, params: object) -> object:
     schema = definition.input_schema.params if definition and definition.input_schema else None
-    validate = getattr(schema, "model_validate", None)
-    if validate is not None and not isinstance(params, schema):  # type: ignore[arg-type]
-        return validate(params or {})
+    if hasattr(schema, "model_validate") and not isinstance(params, schema):  # type: ignore[arg-type]
+        return model_from_json(schema, freeze(params or {}, "params"))
     if params is None:
         return JsonDict()
     return freeze(params) if isinstance(params, dict) else params

@@ -779,7 +779,7 @@ class World:
         if finished.status is RunStatus.CANCELLED:
             return Stop("cancelled", now, body=body)
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
-        return Value(finished.as_tool_result(runs), now, body=body)
+        return Value(finished.as_tool_result(runs, is_typed=effect.source != "model"), now, body=body)
 
     def _perform_spawn(self, item: Item) -> Single:
         effect = cast("Spawn", item.effect)

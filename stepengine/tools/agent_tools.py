@@ -17,6 +17,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.schemas import nest_schema
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
+from stepengine.data.typed_values import dump_model, is_model
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.control import (
@@ -335,8 +336,7 @@ def output_as_json(output: object) -> JsonValue:
     Raises:
         DataError: when it is not JSON; the message names the place.
     """
-    dump = getattr(output, "model_dump", None)
-    frozen: JsonValue = freeze(dump(mode="json") if dump else output, "output")
+    frozen: JsonValue = freeze(dump_model(output) if is_model(output) else output, "output")
     text = frozen if isinstance(frozen, str) else compact(frozen)
     shown = _cut_to_cap(text)
     return frozen if shown is text else shown

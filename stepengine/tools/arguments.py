@@ -9,15 +9,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
+from stepengine.data.json import JsonDict, JsonList, JsonValue, compact, freeze, freeze_object
 from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import Validated
+from stepengine.data.typed_values import REMEDY, REMEDY_FOR_SECRETS, find_changes, find_secret, sort_sets
 from stepengine.errors import DataError, DefinitionError
+from stepengine.tools.conversion import dump_typed, encode_typed
 from stepengine.tools.places import is_bundled, source_location
 from stepengine.tools.schemas import make_tool_input_error
 from stepengine.tools.signatures import Signature
@@ -222,6 +225,26 @@ class FunctionInputs:
             arguments = self._validate_as_json_text(value, error)
         return Validated(self._encode_input(value, arguments), arguments)
 
+    def to_input(self, arguments: Mapping[str, object]) -> JsonDict:
+        """
+        Return Python arguments, by parameter name, as the JSON input that gives equal arguments back.
+
+        Raises:
+            DataError: naming the parameter, for a value without such a JSON.
+        """
+        return freeze_object(
+            {
+                self._find_input_member(name, JsonDict()): self._encode_given(name, value)
+                for name, value in arguments.items()
+            }
+        )
+
+    def _encode_given(self, name: str, value: Any) -> object:
+        if type(value) in SCALARS:
+            return value
+        encoder = self._find_encoder(name)
+        return encode_typed(value, encoder, name, partial(self._load, encoder))
+
     def _validate_as_json_text(self, value: JsonDict, first: ValidationError) -> object:
         """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""
         try:
@@ -258,14 +281,52 @@ class FunctionInputs:
                 changed[place] = value
             else:
                 changed[place] = self._encode_argument(name, value, given)
-        return freeze_object({**given, **changed}) if changed else given
+        return self._find_stored_input(given, changed, arguments) if changed else given
+
+    def _find_stored_input(
+        self, given: JsonDict, changed: dict[str, object], arguments: Mapping[str, object]
+    ) -> JsonDict:
+        """Return the input with the *changed* members that give the same arguments back; else they stay as *given*."""
+        stored = freeze_object({**given, **changed})
+        lost = self._find_lost(stored, arguments)
+        if not lost:
+            return stored
+        secrets = [found for place, value in lost if (found := find_secret(value, place))]
+        members = {self._find_input_member(place.partition(".")[0], given) for place, _ in lost}
+        stored = freeze_object({**given, **{place: v for place, v in changed.items() if place not in members}})
+        if secrets or (lost := self._find_lost(stored, arguments)):
+            place, remedy = (secrets[0], REMEDY_FOR_SECRETS) if secrets else (lost[0][0], REMEDY)
+            issues = [f"{place}: does not come back equal from its JSON; {remedy}"]
+            raise make_tool_input_error(self._name, issues, given)
+        return stored
+
+    def _find_lost(self, stored: JsonDict, arguments: Mapping[str, object]) -> list[tuple[str, object]]:
+        """Return place and value of each part of the arguments that *stored* does not give back."""
+        try:
+            back = self._load(self._adapter, stored)
+        except Exception:  # noqa: BLE001 - validators of the author's may raise anything
+            return list(arguments.items())
+        return [change for name, value in arguments.items() for change in find_changes(value, back.get(name), name)]
+
+    def _load(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
+        """Return the typed value in JSON, as ``validate`` reads it."""
+        try:
+            return adapter.validator.validate_python(value)
+        except self._refused:
+            return adapter.validate_json(compact(value))
 
     def _find_input_member(self, name: str, given: JsonDict) -> str:
-        """Return the member of the input from which a parameter with aliases is read."""
-        known = self._aliases[name]
+        """Return the member of the input from which a parameter is read."""
+        known = self._aliases.get(name, (name,))
         return next((alias for alias in known if alias in given), known[0])
 
     def _encode_argument(self, name: str, value: Any, given: JsonDict) -> object:
+        try:
+            return freeze(sort_sets(value, dump_typed(value, self._find_encoder(name))), name)
+        except (DataError, ValueError, TypeError) as error:
+            raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], given) from error
+
+    def _find_encoder(self, name: str) -> TypeAdapter[Any]:
         encoder = self._encoders.get(name)
         if encoder is None:
             from pydantic import TypeAdapter
@@ -275,7 +336,4 @@ class FunctionInputs:
             encoder = self._encoders[name] = TypeAdapter(
                 _without_field_info(annotation) if name in self._aliases else annotation
             )
-        try:
-            return freeze(encoder.dump_python(value, mode="json", by_alias=True, warnings=False), name)
-        except (DataError, ValueError, TypeError) as error:
-            raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], given) from error
+        return encoder

@@ -212,6 +212,7 @@ class ToolContext:
     _belongings: Callable[[], RunResources] | None = attrs.field(default=None, repr=False)
     _sleep: Callable[[float], Awaitable[None]] = attrs.field(default=_sleep_on_loop, repr=False)
     _keep_write: Callable[[FileWrite], None] | None = attrs.field(default=None, repr=False)
+    _is_typed: bool = attrs.field(default=False, repr=False)
 
     @classmethod
     def for_test(cls, **overrides: Any) -> ToolContext:
@@ -242,6 +243,11 @@ class ToolContext:
         if getattr(event, "tool_call_id", None) == "":
             event = attrs.evolve(event, tool_call_id=self.tool_call_id, tool_name=self.tool_name)  # type: ignore[call-arg]
         self._emit(event)
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the caller may read the result by its type, as handlers do; models read it as JSON."""
+        return self._is_typed
 
     @property
     def is_of_run(self) -> bool:

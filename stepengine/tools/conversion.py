@@ -9,15 +9,16 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from stepengine.data.json import JsonDict, JsonList, canonical, compact, freeze, hint_at_mistake
+from stepengine.data.json import JsonDict, JsonList, JsonValue, canonical, compact, freeze, hint_at_mistake
 from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
@@ -27,6 +28,7 @@ from stepengine.data.messages import (
     ToolReferencePart,
     ToolResult,
 )
+from stepengine.data.typed_values import members_of, to_stored
 from stepengine.errors import DataError, DefinitionError, ToolError
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
 SMALL = frozenset({int, bool, float, type(None)})
 CUT = re.compile(r"\n\[\.\.\. [\d,]+ characters were cut here; the result has ([\d,]+) in all \.\.\.\]\n")
 """The note of ``cut_middle``, which says that a text is no whole JSON any more."""
+PLAIN = SMALL | {str, JsonDict, JsonList}
+"""Types whose values are JSON."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 IMAGES = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
@@ -57,13 +61,14 @@ IMAGES = (
 PDF = b"%PDF-"
 
 
-def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
+def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) -> ToolResult:
     """
     Return the tool result for a value that a body returned.
 
     Args:
         value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` knows.
         max_chars: The body's own wish for a cap; 100,000 characters always hold.
+        result_type: The type by which the caller may read the result. A value that does not come back equal is an error.
     """
     limit = RESULT_CHARS if max_chars is None else min(max_chars, RESULT_CHARS)
     kind = type(value)
@@ -72,7 +77,7 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
     try:
         if kind in SMALL and limit == RESULT_CHARS:
             return ToolResult((JsonPart(value),))
-        result = _wrap_result(value)
+        result = _wrap_result(value, result_type)
         useless = result.change.useless_at("tool") if result.change is not None else ""
         return ToolResult.error(f"the tool returned {useless}") if useless else _cap_result(result, limit)
     except DataError as error:
@@ -81,7 +86,7 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
         return ToolResult.error(f"the tool's result is not serialisable: a {kind.__name__} raised {error_text(error)}")
 
 
-def _wrap_result(value: object) -> ToolResult:
+def _wrap_result(value: object, result_type: Any) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
     if isinstance(value, str):
@@ -90,7 +95,17 @@ def _wrap_result(value: object) -> ToolResult:
         return ToolResult((value,))
     if isinstance(value, list | tuple) and any(isinstance(v, PARTS) for v in value):
         return ToolResult(value)
-    return ToolResult((JsonPart(encode(value)),))
+    return ToolResult((JsonPart(_encode_result(value, result_type)),))
+
+
+def _encode_result(value: object, result_type: Any) -> JsonValue:
+    adapter = None if result_type is Any or not has_types(value) else _find_adapter(result_type)
+    # With what is computed, for readers of the JSON, where the type allows it.
+    return (
+        encode(value)
+        if adapter is None
+        else encode_typed(value, adapter, "result", lambda stored: adapter.validate_json(compact(stored)), [encode])
+    )
 
 
 def _cap_result(result: ToolResult, limit: int) -> ToolResult:
@@ -250,6 +265,62 @@ class _Encoder:
         raise DataError(msg, path=path)
 
 
+def has_types(value: object) -> bool:
+    """Return True for a value that is more than JSON, such as a model, a date or a tuple."""
+    if type(value) is list or type(value) is dict:
+        return any(map(has_types, value.values() if isinstance(value, dict) else value))
+    return type(value) not in PLAIN
+
+
+def dump_typed(value: object, adapter: TypeAdapter[Any], *, by_alias: bool = True) -> Any:
+    """Return *value* as JSON by its type, without what is only computed."""
+    return adapter.dump_python(value, mode="json", by_alias=by_alias, round_trip=True, warnings=False)
+
+
+def encode_typed(
+    value: object,
+    adapter: TypeAdapter[Any],
+    name: str,
+    load: Callable[[JsonValue], Any],
+    dumps: Sequence[Callable[[Any], Any]] = (),
+) -> JsonValue:
+    """
+    Return *value* as the JSON that gives an equal value of its type back.
+
+    What is not of its type is encoded as it is: it may be what its type accepts, such as a dict for a model.
+
+    Args:
+        value: The value.
+        adapter: Its type.
+        name: What it is called in a message.
+        load: How the JSON will be read.
+        dumps: Other forms of what is not JSON, which are tried first.
+
+    Raises:
+        DataError: when there is no such JSON, naming the place and the remedy.
+    """
+    from pydantic import ValidationError
+
+    is_plain = not has_types(value)
+    forms: tuple[Callable[[Any], Any], ...] = (
+        *([freeze] if is_plain else dumps),
+        partial(dump_typed, adapter=adapter),
+        partial(dump_typed, adapter=adapter, by_alias=False),
+    )
+    try:
+        return to_stored(value, dumps=forms, load=load, name=name)
+    except DataError as error:
+        problem = error
+    is_object = members_of(value) is not None
+    try:
+        typed = None if is_plain else adapter.validate_python(value)
+    except ValidationError:
+        typed = None
+    if is_object and (type(typed) is type(value) or adapter.core_schema.get("cls") is type(value)):
+        raise problem
+    return cast("JsonValue", encode(value)) if typed is None else to_stored(typed, dumps=forms, load=load, name=name)
+
+
 def _encode_key(key: object, path: str) -> str:
     if isinstance(key, Enum):
         key = key.value
@@ -301,6 +372,18 @@ def _make_adapter(annotation: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(annotation)
+
+
+def _find_adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    """Return the adapter of a type; ``None`` for a type that cannot be read from JSON."""
+    from pydantic.errors import PydanticUserError
+
+    try:
+        return _make_adapter(annotation)
+    except PydanticUserError:
+        return None
+    except TypeError:  # an annotation that cannot be hashed
+        return _make_adapter.__wrapped__(annotation)
 
 
 def _validate_value(name: str, annotation: object, value: object) -> Any:

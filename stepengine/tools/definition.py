@@ -33,6 +33,7 @@ from stepengine.data.tools import (
     template_parameters,
 )
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, decode, encode, error_text
 from stepengine.tools.depends import Overrides
@@ -142,11 +143,6 @@ OF_BODIES: Mapping[str, str] = {
     "deferred": "it may wait for a person with `yield from Ask(...)`",
 }
 """What a tool that yields has no use for, and why."""
-
-
-def _result_of_body(returned: Any, error: BaseException | None) -> ToolResult:
-    """Return the result of a generator tool: its return value, or the *error* that it raised."""
-    return as_result(returned) if error is None else ToolResult.error(error_text(error))
 
 
 def _is_usable(value: object) -> bool:
@@ -277,15 +273,17 @@ class Tool(Generic[P, R]):
         check_name(name)
         self._set_up(name, description, SchemaInputs(name, input_schema), make_schema_body(run), options)
         self._signature: Signature | None = None
+        self._inputs: FunctionInputs | None = None
 
     @classmethod
     def of_function(
-        cls, name: str, description: str, inputs: Inputs, signature: Signature, options: ToolOptions
+        cls, name: str, description: str, inputs: FunctionInputs, signature: Signature, options: ToolOptions
     ) -> Tool[P, R]:
         """Return the tool for a typed function; use ``@tool`` instead."""
         made = cls.__new__(cls)
         made._set_up(name, description, inputs, signature.body, options)  # noqa: SLF001  (a second constructor)
-        made._signature = signature  # noqa: SLF001
+        made._signature, made._inputs = signature, inputs  # noqa: SLF001
+        made.result_type = signature.returns
         made.returns = NO_TEXT.get(get_origin(signature.returns) or signature.returns)
         return made
 
@@ -295,6 +293,7 @@ class Tool(Generic[P, R]):
         made = cls.__new__(cls)
         made.spec, made.in_thread, made.runs_inline = binding.spec, False, True
         made.folder = made.returns = None
+        made.result_type = Any
         # As `make_schema_body` would find it; to look takes 0.1 ms, and each process makes a dozen of these.
         made.body = FunctionBody(
             _make_refusing_body(binding.spec.name), is_async=False, wants_context=False, needs={}, whole_input=True
@@ -311,6 +310,7 @@ class Tool(Generic[P, R]):
             flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
         self.in_thread: bool = flags.pop("in_thread", True)
         self.deferred: bool = flags.pop("deferred", False)
+        self.result_type: Any = Any
         self.returns: str | None = None  # what the annotation names, where a text is certainly none of it
         self.folder: tuple[str, ...] | None = None  # where it works, for the bundled sets: components of a real path
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
@@ -322,7 +322,9 @@ class Tool(Generic[P, R]):
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
-        runs: Runs = Yielding(self._start_steps, _result_of_body, tuple(uses)) if body.is_generator else Ordinary(self)
+        runs: Runs = (
+            Yielding(self._start_steps, self._make_body_result, tuple(uses)) if body.is_generator else Ordinary(self)
+        )
         self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=runs)
         self._check_options(options)
 
@@ -330,6 +332,12 @@ class Tool(Generic[P, R]):
         """Start the body of a generator tool."""
         steps: Generator[Any, Any, Any] = bind_body(self.body, ctx, arguments)()
         return steps
+
+    def _make_body_result(self, returned: Any, error: BaseException | None, *, is_typed: bool) -> ToolResult:
+        """Return the result of a generator tool: its return value, or the *error* that it raised."""
+        if error is not None:
+            return ToolResult.error(error_text(error))
+        return as_result(returned, result_type=self.result_type if is_typed else Any)
 
     def _check_options(self, given: Mapping[str, object]) -> None:  # noqa: C901 - one line for each problem
         spec = self.spec
@@ -411,12 +419,12 @@ class Tool(Generic[P, R]):
 
         Raises:
             TypeError: when the arguments do not fit the function's parameters.
-            DataError: when a value has no JSON form.
+            DataError: when a value has no JSON form, or none from which an equal value is made.
         """
-        if self._signature is None:
+        if self._signature is None or self._inputs is None:
             return freeze_object(encode(args[0] if args else kwargs))
         free = [p.replace(annotation=p.empty) for p in self._signature.parameters]
-        return freeze_object(encode(bind_arguments(self.spec.name, inspect.Signature(free), *args, **kwargs)))
+        return self._inputs.to_input(bind_arguments(self.spec.name, inspect.Signature(free), *args, **kwargs))
 
     def decode(self, result: ToolResult) -> R:
         """

@@ -17,7 +17,7 @@ from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
 from stepengine.data.tools import ToolSpec, timeout_text
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import as_result, error_text
+from stepengine.tools.conversion import as_result, error_text, has_types
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
 from stepengine.tools.leftovers import OWNER, CallMark, Checks, end_tasks
 from stepengine.tools.signatures import FunctionBody
@@ -42,6 +42,7 @@ class ToolWithBody(Protocol):
     in_thread: bool
     runs_inline: bool
     returns: str | None
+    result_type: Any
 
 
 class BodyFailure:
@@ -75,7 +76,8 @@ async def execute(
                 from stepengine.data.events import Warned
 
                 ctx.emit(Warned(message=_wrong_annotation_text(spec.name, tool.returns)))
-            return as_result(outcome, scoped.max_chars if body.wants_context else None)
+            result_type = tool.result_type if has_types(outcome) and ctx.is_typed else Any
+            return as_result(outcome, scoped.max_chars if body.wants_context else None, result_type)
         if isinstance(outcome.error, UnknownOutcome):
             raise outcome.error
         _log_failure(spec.name, outcome, ctx, tries)

@@ -268,7 +268,7 @@ def test_runs_of_files_and_folders_are_listed_whatever_their_store(work: Path) -
     shown = command("runs", "kept").stdout
     assert "suspended" in shown
     assert "? q0: Ship it?" in shown
-    assert "no such run in kept/other.jsonl" in command("runs", "kept/other.jsonl").stderr
+    assert "no run is recorded in kept/other.jsonl" in command("runs", "kept/other.jsonl").stderr
     assert "there is no journal 'nope'" in command("runs", "nope", code=2).stderr
 
 

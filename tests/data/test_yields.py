@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 import pytest
+from pydantic import BaseModel
 
 from stepengine import Tool
 from stepengine.data.definition import AgentDefinition
@@ -236,9 +237,9 @@ def test_messages_of_a_completion_pair() -> None:
         Complete([{"role": "user"}])  # type: ignore[list-item]
 
 
-class Model:
-    def model_dump(self, *, mode: str) -> Any:
-        return {"mode": mode, "items": (1, 2)}
+class Model(BaseModel):
+    mode: str = "json"
+    items: tuple[int, ...] = (1, 2)
 
 
 def test_fields_are_normalised_when_an_object_is_built() -> None:

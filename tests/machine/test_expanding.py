@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from pydantic import BaseModel
 
 from stepengine.data import yields as y
 from stepengine.data.effects import AskPerson, Gather, Spawn
@@ -103,9 +104,8 @@ def test_a_child_inherits_the_thoughts_of_the_open_reply_before_its_call_and_no_
 
 
 def test_spawn_agents_is_an_error_only_when_every_child_failed_and_shows_models_as_json():
-    class Model:
-        def model_dump(self, mode):
-            return {"mode": mode}
+    class Model(BaseModel):
+        mode: str = "json"
 
     def handler(ctx):
         one = yield from y.ToolCall("spawn_agents", {"agents": [{"agent_type": "a"}]})

@@ -200,8 +200,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 def output_to_json(output: object) -> object:
     """Return an output as JSON; a pydantic model by its own JSON form."""
-    dump = getattr(output, "model_dump", None)
-    return plain(output if dump is None else dump(mode="json"))
+    return plain(output)
 
 
 def print_output(output: object) -> None:

@@ -1,0 +1,263 @@
+"""
+Typed values as JSON: the one form in which models are stored, and the check that they come back equal.
+
+The form is by alias and without computed fields, as schemas of validation have it. A model whose own form does not come
+back equal, such as one that a validator would change again, is stored as the JSON from which it was validated.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, cast
+
+import attrs
+
+from stepengine.data.json import JsonValue, canonical, compact, freeze
+from stepengine.errors import DataError
+
+REMEDY = (
+    "give it one alias for reading and writing, no exclude=True, a serializer whose text its type accepts, and validators "
+    "that leave a valid value as it is"
+)
+REMEDY_FOR_SECRETS = "a secret is not stored; read it where it is used, such as from the environment or with Depends"
+SCALARS = (str, int, float)
+
+_SOURCES: dict[int, tuple[weakref.ref[Any], JsonValue]] = {}
+"""By the id of a model, the JSON from which it was validated. It is checked before use, since the model may have changed."""
+
+
+def is_model(value: object) -> bool:
+    """Return True for an instance of a pydantic model."""
+    return hasattr(type(value), "model_dump") and not isinstance(value, type)
+
+
+def dump_model(model: Any) -> Any:
+    """Return a pydantic model in its stored form, without a check that it comes back equal."""
+    return sort_sets(model, _dump_by(model, by_alias=True))
+
+
+def model_from_json(kind: Any, value: JsonValue) -> Any:
+    """
+    Return the model of class *kind* in *value*.
+
+    Raises:
+        pydantic.ValidationError: when it does not fit.
+    """
+    # As JSON text: a strict model takes a date or a tuple from JSON text and not from a Python string or list.
+    made = kind.model_validate_json(compact(value))
+    _remember_source(made, value)
+    return made
+
+
+def _remember_source(model: object, value: JsonValue) -> None:
+    key = id(model)
+
+    # A default holds the dict: at the end of the process the names of modules may be gone.
+    def forget(_: object, sources: dict[int, Any] = _SOURCES) -> None:
+        sources.pop(key, None)
+
+    try:
+        _SOURCES[key] = weakref.ref(model, forget), value
+    except TypeError:  # a class without weak references
+        return
+
+
+def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> JsonValue:
+    """
+    Return a pydantic model as the JSON that gives an equal one back.
+
+    Args:
+        model: The model.
+        kind: The class that will read it; its own by default.
+        is_fresh: Whether it was just validated from its JSON. Validators see it a second time only if its form differs.
+
+    Raises:
+        DataError: naming the field and the remedy, when no JSON gives an equal model back.
+    """
+    kind = type(model) if kind is None else kind
+    known = _SOURCES.get(id(model))
+    source = known[1] if known is not None and known[0]() is model else None
+    if is_fresh and source is not None and _is_dumped_as(model, source):
+        return source
+    return to_stored(
+        model,
+        dumps=[partial(_dump_by, by_alias=True), partial(_dump_by, by_alias=False)],
+        load=lambda value: kind.model_validate_json(compact(value)),
+        source=source,
+        name=type(model).__name__,
+    )
+
+
+def _is_dumped_as(model: Any, source: JsonValue) -> bool:
+    try:
+        return bool(freeze(dump_model(model)) == source)
+    except Exception:  # noqa: BLE001 - serializers of the author's may raise anything
+        return False
+
+
+def _dump_by(model: Any, *, by_alias: bool) -> Any:
+    return model.model_dump(mode="json", by_alias=by_alias, round_trip=True, warnings=False)
+
+
+def to_stored(
+    value: Any,
+    *,
+    dumps: Sequence[Callable[[Any], Any]],
+    load: Callable[[JsonValue], Any],
+    name: str,
+    source: JsonValue | None = None,
+) -> JsonValue:
+    """
+    Return the JSON of a typed value that comes back equal.
+
+    Args:
+        value: The value.
+        dumps: Functions that return the JSON of a value; the first one whose JSON comes back equal is used.
+        load: Returns the value in a JSON.
+        name: The type or the parameter, for messages.
+        source: The JSON from which *value* was validated, if it is known.
+
+    Raises:
+        DataError: naming the field and the remedy, when there is none.
+    """
+    problem: DataError | None = None
+    for dump in dumps:
+        try:
+            stored = freeze(sort_sets(value, dump(value)), name)
+            back = load(stored)
+            changed = list(find_changes(value, back, name))
+            if not changed:
+                # Of the value that was read: a default that is no instance of its type is dumped in another way.
+                return cast("JsonValue", freeze(sort_sets(back, dump(back)), name))
+        except DataError as error:
+            problem = problem or error
+        except Exception as error:  # noqa: BLE001 - serializers and validators of the author's may raise anything
+            problem = problem or _make_error(_describe_failure(error, name))
+        else:
+            problem = problem or _make_error(f"{changed[0][0]} does not come back equal from its JSON")
+    assert problem is not None  # noqa: S101 - every form failed
+    _refuse_secrets(value, name, problem)
+    if source is not None and _comes_back(value, source, load, name):
+        return source
+    raise problem
+
+
+def _refuse_secrets(value: object, name: str, problem: DataError) -> None:
+    """Raise for a value with a secret, which is not stored as the JSON from which it was validated either."""
+    try:
+        secret = find_secret(value, name)
+    except RecursionError:
+        raise problem from None
+    if secret is not None:
+        msg = f"{secret} does not come back equal from its JSON; {REMEDY_FOR_SECRETS}"
+        raise DataError(msg)
+
+
+def _comes_back(value: object, source: JsonValue, load: Callable[[JsonValue], Any], name: str) -> bool:
+    try:
+        return not any(find_changes(value, load(source), name))
+    except Exception:  # noqa: BLE001 - validators of the author's may raise anything
+        return False
+
+
+def _make_error(what: str) -> DataError:
+    return DataError(f"{what}; {REMEDY}")
+
+
+def _describe_failure(error: Exception, name: str) -> str:
+    """Return the first problem of a validation error with its field, or else the error itself."""
+    if type(error).__name__ != "ValidationError":
+        return f"the JSON of {name} is not read back: {type(error).__name__}: {error}"
+    found: Any = error
+    issue = found.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"the JSON of {'.'.join([name, *map(str, issue['loc'])])} is not read back: {issue['msg']}"
+
+
+def find_changes(before: Any, after: Any, path: str) -> Iterator[tuple[str, object]]:
+    """Yield place and former value of each part in which *after* differs from *before*, types included."""
+    parts, others = _parts_of(before), _parts_of(after)
+    same_kind = _kind_of(before) is _kind_of(after)
+    if not same_kind:
+        is_same = _is_equal_scalar(before, after)
+    elif parts is None or others is None:
+        is_same = bool(before == after)
+    else:
+        is_same = parts.keys() == others.keys()
+    if not is_same:
+        yield path, before
+    elif same_kind and parts is not None and others is not None:
+        for name, value in parts.items():
+            yield from find_changes(value, others[name], f"{path}.{name}")
+
+
+def _kind_of(value: object) -> type[object]:
+    """Return the type of a value; frozen JSON and other kinds of dicts and lists are those."""
+    return dict if isinstance(value, dict) else list if isinstance(value, list) else type(value)
+
+
+def _parts_of(value: Any) -> Mapping[Any, object] | None:
+    """Return the parts by which a value is compared; ``None`` for one that is compared as a whole."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return members_of(value)
+
+
+_ABSENT = object()
+
+
+def find_secret(value: Any, path: str) -> str | None:
+    """Return the place of a secret of pydantic in *value*, whose JSON is a row of asterisks; ``None`` without one."""
+    if hasattr(value, "get_secret_value"):
+        return path
+    parts = dict(enumerate(value)) if isinstance(value, set | frozenset) else _parts_of(value)
+    found = (find_secret(one, f"{path}.{name}") for name, one in (parts or {}).items())
+    return next(filter(None, found), None)
+
+
+def _is_equal_scalar(before: object, after: object) -> bool:
+    """Return True for equal numbers or texts of two classes, such as the default ``0`` of a float; not for enums and bools."""
+    both = (before, after)
+    if any(isinstance(one, bool | Enum) for one in both) or not all(isinstance(one, SCALARS) for one in both):
+        return is_model(before) and bool(before == after)  # `Box(x=1)` and `Box[Any](x=1)`
+    return before == after
+
+
+def members_of(value: Any) -> Mapping[str, object] | None:
+    """Return the fields of an object; ``None`` for a value that is compared as a whole."""
+    kind = type(value)
+    if hasattr(kind, "model_fields"):
+        private = getattr(value, "__pydantic_private__", None)
+        fields = {name: getattr(value, name, _ABSENT) for name in kind.model_fields}
+        return {**fields, **(value.model_extra or {}), **(private or {})}
+    if hasattr(kind, "__dataclass_fields__"):
+        import dataclasses  # noqa: PLC0415 - loading it is felt in `import stepengine`
+
+        return {field.name: getattr(value, field.name, _ABSENT) for field in dataclasses.fields(value)}
+    if attrs.has(kind):
+        return {field.name: getattr(value, field.name, _ABSENT) for field in attrs.fields(kind)}
+    compared: Any = kind.__eq__
+    is_opaque = compared is object.__eq__ and not isinstance(value, Enum | type) and hasattr(value, "__dict__")
+    return vars(value) if is_opaque else None
+
+
+# A set of texts has another order in each process, and a resumed run is compared with what was stored.
+def sort_sets(value: Any, dumped: Any) -> Any:
+    """Return *dumped*, the JSON of *value*, with the items of each set in one order."""
+    if hasattr(value, "root") and hasattr(type(value), "model_fields"):
+        return sort_sets(value.root, dumped)
+    if isinstance(value, set | frozenset) and isinstance(dumped, list):
+        of_sets = all(isinstance(one, frozenset) for one in value)
+        return sorted([sorted(one, key=canonical) if of_sets else one for one in dumped], key=canonical)
+    if isinstance(value, list | tuple) and isinstance(dumped, list) and len(value) == len(dumped):
+        return [sort_sets(one, other) for one, other in zip(value, dumped, strict=True)]
+    if not isinstance(dumped, dict):
+        return dumped
+    members = value if isinstance(value, Mapping) else members_of(value) or {}
+    if len(members) == len(dumped):  # by their places, since names may be aliases
+        return {key: sort_sets(one, dumped[key]) for one, key in zip(members.values(), dumped, strict=True)}
+    return {key: sort_sets(members.get(key), one) for key, one in dumped.items()}
