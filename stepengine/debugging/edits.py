@@ -57,6 +57,7 @@ from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.journal.records import ROOT
 from stepengine.models import ModelDelta, Provider
 from stepengine.redaction import without_secret_variables
+from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
@@ -630,13 +631,14 @@ class _FirstCostPurse(Purse):
     """An unlimited purse that stores the highest possible cost of the first call."""
 
     def __init__(self) -> None:
-        super().__init__(10**9)
+        super().__init__()
         self.first: Decimal | None = None
         self._was_asked = False
 
-    def reserve(self, cost: Decimal | None, model: str) -> None:
+    async def reserve(self, estimate: CallEstimate) -> MeteredCall:
         if not self._was_asked:
-            self._was_asked, self.first = True, cost
+            self._was_asked, self.first = True, estimate.cost
+        return await super().reserve(estimate)
 
 
 async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> NextRequest:

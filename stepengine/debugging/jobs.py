@@ -34,6 +34,7 @@ from stepengine.evaluation.pinned_tests import relative_to_test, write_pinned_te
 from stepengine.journal import FileJournal, Purse
 from stepengine.journal.recorded_part import parse_address
 from stepengine.redaction import make_redactor
+from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 Say = Callable[[Mapping[str, Any]], None]
 Agreed = Callable[[int, Decimal | None, Decimal | None], Awaitable[Purse]]
@@ -50,17 +51,17 @@ class _JobPurse(Purse):
         self._most = most
         self._begun = self._calls = 0
 
-    def reserve(self, cost: Decimal | None, model: str) -> LimitExceeded | None:
-        """Return a limit error for a call over the number of calls or the budget."""
+    async def reserve(self, estimate: CallEstimate) -> MeteredCall:
+        """Raise a limit error for a call over the number of calls or the budget."""
         if self._most is not None and self._begun >= self._most:
             msg = f"{self._most} calls were asked for"
-            return LimitExceeded(msg, kind="cost", limit=float(self._most))
+            raise LimitExceeded(msg, kind="cost", limit=float(self._most))
         self._begun += 1
-        return super().reserve(cost, model)
+        return await super().reserve(estimate)
 
-    def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
+    def settle(self, call: MeteredCall, cost: Decimal | None) -> None:
         """Count a call, and report the progress."""
-        super().settle(reserved, cost)
+        super().settle(call, cost)
         self._calls += 1
         spent = None if self.known is None else str(self.known)
         self._say({"progress": {"calls": self._calls, "of": self._expected, "spent": spent}})

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stepengine.engine.stepper import Stepper, Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
-    from stepengine.journal.recorded_forks import ForkReport, ForkTools
+    from stepengine.journal.recorded_forks import ForkReport, ForkTools, Purse
     from stepengine.journal.recorded_part import AllowedDifferences
     from stepengine.models.files import Files
     from stepengine.permissions import Policy, PolicyFile, Rule
@@ -651,13 +651,20 @@ class Engine:
         self._launcher.forget(session_id, ids)
 
     @contextmanager
-    def override(self, *, models: ModelsLike = None, dependency_overrides: Overrides | None = None) -> Iterator[Self]:
+    def override(
+        self,
+        *,
+        models: ModelsLike = None,
+        dependency_overrides: Overrides | None = None,
+        budget: Purse | None = None,
+    ) -> Iterator[Self]:
         """
         Replace models or dependencies for the runs that this context starts, such as in a test.
 
-        Overrides of concurrent tasks do not meet; nested ones add up.
+        Overrides of concurrent tasks do not meet; nested ones add up. All runs of one *budget* are paid from it, besides
+        their own limits.
         """
-        with self._launcher.replace_temporarily(models, dependency_overrides):
+        with self._launcher.replace_temporarily(models, dependency_overrides, budget):
             yield self
 
     # --- by id --------------------------------------------------------------------------------------------------------

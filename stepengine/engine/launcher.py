@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from stepengine.engine.session_turns import EngineSessions
     from stepengine.journal import Journal, JournalLike
     from stepengine.journal.journaled_run import JournaledRun
+    from stepengine.journal.recorded_forks import Purse
     from stepengine.models import Models
     from stepengine.permissions import PolicyFile
 
@@ -158,11 +159,13 @@ class Launcher:
         return overrides.get(NO_OVERRIDES).get(id(self), NOTHING_REPLACED)
 
     @contextmanager
-    def replace_temporarily(self, models: ModelsLike, dependencies: Overrides | None) -> Iterator[None]:
-        """Replace models or dependencies for the runs that this context starts."""
+    def replace_temporarily(
+        self, models: ModelsLike, dependencies: Overrides | None, purse: Purse | None = None
+    ) -> Iterator[None]:
+        """Replace models or dependencies, or limit the cost together, of the runs that this context starts."""
         # In a context variable, keyed by this engine: concurrent tasks override without seeing each other, and two
         # engines in one task do not meet (reliability:SS06).
-        made = self.override.with_replacements(models, dependencies)
+        made = self.override.with_replacements(models, dependencies, purse)
         token = overrides.set({**overrides.get(NO_OVERRIDES), id(self): made})
         try:
             yield
@@ -371,10 +374,12 @@ class Launcher:
             models=models,
             tools=override.apply_to(self.services.tools),
             window=window,
+            output_limit=models.output_limit,
             planner=planner.child,
             remembered=self._remembered_rules(plan.info.session_id),
             seed=planner.seed,
         )
+        services = override.pay_for_calls(services)
         return PlannedRun(request=request, hub=hub, plan=plan, state=state, services=services)
 
     def _make_prepared_run(

@@ -14,7 +14,9 @@ from stepengine.models.base import Provider
 from stepengine.models.registry import Models
 
 if TYPE_CHECKING:
-    from stepengine.runtime.services import ToolSetting
+    from stepengine.journal.recorded_forks import Purse
+    from stepengine.runtime.performer import Performer
+    from stepengine.runtime.services import Services, ToolSetting
 
 
 class Override(NamedTuple):
@@ -25,11 +27,13 @@ class Override(NamedTuple):
         models: The registry in force; ``None`` for the engine's.
         keep_names: Whether model strings stay as written, because one provider serves them all.
         dependencies: Dependency factories that replace others.
+        purse: What model calls are paid from besides their own limits; ``None`` for nothing.
     """
 
     models: Models | None = None
     keep_names: bool = False
     dependencies: Overrides = MappingProxyType({})
+    purse: Purse | None = None
 
     def apply_to(self, tools: ToolSetting) -> ToolSetting:
         """Return *tools* with the dependencies replaced."""
@@ -37,12 +41,26 @@ class Override(NamedTuple):
             return tools
         return attrs.evolve(tools, overrides={**tools.overrides, **self.dependencies})
 
-    def with_replacements(self, models: ModelsLike, dependencies: Overrides | None) -> Override:
+    def pay_for_calls(self, services: Services) -> Services:
+        """Return *services* whose model calls the purse pays for, if there is one."""
+        if self.purse is None:
+            return services
+        from stepengine.journal.recorded_forks import PaidPerformer
+
+        def pay(inner: Performer, purse: Purse = self.purse) -> Performer:
+            return PaidPerformer(inner, purse, services.estimate_call)
+
+        return attrs.evolve(services, middlewares=(*services.middlewares, pay))
+
+    def with_replacements(
+        self, models: ModelsLike, dependencies: Overrides | None, purse: Purse | None = None
+    ) -> Override:
         """Return this override with more of it replaced."""
         return Override(
             self.models if models is None else Models.from_value(models),
             self.keep_names if models is None else isinstance(models, Provider),
             {**self.dependencies, **(dependencies or {})},
+            purse or self.purse,
         )
 
 

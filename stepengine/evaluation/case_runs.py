@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from functools import partial
@@ -67,7 +67,7 @@ from stepengine.evaluation.criteria import (
     read_text,
 )
 from stepengine.evaluation.samples import run_concurrently, sort_in_program_order
-from stepengine.journal import FileJournal, Journal
+from stepengine.journal import FileJournal, Journal, Purse
 from stepengine.journal.history import History
 from stepengine.journal.records import format_address
 
@@ -409,7 +409,9 @@ def _copy_folder(source: Path, target: Path) -> None:
 
 class EvaluationBudget:
     """
-    The budget of all runs; each run reserves a part of it before it starts.
+    The budget of all runs; each run reserves a part of it before it starts, and pays each model call from it.
+
+    The first run is alone, since it shows what a run costs.
 
     Args:
         budget: US dollars; ``None`` for no bound.
@@ -420,22 +422,35 @@ class EvaluationBudget:
         self.budget = budget
         self.spent = Decimal(0)
         self.stopped = ""
+        self.purse = None if budget is None else Purse(budget, allow_unpriced=True)
         self._at_once = at_once
-        self._reserved = Decimal(0)
+        self._reserved: list[Decimal] = []
+        self._is_price_known = False
         self._dearest = Decimal(0)
+        self._waiting: list[asyncio.Future[None]] = []
 
-    def reserve(self, limits: Limits | None) -> Decimal | None:
-        """Return the amount that a run may cost; ``None`` if the budget is spent, which ends the evaluation."""
+    async def reserve(self, limits: Limits | None) -> Decimal | None:
+        """
+        Return the amount that a run may cost; ``None`` if the budget is spent, which ends the evaluation.
+
+        Without room it waits for the bills of running runs.
+        """
         assert self.budget is not None  # noqa: S101 - whoever asks has one
-        free = self.budget - self.spent - self._reserved
         own = limits.max_cost_usd if limits is not None else None
-        wanted = Decimal(str(own)) if own is not None else ROOM * self._dearest or self.budget / self._at_once
-        if self.stopped or free <= 0 or free < min(wanted, self._dearest or wanted):
-            self.stop()
-            return None
-        amount = min(wanted, free)
-        self._reserved += amount
-        return amount
+        while not self.stopped:
+            free = self.budget - self.spent - sum(self._reserved)
+            wanted = Decimal(str(own)) if own is not None else ROOM * self._dearest or self.budget / self._at_once
+            has_room = free > 0 and free >= min(wanted, self._dearest or wanted)
+            if has_room and (self._is_price_known or not self._reserved):
+                self._reserved.append(min(wanted, free))
+                return self._reserved[-1]
+            if not self._reserved:
+                self.stop()
+                break
+            bill = asyncio.get_running_loop().create_future()
+            self._waiting.append(bill)
+            await bill
+        return None
 
     def stop(self) -> None:
         """Prevent further runs from starting."""
@@ -443,9 +458,15 @@ class EvaluationBudget:
 
     def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
         """Record the cost of a run in place of its reservation."""
-        self._reserved -= reserved or 0
+        if reserved is not None:
+            self._reserved.remove(reserved)
+            self._is_price_known = True
         self.spent += cost or 0
         self._dearest = max(self._dearest, cost or Decimal(0))
+        for bill in self._waiting:
+            if not bill.done():
+                bill.set_result(None)
+        self._waiting.clear()
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -650,7 +671,7 @@ class _EvaluationRun:
     async def _run_live(self, slot: _SampleSlot) -> Sample | None:
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
-            reserved = self.ledger.reserve(limits)
+            reserved = await self.ledger.reserve(limits)
             if reserved is None:
                 return None
             # What stands in for a model says itself what a reply costs, or nothing.
@@ -681,7 +702,7 @@ class _EvaluationRun:
         """Call *run* with a new engine, and store a note about the ended run."""
         began = time.monotonic()
         async with self.bench(slot.side.agent, copy.root, performs=True) as engine:
-            with nullcontext() if models is None else engine.override(models=models):
+            with engine.override(models=models, budget=self.ledger.purse):
                 result, reused = await run(engine)
         seconds = time.monotonic() - began
         files = await asyncio.to_thread(copy.files, self.evaluation.keep)
@@ -943,7 +964,7 @@ class _Judges:
             raise JudgeNeeded(msg)
         limits, reserved = definition.limits, None
         if self._ledger.budget is not None:
-            reserved = self._ledger.reserve(limits)
+            reserved = await self._ledger.reserve(limits)
             if reserved is None:
                 raise JudgeNeeded(self._ledger.stopped)
             limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=self._models is not None or None)
@@ -951,7 +972,7 @@ class _Judges:
         result: RunResult | None = None
         try:
             async with self._bench(definition) as engine:
-                with nullcontext() if self._models is None else engine.override(models=self._models):
+                with engine.override(models=self._models, budget=self._ledger.purse):
                     journal = FileJournal(place, sync="write")
                     result = await engine.run(definition, prompt, journal=journal, limits=limits)
         finally:

@@ -279,7 +279,7 @@ class Buyer(Provider):
 
     async def _buy(self, request: ModelRequest, key: str) -> ModelReply:
         model = request.model
-        output = request.settings.max_tokens or self._models.info(model).max_output or UNBOUNDED
+        output = self._models.output_limit(request) or UNBOUNDED
         most = self._price(model, Usage(input_tokens=estimated_tokens(request), output_tokens=output))
         try:
             if most is None and not self._is_free:

@@ -20,16 +20,14 @@ from stepengine.journal.records import ROOT, Blob, Head, Intent
 from stepengine.journal.run_writer import RunWriter
 from stepengine.journal.store import Extension, MemoryJournal
 from stepengine.runtime.performer import Middleware, Performer
-from stepengine.runtime.prices import Prices
 from stepengine.runtime.services import Services
 
 if TYPE_CHECKING:
-    from decimal import Decimal
+    from stepengine.data.models import ModelRequest
+    from stepengine.runtime.limits import CallEstimate
 
-    from stepengine.data.usage import Usage
-
-Around: TypeAlias = "Callable[[Performer, Callable[[str, Usage], Decimal | None]], Performer]"
-"""Wraps a performer, given a function that returns the cost of a usage."""
+Around: TypeAlias = "Callable[[Performer, Callable[[ModelRequest], CallEstimate]], Performer]"
+"""Wraps a performer, given a function that estimates how much a model call may use."""
 
 
 class RecordedPartInMode(Protocol):
@@ -242,7 +240,7 @@ class Forking(Mode):
     A recorded run is repeated up to an address and continues from there in a journal of its own.
 
     Attributes:
-        around: Wraps the performer of live effects, given the prices of models.
+        around: Wraps the performer of live effects, given the estimates of model calls.
     """
 
     name = "fork"
@@ -254,8 +252,7 @@ class Forking(Mode):
 
     def live_wrappers(self, services: Services) -> Sequence[Middleware]:
         """Return the wrapper of the fork."""
-        price = Prices(services.pricing, services.clock.now).for_usage
-        return (lambda inner: self.around(inner, price),)
+        return (lambda inner: self.around(inner, services.estimate_call),)
 
     def repeats(self, past: RecordedPartInMode) -> bool:
         """Return whether the run matched its record to the end."""

@@ -23,6 +23,7 @@ from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.innermost import is_deferred
+from stepengine.runtime.limits import RecordState
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
 from stepengine.runtime.questions import render_questions
 
@@ -78,6 +79,14 @@ class RecordPlayer:
             if replayer.was_begun(address)
             else self._recorder.perform_live(item, io)
         )
+
+    def find_record(self, item: Item) -> RecordState:
+        """Return whether the record answers an effect, or has its start."""
+        replayer, address = self._replayer, item.address
+        lost = item.gather is not None and replayer.ends.has_lost_race(item)
+        if replayer.result(address) is not None or replayer.halts(item) or lost:
+            return "answered"
+        return "begun" if replayer.was_begun(address) else "new"
 
     async def _return_divergence_stop(self) -> Single:
         return self._make_divergence_stop()

@@ -18,12 +18,13 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.effects import KINDS, AskPerson, CallFunction, CallModel, CallTool
+from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolResult
-from stepengine.data.models import ModelReply
+from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunResult
-from stepengine.data.usage import Usage, add_cost
+from stepengine.data.usage import add_cost
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
@@ -35,8 +36,8 @@ from stepengine.journal.replayer import Replayer
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
 from stepengine.machine.plan import Finished
+from stepengine.runtime.limits import CallEstimate, CallQueue, MeteredCall, SpendingLedger
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
-from stepengine.runtime.sizes import estimated_tokens
 
 ForkTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
@@ -69,50 +70,78 @@ It returns a ``ToolResult``, text or JSON, an error of ``stepengine.errors`` for
 
 class Purse:
     """
-    A shared spending limit of several forks; each call is reserved for in advance.
+    A shared spending limit of several runs. Model calls run together while the most that they may cost fits; the others wait.
 
     Args:
         dollars: US dollars; ``None`` for no bound.
+        allow_unpriced: Whether models without a known price may be called, one call at a time.
 
     Attributes:
-        spent: What was spent so far, as far as prices are known.
-        unpriced: How many calls were made whose price nobody knows; they are not in that.
+        dollars: As given.
+        unpriced: How many calls were made whose price nobody knows; they are not in ``spent``.
         is_empty: Whether a call was refused because there was no room for it.
 
     Raises:
         JournalError: for what is not an amount above 0.
     """
 
-    def __init__(self, dollars: Decimal | float | str | None = None) -> None:
+    def __init__(self, dollars: Decimal | float | str | None = None, *, allow_unpriced: bool = False) -> None:
         self.dollars = None if dollars is None else _parse_dollars(dollars)
-        self.spent = Decimal(0)
         self.unpriced = 0
         self.is_empty = False
-        self._reserved = Decimal(0)
+        limits = Limits(max_cost_usd=self.dollars, allow_unpriced=allow_unpriced)
+        self._ledger = SpendingLedger(limits, limits)
+        self._queue = CallQueue()
 
-    def reserve(self, cost: Decimal | None, model: str) -> LimitExceeded | None:
-        """Reserve *cost* for a call of *model*; return the error if the limit does not allow it."""
-        if self.dollars is None:
-            return None
-        if cost is None:
-            msg = f"the budget is {self.dollars} US dollars, but the price of the model {model!r} is unknown; pass Engine(pricing=...) that knows it"
-            return LimitExceeded(msg, kind="unpriced_model", limit=float(self.dollars))
-        if self.spent + self._reserved + cost > self.dollars:
+    @property
+    def spent(self) -> Decimal:
+        """The amount spent so far, as far as prices are known."""
+        return self._ledger.cost
+
+    async def reserve(self, estimate: CallEstimate) -> MeteredCall:
+        """
+        Reserve for a call, after waiting for the bills of running ones if it has no room beside them.
+
+        Raises:
+            LimitExceeded: when the limit does not allow it.
+        """
+        call = MeteredCall(self._ledger, estimate)
+        self._queue.start(call)
+        await self._queue.wait(call)
+        if call.error is None:
+            return call
+        if call.error.kind == "unpriced_model":
+            msg = f"the budget is {self.dollars} US dollars, but the price of the model {estimate.model!r} is unknown; pass Engine(pricing=...) that knows it"
+        else:
             self.is_empty = True
-            msg = f"{self.spent + self._reserved} of the budget of {self.dollars} US dollars are spent or reserved; the next model call needs about {cost}"
-            return LimitExceeded(msg, kind="cost", limit=float(self.dollars))
-        self._reserved += cost
-        return None
+            msg = f"{self.spent} of the budget of {self.dollars} US dollars are spent; the next model call needs about {estimate.cost}"
+        raise LimitExceeded(msg, kind=call.error.kind, limit=call.error.limit)
 
-    def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Replace the reservation of a call by its cost; an unknown cost counts as the reservation."""
-        if self.dollars is not None:
-            self._reserved -= reserved or Decimal(0)
-        known = reserved if cost is None else cost
+    def settle(self, call: MeteredCall, cost: Decimal | None) -> None:
+        """Replace the reservation of a call by its cost; an unknown cost counts as what was sure to be used."""
+        known = (call.estimate.cost if self.dollars is not None else None) if cost is None else cost
         if known is None:
             self.unpriced += 1
         else:
-            self.spent += known
+            self._ledger.spend(0, known)
+        self._queue.end(call)
+
+    async def pay(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
+        """
+        Return the outcome of a model call that is performed once there is room for it.
+
+        Raises:
+            LimitExceeded: when the limit does not allow it.
+        """
+        call = await self.reserve(estimate)
+        cost: Decimal | None = None
+        try:
+            outcome = await perform()
+            reply = outcome.value if isinstance(outcome, Value) else None
+            cost = reply.cost if isinstance(reply, ModelReply) else None
+        finally:
+            self.settle(call, cost)
+        return outcome
 
     @property
     def known(self) -> Decimal | None:
@@ -533,22 +562,22 @@ class _CountingPerformer:
         inner: What performs.
         count: Where it is counted.
         purse: What model calls are paid from.
-        price: What a call of a request will cost at most, as far as one can tell.
+        estimate: Says how much a model call may use.
     """
 
     def __init__(
-        self, inner: Performer, count: _ForkCounts, purse: Purse, price: Callable[[str, Usage], Decimal | None]
+        self, inner: Performer, count: _ForkCounts, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]
     ) -> None:
         self._inner = inner
         self._count = count
         self._purse = purse
-        self._price = price
+        self._estimate = estimate
         self.begin = inner.begin
 
     @classmethod
     def make_wrapper(cls, count: _ForkCounts, purse: Purse) -> Callable[..., Performer]:
-        """Return a function that wraps a performer, given the prices of the run."""
-        return lambda inner, price: cls(inner, count, purse, price)
+        """Return a function that wraps a performer, given the estimates of the run's model calls."""
+        return lambda inner, estimate: cls(inner, count, purse, estimate)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Count an effect and pass it on; a model call only when there is money for it."""
@@ -558,20 +587,44 @@ class _CountingPerformer:
         return self._inner.perform(item, io)
 
     async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
-        request = effect.request
-        most = Usage(input_tokens=estimated_tokens(request), output_tokens=request.settings.max_tokens or 0)
-        room = self._price(request.model, most) if self._purse.dollars is not None else None
-        refusal = self._purse.reserve(room, request.model)
-        if refusal is not None:
+        try:
+            outcome = await self._purse.pay(self._estimate(effect.request), lambda: self._perform_counted(item, io))
+        except LimitExceeded as refusal:
             self._count.is_unpaid = True
             return Failure(refusal, 0)
-        self._count.model_calls += 1
-        cost: Decimal | None = None
-        try:
-            outcome = await self._inner.perform(item, io)
-            reply = outcome.value if isinstance(outcome, Value) else None
-            cost = reply.cost if isinstance(reply, ModelReply) else None
-        finally:
-            self._purse.settle(room, cost)
-        self._count.cost = add_cost(self._count.cost, cost)
+        reply = outcome.value if isinstance(outcome, Value) else None
+        self._count.cost = add_cost(self._count.cost, reply.cost if isinstance(reply, ModelReply) else None)
         return outcome
+
+    async def _perform_counted(self, item: Item, io: IO) -> Single:
+        self._count.model_calls += 1
+        return await self._inner.perform(item, io)
+
+
+class PaidPerformer:
+    """
+    The wrapper of a performer whose model calls a purse pays for.
+
+    Args:
+        inner: What performs.
+        purse: What model calls are paid from.
+        estimate: Says how much a model call may use.
+    """
+
+    def __init__(self, inner: Performer, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]) -> None:
+        self._inner = inner
+        self._purse = purse
+        self._estimate = estimate
+        self.begin = inner.begin
+
+    def perform(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Pass an effect on; a model call only when there is money for it."""
+        if isinstance(item.effect, CallModel):
+            return self._perform_model_call(item, item.effect, io)
+        return self._inner.perform(item, io)
+
+    async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
+        try:
+            return await self._purse.pay(self._estimate(effect.request), lambda: self._inner.perform(item, io))
+        except LimitExceeded as refusal:
+            return Failure(refusal, 0)

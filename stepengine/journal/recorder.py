@@ -51,7 +51,7 @@ from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.run_writer import Outcomes, PendingOutcomes, RunWriter
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.innermost import has_deferred_results
-from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.performer import IO, Item, Performer, RetryWait
 
 if TYPE_CHECKING:
     from stepengine.journal.recorded_part import RecordedPart
@@ -433,11 +433,11 @@ class Attempts(tuple[Any, ...]):
     # As in ``RunTree``, in which the question ends.
     watched = property(attrgetter("_io.watched"), doc="Whether anybody is shown events.")
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> None:
+    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Record a failed attempt."""
         entry: dict[str, object] = {"error": bare(to_storable_error(failure.error))}
         self._noted.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
-        self._io.attempt(failure, usage)
+        return self._io.attempt(failure, usage)
 
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""

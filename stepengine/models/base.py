@@ -243,6 +243,10 @@ class Provider(ABC):
         """
         return None
 
+    def output_limit(self, request: ModelRequest) -> int | None:
+        """Return the output limit in tokens that is sent with *request* if it names none; by default ``None``: none is sent."""
+        return None
+
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
         Upload a file and return its id at this provider; ``engine.files`` asks this.

@@ -155,6 +155,10 @@ class Batched(Provider):
         """Return what the provider states of *model*, at once."""
         return await self._inner.describe(model)
 
+    def output_limit(self, request: ModelRequest) -> int | None:
+        """Return the output limit in tokens that the provider sends with *request* if it names none."""
+        return self._inner.output_limit(request)
+
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """Upload a file, at once, and return its id."""
         return await self._inner.upload(data, mime_type=mime_type, name=name, expires_in=expires_in)

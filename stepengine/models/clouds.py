@@ -286,6 +286,10 @@ class _MultiProvider(Provider):
         """
         return await self._get_provider(request.model).count_tokens(request)
 
+    def output_limit(self, request: ModelRequest) -> int | None:
+        """Return the output limit in tokens that is sent with *request* if it names none; ``None`` where none is."""
+        return self._get_provider(request.model).output_limit(request)
+
     async def close(self) -> None:
         """Give back connections."""
         for wire in self._wires.values():

@@ -13,7 +13,7 @@ import attrs
 
 from stepengine.data.alike import MAX_SUGGESTIONS, did_you_mean, list_names
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
-from stepengine.errors import DefinitionError, ModelError, UnknownModel
+from stepengine.errors import DefinitionError, ModelError, StepEngineError, UnknownModel
 from stepengine.models.base import ModelInfo, ModelRef, Provider
 from stepengine.models.routing import Fallback, Route, parse_route
 
@@ -358,6 +358,28 @@ class Models:
         known, name = find_model_info(canonical), canonical.rpartition("/")[2]
         return attrs.evolve(known, max_output=find_family(name).max_output) if "claude-" in name else known
 
+    def output_limit(self, request: ModelRequest) -> int | None:
+        """
+        Return how many tokens the reply to *request* has at most; ``None`` when nothing bounds them.
+
+        That is the limit that is sent with the request, else the largest output of the model. Nothing bounds what tools of the
+        provider add in the same call, nor what models of its own that stand in.
+        """
+        settings = request.settings
+        if settings.server_tools or settings.fallbacks:
+            return None
+        if settings.max_tokens is not None:
+            return settings.max_tokens
+        try:
+            route = parse_route(str(self.parse(request.model)))
+            if route is not None:
+                limits = [self.output_limit(attrs.evolve(request, model=name)) for name in route.models]
+                return None if None in limits else max(filter(None, limits), default=None)
+            sent = self.provider_for(request.model).output_limit(request)
+            return self.info(request.model).max_output if sent is None else sent
+        except StepEngineError:  # the call itself raises it
+            return None
+
     async def ask(self, model: str) -> ModelInfo:
         """
         Return what the provider states of *model*, and what is known beside it; from then on ``info`` says so too.
@@ -465,6 +487,9 @@ class _FixedModelProvider(Provider):
 
     async def describe(self, model: str) -> ModelInfo | None:
         return await self._provider.describe(self._model)
+
+    def output_limit(self, request: ModelRequest) -> int | None:
+        return self._provider.output_limit(attrs.evolve(request, model=self._model))
 
     def answered(self, request: ModelRequest) -> None:
         self._provider.answered(attrs.evolve(request, model=self._model))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
@@ -85,6 +85,9 @@ class DrivenPerformers(Performers, Protocol):
     @property
     def brake(self) -> StopOnFailure:
         """Stops the members of groups."""
+
+    def count_startable(self, items: Sequence[Item]) -> int:
+        """Return how many of the first *items*, at least one, can begin together."""
 
     def compare(self, item: Item, outcome: Single, io: IO) -> None:
         """Count a call that repeats the last one."""
@@ -723,6 +726,10 @@ class _RunningGroup:
             else:
                 self._beginning = items[:1]
                 await tree.standstill.hold_if_new(items[0], begins=True)
+        if len(items) > 1:
+            # A model call without room waits before it begins, and so before it is recorded as sent.
+            count = tree.performers.count_startable(items)
+            items, batch = items[:count], batch[:count]
         self._next += len(batch)
         self._free -= len(batch)
         self._beginning = items[:1]  # while a journal in a file takes its moment for them, others of them may wait

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextlib import aclosing
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, assert_never, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, assert_never, cast
 
 import attrs
 
@@ -100,6 +100,7 @@ class _DoneAwaitable:
 
 
 NOTHING = cast("Awaitable[None]", _DoneAwaitable())
+Waited = TypeVar("Waited")
 
 
 class OutcomeMaker:
@@ -234,16 +235,22 @@ class Innermost:
                     return self._outcomes.failure(item, failed)
             else:
                 return self._outcomes.value(item, reply)
-            io.attempt(Failure(failed), used)
-            if io.watched:
-                io.emit(_make_retry_event(item, request, attempt, wait, failed))
-            await self._wait_before_retry(item, wait, spent)
+            room = io.attempt(Failure(failed), used)
+            refusal = None if room is None else await self._until_stopped(item, room(), spent)
+            if refusal is not None:
+                return self._outcomes.failure(item, _add_refusal(failed, refusal, spent))
+            await self._wait_before_retry(item, io, _make_retry_event(item, request, attempt, wait, failed), spent)
             attempt += 1
 
-    async def _wait_before_retry(self, item: Item, seconds: float, spent: Usage | None) -> None:
-        """Wait before the next attempt; if the call is stopped meanwhile, report what it *spent*."""
+    async def _wait_before_retry(self, item: Item, io: IO, event: ModelRetry, spent: Usage | None) -> None:
+        if io.watched:
+            io.emit(event)
+        await self._until_stopped(item, self._services.clock.sleep(event.wait), spent)
+
+    async def _until_stopped(self, item: Item, wait: Awaitable[Waited], spent: Usage | None) -> Waited:
+        """Wait for something before the next attempt; if the call is stopped meanwhile, report what it *spent*."""
         try:
-            await self._services.clock.sleep(seconds)
+            return await wait
         except BaseException as raised:
             self._convert_or_raise(item, item.effect.request.model, raised, spent)  # type: ignore[union-attr]
             raise
@@ -706,6 +713,14 @@ def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
         case _ as never:
             assert_never(never)
     return True
+
+
+def _add_refusal(failed: ModelError, refusal: StepEngineError, spent: Usage | None) -> ModelError:
+    """Return the error of an attempt that is not retried because of a limit, with what all attempts *spent*."""
+    failed.usage = spent
+    failed.message = f"{failed.message}; there is no retry: {refusal.message}"
+    failed.args = (failed.message, *failed.args[1:])
+    return failed
 
 
 def _make_retry_event(item: Item, request: ModelRequest, attempt: int, wait: float, error: ModelError) -> ModelRetry:

@@ -6,13 +6,22 @@ the outermost performer: it reserves before effects begin and adds up what they 
 stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
 any other. Where people are asked instead, and allow more, the limit of that one ledger is raised (``Ledgers.allow``). ``Repeats``
 stands outside, too: it notices when a model makes the same tool call again and again.
+
+Model calls run at the same time while the most that they can use fits together. Where it does not fit, or nothing bounds it, a
+call waits for the bills of the running ones and then runs alone. So a limit is exceeded by one reply at most. A call waits before
+it is recorded as started and before it reserves anything, so that no call ever waits for one that waits.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import TypeAlias, cast
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias, cast
+
+import attrs
 
 from stepengine.data.ceilings import Ceiling
 from stepengine.data.effects import CallBody, CallModel, CallTool, Leaf, Spawn
@@ -20,14 +29,14 @@ from stepengine.data.events import Repeat
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolResult
-from stepengine.data.models import ModelReply
+from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import SMALLEST
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.performer import IO, Item, Performer, child_path
+from stepengine.runtime.performer import IO, Item, Performer, RetryWait, child_path
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import estimated_tokens
 
@@ -38,13 +47,35 @@ FREE = Decimal(0)
 ROUNDED_UP = Context(prec=12, rounding=ROUND_CEILING)
 """What is missing in dollars has to survive the way through a float."""
 
+RecordState: TypeAlias = Literal["new", "begun", "answered"]
+"""Whether an effect is in a record: not at all, with its start, or so that nothing is performed."""
+
 Bounds: TypeAlias = "tuple[int | None, Decimal | float | None]"
 """Limits in tokens and in dollars."""
 
 
+class CallEstimate(NamedTuple):
+    """
+    How much a model call may use.
+
+    Attributes:
+        model: The model string.
+        tokens: Its prompt, and the output limit that its settings name.
+        cost: The US dollars of that; ``None`` if the price is unknown.
+        max_tokens: Its prompt and its longest reply; ``None`` if nothing bounds them.
+        max_cost: The US dollars of that; ``None`` if nothing bounds them.
+    """
+
+    model: str
+    tokens: int
+    cost: Decimal | None
+    max_tokens: int | None
+    max_cost: Decimal | None
+
+
 class SpendingLedger:
     """
-    The spending of one run and the runs below it, and the reservations for running calls.
+    The spending of one run and the runs below it, the reservations for runs elsewhere, and the running model calls.
 
     Args:
         limits: The run's limits in force.
@@ -61,6 +92,9 @@ class SpendingLedger:
     __slots__ = (
         "asked",
         "bounded",
+        "call_cost",
+        "call_tokens",
+        "calls",
         "children",
         "cost",
         "given",
@@ -72,6 +106,8 @@ class SpendingLedger:
         "reserved_cost",
         "reserved_tokens",
         "tokens",
+        "unbounded_costs",
+        "unbounded_tokens",
     )
 
     def __init__(
@@ -98,6 +134,41 @@ class SpendingLedger:
         self.asked = 0
         self.reserved_tokens = 0
         self.reserved_cost = FREE
+        # The running model calls here and below: how many, the most that they may use, and how many of them have no such bound.
+        self.calls = self.call_tokens = self.unbounded_tokens = self.unbounded_costs = 0
+        self.call_cost = FREE
+
+    def has_room(self, call: CallEstimate) -> bool:
+        """Return whether a call may run beside the running ones, here and above; a call that is alone may."""
+        ledger: SpendingLedger | None = self
+        while ledger is not None:
+            if ledger.calls and not ledger._fits_beside_calls(call):  # noqa: SLF001 - of the same class
+                return False
+            ledger = ledger.parent
+        return True
+
+    def _fits_beside_calls(self, call: CallEstimate) -> bool:
+        """Return whether the most that a call and the running ones may use fits into this run's own limits."""
+        if self.max_tokens is not None:
+            used = self.tokens + self.reserved_tokens + self.call_tokens
+            if call.max_tokens is None or self.unbounded_tokens or used + call.max_tokens > self.max_tokens:
+                return False
+        if self.max_cost is None:
+            return True
+        spent = self.cost + self.reserved_cost + self.call_cost
+        return call.max_cost is not None and not self.unbounded_costs and spent + call.max_cost <= self.max_cost
+
+    def count_call(self, call: CallEstimate, count: Literal[1, -1]) -> None:
+        """Count a call as running here and above (1), or as ended (-1)."""
+        tokens, cost = count * (call.max_tokens or 0), count * (call.max_cost or FREE)
+        ledger: SpendingLedger | None = self
+        while ledger is not None:
+            ledger.calls += count
+            ledger.call_tokens += tokens
+            ledger.call_cost += cost
+            ledger.unbounded_tokens += count * (call.max_tokens is None)
+            ledger.unbounded_costs += count * (call.max_cost is None)
+            ledger = ledger.parent
 
     def refusal(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
         """Return the error if a call of *model* of at most *tokens* and *cost* has no room here or above, or ``None``."""
@@ -118,8 +189,10 @@ class SpendingLedger:
             more = max(self.limits.max_tokens or 0, used + tokens - most) if self.limits.ask else None
             return LimitExceeded(msg, kind="tokens", limit=most, path=self.path if more else "", more=more)
         dollars = self.max_cost
-        if dollars is None or (cost is None and self.limits.allow_unpriced):
+        if dollars is None:
             return None
+        if cost is None and self.limits.allow_unpriced:
+            cost = FREE
         # An unknown price is refused where money is limited: taken for nothing, the limit would not hold
         # (reliability:MP63).
         if cost is None:
@@ -129,8 +202,6 @@ class SpendingLedger:
             )
             return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
         spent = self.cost + self.reserved_cost
-        # What others have reserved counts as spent. Without it, ten calls that start together would each find the whole
-        # budget (reliability:R6).
         if spent + cost > dollars:
             msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}; raise Limits(max_cost_usd=...)"
             again = self._dollars_to_add(spent + cost - dollars) if self.limits.ask else None
@@ -289,6 +360,130 @@ class LimitGate:
         return Value(ChildResult(agent_id=item.effect.agent_id, status=status, error=error), self._now())
 
 
+@attrs.define(eq=False)
+class MeteredCall:
+    """
+    A model call from its start to its bill.
+
+    Attributes:
+        ledger: The ledger of its run.
+        estimate: How much it may use.
+        turn: Is done when it may run or is refused.
+        error: Why it is refused; ``None`` if it is not.
+        is_running: Whether it counts as running in the ledger.
+        settled: The tokens and dollars of failed attempts, which are counted already.
+    """
+
+    ledger: SpendingLedger
+    estimate: CallEstimate
+    turn: asyncio.Future[None] | None = None
+    error: LimitExceeded | None = None
+    is_running: bool = False
+    settled: tuple[int, Decimal] = (0, FREE)
+
+    def find_error(self) -> LimitExceeded | None:
+        """Return the error if there is no room even without the running calls, or ``None``."""
+        return self.ledger.refusal(self.estimate.tokens, self.estimate.cost, self.estimate.model)
+
+
+class CallQueue:
+    """
+    Lets model calls run at the same time while the most that they may use fits together; the others wait in order.
+
+    Only the first that waits may start next, so that small calls never pass a large one.
+    """
+
+    def __init__(self) -> None:
+        self._line: deque[MeteredCall] = deque()
+
+    def has_room(self, call: MeteredCall) -> bool:
+        """Return whether a call would run at once."""
+        return not self._line and call.ledger.has_room(call.estimate)
+
+    def start(self, call: MeteredCall) -> None:
+        """Start or refuse a call, or put it in line."""
+        call.error = call.find_error()
+        if call.error is None:
+            if self.has_room(call):
+                self._run(call)
+            else:
+                call.turn = asyncio.get_running_loop().create_future()
+                self._line.append(call)
+
+    async def wait(self, call: MeteredCall) -> None:
+        """Wait until a call runs or is refused; one whose wait is cancelled ends."""
+        if call.turn is None:
+            return
+        try:
+            await call.turn
+        except BaseException:
+            self.end(call)
+            raise
+        call.turn = None
+
+    def end(self, call: MeteredCall) -> None:
+        """Release what a call reserved, and let others run."""
+        if call.turn is not None:
+            call.turn.cancel()
+        if call.is_running:
+            call.is_running = False
+            call.ledger.count_call(call.estimate, -1)
+        self.start_waiting_calls()
+
+    def start_waiting_calls(self) -> None:
+        """Start the waiting calls that have room now, and refuse those that never will."""
+        while self._line:
+            call = self._line[0]
+            assert call.turn is not None  # noqa: S101 - it is in line
+            if not call.turn.done():
+                call.error = call.find_error()
+                if call.error is None:
+                    if not call.ledger.has_room(call.estimate):
+                        return
+                    self._run(call)
+                call.turn.set_result(None)
+            self._line.popleft()
+
+    def _run(self, call: MeteredCall) -> None:
+        call.is_running = True
+        call.ledger.count_call(call.estimate, 1)
+
+
+def estimate_call(
+    request: ModelRequest, prices: Prices, find_output_limit: Callable[[ModelRequest], int | None]
+) -> CallEstimate:
+    """Return how much a model call may use: what goes in, by estimate, and all that may come out."""
+    model, prompt, named = request.model, estimated_tokens(request), request.settings.max_tokens or 0
+    longest = find_output_limit(request)
+    cost = prices.for_usage(model, Usage(input_tokens=prompt, output_tokens=named))
+    if longest is None:
+        return CallEstimate(model, prompt + named, cost, None, None)
+    most = prices.for_usage(model, Usage(input_tokens=prompt, output_tokens=longest))
+    return CallEstimate(model, prompt + named, cost, prompt + longest, most)
+
+
+class _MeteredIO:
+    """The ``IO`` of a model call: settles its failed attempts, passes everything on."""
+
+    __slots__ = ("_io", "_settle", "drive", "emit", "ends", "find_stopped_call", "note_suspension", "waits")
+
+    def __init__(self, io: IO, settle: Callable[[Usage | None], RetryWait | None]) -> None:
+        self._io = io
+        self._settle = settle
+        self.emit, self.drive, self.ends, self.waits = io.emit, io.drive, io.ends, io.waits
+        self.find_stopped_call, self.note_suspension = io.find_stopped_call, io.note_suspension
+
+    @property
+    def watched(self) -> bool:
+        """Whether anyone receives events."""
+        return self._io.watched
+
+    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+        """Pass on a failed attempt, and settle it."""
+        self._io.attempt(failure, usage)
+        return self._settle(usage)
+
+
 class UsageMeter:
     """
     Reserves before effects start, and counts their usage.
@@ -298,15 +493,30 @@ class UsageMeter:
         refusals: Shared with the gate inside.
         ledgers: The ledgers of the tree.
         prices: What model calls cost, for limits in US dollars.
+        find_output_limit: Returns how many tokens the reply to a request has at most, or ``None`` if nothing bounds it.
+        find_record: Says whether a record answers an effect or has its start; ``None`` without a record.
     """
 
-    def __init__(self, inner: Performer, refusals: Refusals, ledgers: Ledgers, prices: Prices) -> None:
+    def __init__(
+        self,
+        inner: Performer,
+        refusals: Refusals,
+        ledgers: Ledgers,
+        prices: Prices,
+        *,
+        find_output_limit: Callable[[ModelRequest], int | None],
+        find_record: Callable[[Item], RecordState] | None = None,
+    ) -> None:
         self._inner = inner
         self._refusals = refusals
         self._ledgers = ledgers
         self._prices = prices
-        # What each call is metered for: its worst case, and whether there was room for that.
-        self._reserved: dict[str, dict[int, tuple[int, Decimal, bool]]] = {}
+        self._find_output_limit = find_output_limit
+        self._find_record = find_record
+        # What each call is metered for, and those that ask for room only when they are performed.
+        self._calls: dict[str, dict[int, MeteredCall]] = {}
+        self._late: set[tuple[str, int]] = set()
+        self._queue = CallQueue()
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
         self._admitted: dict[str, dict[int, bool]] = {}
 
@@ -321,18 +531,36 @@ class UsageMeter:
         for item in batch:
             effect = item.effect
             if isinstance(effect, CallModel):
-                self._reserve_for_effect(item)
+                call = self._begin_call(item)
+                if call is not None and call.turn is not None and len(batch) == 1:
+                    return self._begin_after_turn(item, call)
             elif isinstance(effect, Spawn) and effect.tool_call_id:
                 self._admit_child(item, effect, spawned)
             elif isinstance(effect, CallBody):
                 self._check_body_depth(item, effect)
         return self._inner.begin(batch)
 
+    def count_startable(self, items: Sequence[Item]) -> int:
+        """Return how many of the first *items* can begin together: at least one, and no call that would have to wait for others."""
+        started: list[MeteredCall] = []
+        count = 0
+        for item in items:
+            call = self._estimate(item) if isinstance(item.effect, CallModel) else None
+            if call is not None and self._state(item) == "new" and call.find_error() is None:
+                if count and not self._queue.has_room(call):
+                    break
+                call.ledger.count_call(call.estimate, 1)
+                started.append(call)
+            count += 1
+        for call in started:
+            call.ledger.count_call(call.estimate, -1)
+        return count
+
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect and count its usage if it was reserved for."""
         if isinstance(item.effect, Spawn):
             return self._perform_child(item, io)
-        if self._reserved and item.effect.seq in self._reserved.get(item.path, ()):
+        if self._calls and item.effect.seq in self._calls.get(item.path, ()):
             return self._perform_metered(item, io)
         return self._inner.perform(item, io)
 
@@ -340,28 +568,58 @@ class UsageMeter:
         """Release the reservations of an ended run."""
         for by_model in self._admitted.pop(path, {}).values():
             self._ledgers.get_ledger(path).count_children(-1, by_model=by_model)
-        for tokens, cost, has_room in self._reserved.pop(path, {}).values():
-            if has_room:
-                self._ledgers.get_ledger(path).reserve(-tokens, -cost)
+        for seq, call in self._calls.pop(path, {}).items():
+            self._late.discard((path, seq))
+            self._queue.end(call)
 
-    def _reserve_for_effect(self, item: Item) -> None:
+    def start_waiting_calls(self) -> None:
+        """Start the waiting calls that have room since a limit was raised."""
+        self._queue.start_waiting_calls()
+
+    def _state(self, item: Item) -> RecordState:
+        return "new" if self._find_record is None else self._find_record(item)
+
+    def _estimate(self, item: Item) -> MeteredCall | None:
+        """Return a model call with its estimate; ``None`` if no limit holds for it."""
         ledger = self._ledgers.get_ledger(item.path)
         if not ledger.bounded:
-            return
+            return None
         request = cast("CallModel", item.effect).request
-        # The worst case: what goes in, by estimate, and all that the settings allow to come out. What was not needed is
-        # given back with the reply, so a limit is only passed by the error of the estimate (reliability:R6).
-        prompt, output = estimated_tokens(request), request.settings.max_tokens or 0
-        cost = self._prices.for_usage(request.model, Usage(input_tokens=prompt, output_tokens=output))
-        error = ledger.refusal(prompt + output, cost, request.model)
-        if error is None:
-            ledger.reserve(prompt + output, cost or FREE)
-        else:
-            # It is metered all the same: where runs beside each other are replayed, one that is recorded to have found room may come
-            # before what made that room, and what it spent counts.
-            self._refusals.refuse(item.path, (item.effect,), error)
-        room = (prompt + output, cost or FREE, error is None)
-        self._reserved.setdefault(item.path, {})[item.effect.seq] = room
+        return MeteredCall(ledger, estimate_call(request, self._prices, self._find_output_limit))
+
+    def _begin_call(self, item: Item) -> MeteredCall | None:
+        """Reserve for a call if there is room; else refuse it or put it in line."""
+        call = self._estimate(item)
+        if call is None:
+            return None
+        # It is metered also if it is refused: where runs beside each other are replayed, one that is recorded to have
+        # found room may come before what made that room, and what it spent counts.
+        self._calls.setdefault(item.path, {})[item.effect.seq] = call
+        state = self._state(item)
+        # What a record answers is paid for. What it has the start of may have to wait until all runs have reached the end of
+        # their records, so it reserves nothing before it is performed.
+        if state == "new":
+            self._queue.start(call)
+            self._refuse(item, call)
+        elif state == "begun":
+            self._late.add(item.address)
+        return call
+
+    def _refuse(self, item: Item, call: MeteredCall) -> None:
+        if call.error is not None:
+            self._refusals.refuse(item.path, (item.effect,), call.error)
+
+    async def _begin_after_turn(self, item: Item, call: MeteredCall) -> None:
+        try:
+            await self._wait(item, call)
+        except BaseException:
+            del self._calls[item.path][item.effect.seq]
+            raise
+        await self._inner.begin((item,))
+
+    async def _wait(self, item: Item, call: MeteredCall) -> None:
+        await self._queue.wait(call)
+        self._refuse(item, call)
 
     def _admit_child(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
         """Count a child that a model requested, or refuse it alone."""
@@ -417,11 +675,18 @@ class UsageMeter:
         return outcome
 
     async def _perform_metered(self, item: Item, io: IO) -> Single:
-        tokens, cost, has_room = self._reserved[item.path].pop(item.effect.seq)
-        ledger = self._ledgers.get_ledger(item.path)
+        call = self._calls[item.path].pop(item.effect.seq)
+        if item.address in self._late:
+            self._late.remove(item.address)
+            self._queue.start(call)
+            self._refuse(item, call)
+        if call.turn is not None:
+            await self._wait(item, call)
+        tokens, cost = call.estimate.tokens, call.estimate.cost or FREE
         used: tuple[int, Decimal] = (0, FREE)
+        metered = _MeteredIO(io, partial(self._settle_attempt, item, call))
         try:
-            outcome = await self._inner.perform(item, io)
+            outcome = await self._inner.perform(item, metered)
             used = self._usage_of_call(item, outcome, tokens, cost)
         # A call that was cut off has been paid for in part; what is known of it counts, before the cancellation goes
         # on.
@@ -429,10 +694,25 @@ class UsageMeter:
             used = self._usage_of_call(item, Stop("cancelled", begun=io.find_stopped_call(item)), tokens, cost)
             raise
         finally:
-            if has_room:
-                ledger.reserve(-tokens, -cost)
-            ledger.spend(*used)
+            # A limit that was reached between two attempts has been counted up to there.
+            call.ledger.spend(max(0, used[0] - call.settled[0]), max(FREE, used[1] - call.settled[1]))
+            self._queue.end(call)
         return outcome
+
+    def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RetryWait | None:
+        """Count a failed attempt; one that used something frees its room, and the next one waits for it like a call."""
+        if usage is None or not usage.total_tokens:
+            return None
+        cost = self._prices.for_usage(cast("CallModel", item.effect).request.model, usage) or FREE
+        call.settled = call.settled[0] + usage.total_tokens, call.settled[1] + cost
+        call.ledger.spend(usage.total_tokens, cost)
+        self._queue.end(call)
+        self._queue.start(call)
+        return partial(self._wait_for_retry, call)
+
+    async def _wait_for_retry(self, call: MeteredCall) -> LimitExceeded | None:
+        await self._queue.wait(call)
+        return call.error
 
     def _usage_of_call(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
         """Return the tokens and cost of a model call; unknown ones count as reserved."""

@@ -20,6 +20,8 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 
+RetryWait: TypeAlias = Callable[[], Awaitable[StepEngineError | None]]
+
 
 class Item(NamedTuple):
     """
@@ -65,8 +67,13 @@ class IO(Protocol):
     def emit(self, event: Event) -> None:
         """Show an event; call it in the run's event loop."""
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> None:
-        """Report a failed attempt that is retried, and its known usage."""
+    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+        """
+        Report a failed attempt that is to be retried, and its known usage.
+
+        Returns:
+            Waits until the retry may start, and returns the error if it may not; ``None`` where it may at once.
+        """
 
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from stepengine.data.ceilings import ceiling_from_answer
+from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Single
 from stepengine.data.questions import Answer, Question
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.innermost import Innermost
-from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, Repeats, SpendingLedger, UsageMeter
+from stepengine.runtime.limits import Ledgers, LimitGate, RecordState, Refusals, Repeats, SpendingLedger, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.prices import Prices
 
@@ -39,7 +40,17 @@ class PerformerStack:
         prices: Computes the cost of model calls.
     """
 
-    __slots__ = ("_elapsed", "_ledgers", "_make_brake", "_middlewares", "_tracers", "_wrapping", "innermost", "prices")
+    __slots__ = (
+        "_elapsed",
+        "_find_output_limit",
+        "_ledgers",
+        "_make_brake",
+        "_middlewares",
+        "_tracers",
+        "_wrapping",
+        "innermost",
+        "prices",
+    )
 
     def __init__(
         self,
@@ -50,11 +61,13 @@ class PerformerStack:
         *,
         make_brake: Callable[[Performer, Refusals], StopOnFailure],
         elapsed: Callable[[], int],
+        find_output_limit: Callable[[ModelRequest], int | None],
     ) -> None:
         """
         Wrap *innermost* in *middlewares*, such as recorders, and everything in *tracers*.
 
-        *make_brake* makes the brake around a performer; *elapsed* is the tree's time in milliseconds.
+        *make_brake* makes the brake around a performer; *elapsed* is the tree's time in milliseconds; *find_output_limit*
+        returns the longest reply to a request in tokens, if it is known.
         """
         self.innermost = innermost
         self.prices = prices
@@ -62,6 +75,7 @@ class PerformerStack:
         self._tracers = tracers
         self._make_brake = make_brake
         self._elapsed = elapsed
+        self._find_output_limit = find_output_limit
         self._ledgers = Ledgers()
         # Put up when it is first needed. A run of its own that nothing wraps never needs it, and thousands of runs are
         # started at once.
@@ -84,6 +98,10 @@ class PerformerStack:
         """The performer that stops the siblings of a failed child."""
         return (self._wrapping or self._wrap_innermost()).brake
 
+    def count_startable(self, items: Sequence[Item]) -> int:
+        """Return how many of the first *items*, at least one, can begin together within the limits."""
+        return (self._wrapping or self._wrap_innermost()).meter.count_startable(items)
+
     def compare(self, item: Item, outcome: Single, io: IO) -> None:
         """Count a call that repeats the last one."""
         (self._wrapping or self._wrap_innermost()).repeats.compare(item, outcome, io)
@@ -99,7 +117,15 @@ class PerformerStack:
         for wrap in self._middlewares:
             performer = wrap(performer)
         recording = performer
-        performer = meter = UsageMeter(performer, refusals, self._ledgers, self.prices)
+        find_record: Callable[[Item], RecordState] | None = getattr(recording, "find_record", None)
+        performer = meter = UsageMeter(
+            performer,
+            refusals,
+            self._ledgers,
+            self.prices,
+            find_output_limit=self._find_output_limit,
+            find_record=find_record,
+        )
         # Outside of the recorder, so that a run that goes on counts what was recorded, too: three equal calls are
         # three, also when a crash stands between them.
         performer = repeats = Repeats(performer, refusals)
@@ -138,6 +164,8 @@ class PerformerStack:
         ceiling = ceiling_from_answer(question, answer)
         if ceiling is not None:
             self._ledgers.allow(ceiling)
+            if self._wrapping is not None:
+                self._wrapping.meter.start_waiting_calls()
 
     def forget(self, path: str) -> None:
         """Drop the data of an ended run."""

@@ -16,9 +16,10 @@ from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.clock import SystemClock, TimeSource
+from stepengine.runtime.limits import CallEstimate, estimate_call
 from stepengine.runtime.mail import PostBox
 from stepengine.runtime.performer import Item, Middleware
-from stepengine.runtime.prices import Pricing
+from stepengine.runtime.prices import Prices, Pricing
 from stepengine.runtime.questions import RememberedRules
 from stepengine.runtime.rates import LimiterSource
 from stepengine.runtime.retry import RetryPolicy
@@ -86,6 +87,11 @@ def _unknown_window(_: str) -> int | None:
     return None
 
 
+def get_named_output_limit(request: ModelRequest) -> int | None:
+    """Return the output limit that the settings of a request name."""
+    return request.settings.max_tokens
+
+
 class ReplayProgress(Protocol):
     """The record of a tree whose runs resume in parallel."""
 
@@ -107,6 +113,7 @@ class Services:
         tools: What tools are run with.
         pricing: What replies cost; ``None`` for nothing but what providers say.
         window: Gives a model's context length in tokens, when known.
+        output_limit: Gives the most tokens that the reply to a request may have, when known.
         planner: Turns a ``Spawn`` into what its child is started with, or raises why it must not start.
         interactor: Somebody who answers questions in process.
         remembered: What people allowed for good in the conversation; by default the run tree stands alone.
@@ -133,6 +140,7 @@ class Services:
     tools: ToolSetting = attrs.field(factory=ToolSetting)
     pricing: Pricing | None = None
     window: Callable[[str], int | None] = _unknown_window
+    output_limit: Callable[[ModelRequest], int | None] = get_named_output_limit
     planner: ChildPlanner = _refuse_child
     interactor: Interactor | None = None
     remembered: RememberedRules | None = None
@@ -150,3 +158,7 @@ class Services:
     wakes_now: bool = False
     mail: PostBox | None = None
     record: ReplayProgress | None = None
+
+    def estimate_call(self, request: ModelRequest) -> CallEstimate:
+        """Return how much a model call of *request* may use."""
+        return estimate_call(request, Prices(self.pricing, self.clock.now), self.output_limit)

@@ -41,7 +41,7 @@ from stepengine.runtime.innermost import NOTHING, Innermost, OutcomeMaker
 from stepengine.runtime.leftovers import Leftovers
 from stepengine.runtime.mail import Inboxes, Mail, Message
 from stepengine.runtime.outside_messages import apply_outside_message
-from stepengine.runtime.performer import Item
+from stepengine.runtime.performer import Item, RetryWait
 from stepengine.runtime.performer_stack import PerformerStack
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.questions import AdvanceAnswers, OpenQuestions
@@ -160,6 +160,7 @@ class RunTree:
             services.outermost,
             make_brake=partial(StopOnFailure, now=self.clock.elapsed, tree=self),
             elapsed=self.clock.elapsed,
+            find_output_limit=services.output_limit,
         )
 
     @property
@@ -167,8 +168,9 @@ class RunTree:
         """Whether anyone receives events."""
         return self.hub.watched
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> None:
+    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Ignore a failed attempt; a recorder wraps this method."""
+        return None
 
     def waits(self, item: Item) -> Awaitable[None]:
         """Ignore that a call only waits for its result; a recorder wraps this method."""

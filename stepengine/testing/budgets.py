@@ -27,9 +27,10 @@ from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.innermost import NOTHING
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
-from stepengine.runtime.performer import IO, Item, Middleware, Performer
+from stepengine.runtime.performer import IO, Item, Middleware, Performer, RetryWait
 from stepengine.runtime.prices import Prices
-from stepengine.runtime.sizes import expected_tokens
+from stepengine.runtime.services import get_named_output_limit
+from stepengine.runtime.sizes import estimated_tokens
 from stepengine.testing.invariants import WatchedRun, format_address, refuse
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -92,8 +93,9 @@ class _SilentIO:
     def emit(self, event: Event) -> None:
         """Do nothing."""
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> None:
+    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Do nothing."""
+        return None
 
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return ``None``: no stopped call is known."""
@@ -144,9 +146,11 @@ class Budgets:
         self._ledgers = Ledgers()
         gate = LimitGate(_FunctionPerformer(happens), self._refusals, now)
         self._recording = recording(gate)
-        self._meter = UsageMeter(self._recording, self._refusals, self._ledgers, PRICES)
+        self._meter = UsageMeter(
+            self._recording, self._refusals, self._ledgers, PRICES, find_output_limit=get_named_output_limit
+        )
         self._nodes: dict[str, _Node] = {}
-        self._held: dict[tuple[str, int], int] = {}
+        self._held: dict[tuple[str, int], _HeldCall] = {}
 
     def opens(self, plan: RunPlan) -> None:
         """Start to count the usage of a run."""
@@ -165,9 +169,17 @@ class Budgets:
             self._release_tokens(at)
         ledger = self._ledgers.get_ledger(path)
         self._ledgers.close(path)
-        if ledger.reserved_tokens or ledger.reserved_cost:
-            refuse("I8", f"{ledger.reserved_tokens} tokens are still reserved after the end of run {path or 'root'}")
+        if ledger.calls or ledger.call_tokens or ledger.call_cost:
+            refuse("I8", f"{ledger.call_tokens} tokens are still reserved after the end of run {path or 'root'}")
         del self._nodes[path]
+
+    def is_bounded(self, path: str) -> bool:
+        """Return whether the model calls of a run have to find room."""
+        return self._ledgers.get_ledger(path).bounded
+
+    def count_startable(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> int:
+        """Return how many of the first *members* can begin together."""
+        return self._meter.count_startable([Item(run.plan.path, effect, run.plan, gather) for effect in members])
 
     def begin(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
         """
@@ -228,22 +240,26 @@ class Budgets:
         nodes = [*self._lineage(path)]
         if all(node.most is None for node in nodes):
             return
-        tokens = expected_tokens(effect.request)
+        prompt, named = estimated_tokens(effect.request), effect.request.settings.max_tokens
+        call = _HeldCall(prompt + (named or 0), is_bounded=named is not None)
         for node in nodes:
-            if node.most is not None and node.tokens + node.reserved + tokens > node.most:
+            # A call may run alone if what is known of it fits, and beside others only if all of that is known.
+            is_open = bool(node.held) and not all(each.is_bounded for each in (call, *node.held))
+            reserved = sum(each.tokens for each in node.held)
+            if node.most is not None and (is_open or node.tokens + reserved + call.tokens > node.most):
                 refuse(
                     "I8",
-                    f"the model call {format_address((path, effect.seq))} needs {tokens} tokens and was let through, with "
-                    f"{node.tokens} of {node.most} used and {node.reserved} reserved",
+                    f"the model call {format_address((path, effect.seq))} needs {call.tokens} tokens and was let through, with "
+                    f"{node.tokens} of {node.most} used and {reserved} reserved",
                 )
-            node.reserved += tokens
-        self._held[(path, effect.seq)] = tokens
+            node.held.append(call)
+        self._held[(path, effect.seq)] = call
 
     def _release_tokens(self, at: tuple[str, int]) -> int:
-        tokens = self._held.pop(at)
+        call = self._held.pop(at)
         for node in self._lineage(at[0]):
-            node.reserved -= tokens
-        return tokens
+            node.held.remove(call)
+        return call.tokens
 
     def _count_start(self, path: str, effect: Spawn, together: int) -> None:
         depth = path.count(".") + 1 + bool(path)
@@ -265,6 +281,14 @@ class Budgets:
                 )
 
 
+@attrs.frozen(eq=False)
+class _HeldCall:
+    """A running model call: its tokens as far as they are known, and whether it can use no more."""
+
+    tokens: int
+    is_bounded: bool
+
+
 @attrs.define
 class _Node:
     """The usage of one run and of the runs below it."""
@@ -272,7 +296,7 @@ class _Node:
     limits: Limits
     given: Limits
     tokens: int = 0
-    reserved: int = 0
+    held: list[_HeldCall] = attrs.field(factory=list)
     children: int = 0
     asked: int = 0
 

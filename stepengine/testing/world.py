@@ -6,7 +6,7 @@ When nothing goes wrong, replies, results and answers come from a seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -519,18 +519,21 @@ class World:
         if isinstance(effect, Compute):
             return run_compute(effect, self._kept.setdefault(run.plan.path.rpartition(".")[0], RunResources()))
         members = effect.effects if isinstance(effect, Gather) else (effect,)
-        try:
-            self._budgets.begin(run, members, effect if isinstance(effect, Gather) and len(members) > 1 else None)
-        except ReplayDivergence as error:
-            self._refuse_divergence(error)
-        self._open |= {(run.plan.path, member.seq) for member in members}
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
             outcomes = self._answer_members(run, members, effect)
         else:
+            self._begin(run, members, None)
             outcomes = (self._budgets.perform(run, effect),)
         run.answered(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
+
+    def _begin(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
+        try:
+            self._budgets.begin(run, members, gather)
+        except ReplayDivergence as error:
+            self._refuse_divergence(error)
+        self._open |= {(run.plan.path, member.seq) for member in members}
 
     def _answer_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
         """
@@ -550,7 +553,7 @@ class World:
         done: dict[int, Single] = {}
         stop: Stop | None = None
         failed = False
-        for index in order:
+        for index in self._begin_in_order(run, members, gather, order, done):
             member = members[index]
             if stop is not None:
                 done[index] = attrs.evolve(stop, child=None, questions=())
@@ -561,6 +564,33 @@ class World:
             stop = outcome if isinstance(outcome, Stop) else None
             failed = failed or (fail_fast and has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
+
+    def _begin_in_order(
+        self,
+        run: WatchedRun,
+        members: Sequence[Leaf],
+        gather: Gather,
+        order: Sequence[int],
+        done: Mapping[int, Single],
+    ) -> Iterator[int]:
+        """
+        Begin as many members at a time as the limits have room for, and yield them in this *order* to be performed.
+
+        After a stop among what is *done* none begins.
+        """
+        start, together = 0, gather if len(members) > 1 else None
+        while start < len(members):
+            if any(isinstance(outcome, Stop) for outcome in done.values()):
+                yield from range(start, len(members))
+                return
+            end = start + self._budgets.count_startable(run, members[start:], together)
+            self._begin(run, members[start:end], together)
+            now = [index for index in order if start <= index < end]
+            if self._budgets.is_bounded(run.plan.path):
+                # A child is driven to its end here, and its calls could not wait for one that comes behind it.
+                now.sort(key=lambda index: not isinstance(members[index], CallModel))
+            yield from now
+            start = end
 
     def _check_outcome(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder, whether new or recorded."""

@@ -251,6 +251,11 @@ class AnthropicProvider(HttpProvider):
         window = parse_token_count(answer.get("max_input_tokens"))
         return ModelInfo(window, most, thinking=takes, efforts=family.efforts), family
 
+    def output_limit(self, request: ModelRequest) -> int | None:
+        """Return the output limit that is sent with *request*: the API demands one."""
+        model = self.bare(request.model)
+        return resolve_output_limit(request, model, self._get_family(model), self._ways)
+
     def _get_family(self, model: str) -> AnthropicFamily:
         known = self._described.get(model)
         return find_family(model) if known is None else known[1]
