@@ -542,7 +542,9 @@ class DurableEngine:
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
         journal = MemoryJournal() if into is None else as_journal(into)
-        return await write_journal(self._launcher, await read_archive(self.operator, run), journal)
+        archive = await read_archive(self.operator, run)
+        recorded = await self.result(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
+        return await write_journal(self._launcher, archive, journal, recorded)
 
     async def continued(self, journal: JournalLike, *, release: str | None = None) -> str:
         """

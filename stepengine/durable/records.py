@@ -19,7 +19,7 @@ from attrs import frozen
 from stepengine.data.effects import CHILD_ENDS, RUNS, WAITS, AskPerson, CallBody, CallModel, RunInBackground, Spawn
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.durable.body import make_root_request
 from stepengine.durable.operate import DurableRunView, Operator, Step
 from stepengine.durable.sessions import ENTERED, add_previous_turn, resolve_answered_run
@@ -44,12 +44,13 @@ from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
 from stepengine.engine.run_plans import resolve_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import changes_world_again, encode_effect, restored
+from stepengine.journal.encoding import changes_world_again, encode_effect, restored, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import get_start_address, parse_opening
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Address, Intent, Result, format_address
 from stepengine.journal.run_start import start_run
+from stepengine.journal.show import find_root_end
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
@@ -193,7 +194,9 @@ def decode_outcome(form: Mapping[str, Any]) -> Single:
 # --- out ----------------------------------------------------------------------------------------------------------------
 
 
-async def write_journal(launcher: Launcher, archive: Archive, journal: Journal) -> Journal:
+async def write_journal(
+    launcher: Launcher, archive: Archive, journal: Journal, recorded: RunResult | None = None
+) -> Journal:
     """
     Write the record of a run tree into *journal*, and return it.
 
@@ -201,6 +204,7 @@ async def write_journal(launcher: Launcher, archive: Archive, journal: Journal) 
         launcher: The engine's, with the agents of the run's release.
         archive: What is recorded.
         journal: A journal that holds no run.
+        recorded: The stored result of a run that has ended; the journal has its end, whatever the agents come to now.
 
     Raises:
         JournalError: when the journal cannot be written, or holds a run; when the run's turn in its session has not come.
@@ -220,7 +224,23 @@ async def write_journal(launcher: Launcher, archive: Archive, journal: Journal) 
         raise result.error
     played.check_all_used()
     _drop_unstarted(session.writer.journal, archive)
+    if recorded is not None:
+        _write_recorded_end(session.writer.journal, recorded)
     return session.writer.journal
+
+
+def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
+    """Replace the end that the agents come to now by the stored one, if another is stored."""
+    made, records = find_root_end(journal.history()), journal.records()
+    end = records[-1]
+    if made is None or not isinstance(end, Result):
+        return
+    was = attrs.evolve(
+        made, status=recorded.status, output=recorded.output, text=recorded.text,
+        error=recorded.error if isinstance(recorded.error, StepEngineError) else made.error,
+    )  # fmt: skip
+    if to_comparable_form(was) != to_comparable_form(made):
+        journal.replace([*records[:-1], Result(end.path, end.seq, end.at, Value(was, end.at))])
 
 
 async def follow_run(launcher: Launcher, operator: Operator, root: str) -> AsyncGenerator[Event, None]:

@@ -6,10 +6,15 @@ import itertools
 from types import SimpleNamespace
 from typing import Any
 
-from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform
+import pytest
+
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext
+from stepengine.debugging import describe_run
 from stepengine.durable import records, workers
 from stepengine.journal import MemoryJournal
 from stepengine.journal.questions import in_doubt
+
+from .shared import worker_of
 
 
 async def test_the_list_of_workers_says_who_works_and_nobody_misses_it_where_it_is_not(db: str) -> None:
@@ -60,3 +65,24 @@ def test_a_journal_that_ends_in_the_middle_keeps_of_what_has_no_result_only_what
             engine.resume_sync(journal).unwrap()
             assert {*whole.history().results} == {*journal.history().results}
     engine.close()
+
+
+@pytest.mark.spec("replay:D16")
+async def test_an_exported_journal_has_the_end_that_is_stored(db: str) -> None:
+    def agent(*, mended: bool) -> AgentDefinition:
+        def handle_steps(ctx: StepContext) -> Any:
+            yield from Perform(len, "abc")
+            if not mended:
+                msg = "no"
+                raise ValueError(msg)
+            return "good"
+
+        return AgentDefinition("root", handle_steps=handle_steps)
+
+    async with worker_of([agent(mended=False)], db, release="r1") as worker:
+        failed = await worker.run("root", "go")
+    async with worker_of([agent(mended=True)], db, release="r1") as worker:
+        again = await worker.resume(failed.journal)
+        told = describe_run(await worker.export(failed.journal))
+
+    assert ("failed", "failed", None) == (again.status, told["status"], told["output"])
