@@ -19,7 +19,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, JsonList, JsonValue, compact, freeze, freeze_object
 from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import Validated
-from stepengine.data.typed_values import REMEDY, REMEDY_FOR_SECRETS, find_changes, find_secret, sort_sets
+from stepengine.data.typed_values import sort_sets
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.conversion import dump_typed, encode_typed
 from stepengine.tools.iterables import REMEDY as REMEDY_OF_ITERABLES
@@ -300,32 +300,8 @@ class FunctionInputs:
                 changed[place] = value
             else:
                 changed[place] = self._encode_argument(name, value, given)
-        return self._find_stored_input(given, changed, arguments) if changed else given
-
-    def _find_stored_input(
-        self, given: JsonDict, changed: dict[str, object], arguments: Mapping[str, object]
-    ) -> JsonDict:
-        """Return the input with the *changed* members that give the same arguments back; else they stay as *given*."""
-        stored = freeze_object({**given, **changed})
-        lost = self._find_lost(stored, arguments)
-        if not lost:
-            return stored
-        secrets = [found for place, value in lost if (found := find_secret(value, place))]
-        members = {self._find_input_member(place.partition(".")[0], given) for place, _ in lost}
-        stored = freeze_object({**given, **{place: v for place, v in changed.items() if place not in members}})
-        if secrets or (lost := self._find_lost(stored, arguments)):
-            place, remedy = (secrets[0], REMEDY_FOR_SECRETS) if secrets else (lost[0][0], REMEDY)
-            issues = [f"{place}: does not come back equal from its JSON; {remedy}"]
-            raise make_tool_input_error(self._name, issues, given)
-        return stored
-
-    def _find_lost(self, stored: JsonDict, arguments: Mapping[str, object]) -> list[tuple[str, object]]:
-        """Return place and value of each part of the arguments that *stored* does not give back."""
-        try:
-            back = self._load(self._adapter, stored)
-        except Exception:  # noqa: BLE001 - validators of the author's may raise anything
-            return list(arguments.items())
-        return [change for name, value in arguments.items() for change in find_changes(value, back.get(name), name)]
+        # What the body gets, also where a validator would change it again: rules, hooks and people judge this input.
+        return freeze_object({**given, **changed}) if changed else given
 
     def _load(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
         """Return the typed value in JSON, as ``validate`` reads it."""
