@@ -6,11 +6,12 @@ pydantic validates a *capture function* with the same parameters, which returns 
 
 from __future__ import annotations
 
+import collections.abc
 import functools
 import inspect
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_origin
 
 from attrs import frozen
 
@@ -18,9 +19,11 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, JsonList, JsonValue, compact, freeze, freeze_object
 from stepengine.data.schemas import NAMED_SCHEMAS, SCHEMAS
 from stepengine.data.tools import Validated
-from stepengine.data.typed_values import REMEDY, REMEDY_FOR_SECRETS, find_changes, find_secret, sort_sets
+from stepengine.data.typed_values import sort_sets
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.conversion import dump_typed, encode_typed
+from stepengine.tools.iterables import REMEDY as REMEDY_OF_ITERABLES
+from stepengine.tools.iterables import find_one_shot
 from stepengine.tools.places import is_bundled, source_location
 from stepengine.tools.schemas import make_tool_input_error
 from stepengine.tools.signatures import Signature
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails, ValidationError
 
+ITERATORS = (collections.abc.Iterator, collections.abc.AsyncIterator, collections.abc.AsyncIterable)
+"""Types for which pydantic has no schema, since no JSON becomes one."""
 SCALARS = frozenset({str, int, float, bool, type(None)})
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 
@@ -88,8 +93,21 @@ def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
         )
     except (PydanticUserError, TypeError) as error:
         text = str(error).partition("\n")[0]
+        if iterator := next((p.name for p in kept if get_origin(p.annotation) in ITERATORS), None):
+            text = f"the parameter {iterator!r} is an iterator: {REMEDY_OF_ITERABLES}"
         msg = f"{source_location(fn)}: the parameters of tool {getattr(fn, '__name__', '?')!r} have no JSON Schema: {text}"
         raise DefinitionError(msg) from error
+
+
+def _check_iterables(adapter: TypeAdapter[Any], tool_name: str, signature: Signature) -> None:
+    """Raise ``DefinitionError`` for a parameter whose values can be read only once."""
+    place = find_one_shot(adapter.core_schema)
+    if place is not None:
+        where = source_location(signature.body.fn)
+        msg = (
+            f"{where}: the parameter {place!r} of tool {tool_name!r} is an Iterable or Generator: {REMEDY_OF_ITERABLES}"
+        )
+        raise DefinitionError(msg)
 
 
 def _json_schema(adapter: TypeAdapter[Any]) -> Any:
@@ -192,6 +210,7 @@ class FunctionInputs:
         self._refused = ValidationError
         self._adapter = _make_adapter(signature)
         self._encoders: dict[str, TypeAdapter[Any]] = {}
+        _check_iterables(self._adapter, tool_name, signature)
         self._aliases = _parse_aliases(self._adapter.core_schema, signature)
         self.schema = self._schema(texts)
 
@@ -281,32 +300,8 @@ class FunctionInputs:
                 changed[place] = value
             else:
                 changed[place] = self._encode_argument(name, value, given)
-        return self._find_stored_input(given, changed, arguments) if changed else given
-
-    def _find_stored_input(
-        self, given: JsonDict, changed: dict[str, object], arguments: Mapping[str, object]
-    ) -> JsonDict:
-        """Return the input with the *changed* members that give the same arguments back; else they stay as *given*."""
-        stored = freeze_object({**given, **changed})
-        lost = self._find_lost(stored, arguments)
-        if not lost:
-            return stored
-        secrets = [found for place, value in lost if (found := find_secret(value, place))]
-        members = {self._find_input_member(place.partition(".")[0], given) for place, _ in lost}
-        stored = freeze_object({**given, **{place: v for place, v in changed.items() if place not in members}})
-        if secrets or (lost := self._find_lost(stored, arguments)):
-            place, remedy = (secrets[0], REMEDY_FOR_SECRETS) if secrets else (lost[0][0], REMEDY)
-            issues = [f"{place}: does not come back equal from its JSON; {remedy}"]
-            raise make_tool_input_error(self._name, issues, given)
-        return stored
-
-    def _find_lost(self, stored: JsonDict, arguments: Mapping[str, object]) -> list[tuple[str, object]]:
-        """Return place and value of each part of the arguments that *stored* does not give back."""
-        try:
-            back = self._load(self._adapter, stored)
-        except Exception:  # noqa: BLE001 - validators of the author's may raise anything
-            return list(arguments.items())
-        return [change for name, value in arguments.items() for change in find_changes(value, back.get(name), name)]
+        # What the body gets, also where a validator would change it again: rules, hooks and people judge this input.
+        return freeze_object({**given, **changed}) if changed else given
 
     def _load(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
         """Return the typed value in JSON, as ``validate`` reads it."""

@@ -30,6 +30,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.typed_values import members_of, to_stored
 from stepengine.errors import DataError, DefinitionError, ToolError
+from stepengine.tools.iterables import REMEDY, find_one_shot
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -371,7 +372,12 @@ def _result_value(result: ToolResult) -> object:
 def _make_adapter(annotation: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(annotation)
+    made: TypeAdapter[Any] = TypeAdapter(annotation)
+    place = find_one_shot(made.core_schema)
+    if place is not None:
+        msg = f"{place or 'it'} is an Iterable or Generator: {REMEDY}"
+        raise DefinitionError(msg)
+    return made
 
 
 def _find_adapter(annotation: Any) -> TypeAdapter[Any] | None:
@@ -380,7 +386,7 @@ def _find_adapter(annotation: Any) -> TypeAdapter[Any] | None:
 
     try:
         return _make_adapter(annotation)
-    except PydanticUserError:
+    except (PydanticUserError, DefinitionError):
         return None
     except TypeError:  # an annotation that cannot be hashed
         return _make_adapter.__wrapped__(annotation)
@@ -398,6 +404,9 @@ def _validate_value(name: str, annotation: object, value: object) -> Any:
     except PydanticUserError as error:
         kind = getattr(annotation, "__name__", annotation)
         msg = f"tool {name!r} returns {kind}, which cannot be read back from JSON; return a dataclass or pydantic model"
+        raise DefinitionError(msg) from error
+    except DefinitionError as error:
+        msg = f"the result of tool {name!r} cannot be read by its return annotation: {error.message}"
         raise DefinitionError(msg) from error
     try:
         return adapter.validate_json(compact(value))

@@ -390,9 +390,6 @@ def test_secrets_given_as_json_are_never_stored(kind: Any, said: Any) -> None:
     agent = AgentDefinition("keeps", input_schema=InputSchema(params=kind), handle_steps=handler)
     with Engine([agent]) as engine, pytest.raises(InputError, match=r"token.*a secret is not stored"):
         engine.run_sync(agent, params=said)
-    echo = echo_of(kind)
-    with pytest.raises(ToolInputError, match=r"token.*a secret is not stored"):
-        echo.binding().validate(freeze_object({"x": said}))
 
 
 @settings(deadline=None, max_examples=30)

@@ -1,0 +1,63 @@
+"""Types whose values can be read only once, such as ``Iterable[int]``: pydantic validates them while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.errors import DefinitionError
+
+REMEDY = "its values can be read only once, and are empty for the next reader; write list[...] or Sequence[...]"
+WRAPPERS = frozenset({"function-after", "function-wrap"})
+NOT_SCHEMAS = frozenset({"metadata", "default", "serialization", "cls", "config", "ref", "type", "expected"})
+"""Members of a core schema that hold no schema."""
+
+
+def find_one_shot(schema: Any, place: str = "") -> str | None:
+    """
+    Return the place of a type that can be read only once in a core schema of pydantic, or ``None``.
+
+    A validator directly around such a type may turn it into a list, so that one is accepted.
+    """
+    if isinstance(schema, list | tuple):
+        return _find_first([(place, one) for one in schema])
+    if not isinstance(schema, Mapping):
+        return None
+    kind = schema.get("type")
+    if kind == "generator":
+        return place
+    inner = schema.get("schema")
+    if kind in WRAPPERS and isinstance(inner, Mapping) and inner.get("type") == "generator":
+        return None
+    if kind == "arguments":
+        return _find_first([(_join(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]])
+    if kind == "dataclass-args":
+        return _find_first([(_join(place, one["name"]), one["schema"]) for one in schema["fields"]])
+    parts = [(place, one) for name, one in schema.items() if name not in NOT_SCHEMAS]
+    fields = schema.get("fields")
+    if isinstance(fields, Mapping):
+        parts = [(_join(place, name), one) for name, one in fields.items()] + parts
+    return _find_first(parts)
+
+
+def check_model_fields(model: Any, where: str) -> None:
+    """
+    Check that every field of a pydantic model can be read more than once.
+
+    Raises:
+        DefinitionError: naming *where* and the field.
+    """
+    from pydantic import TypeAdapter
+
+    field = find_one_shot(TypeAdapter(model).core_schema)
+    if field is not None:
+        msg = f"{where}: the field {field!r} of {model.__name__} is an Iterable or Generator: {REMEDY}"
+        raise DefinitionError(msg)
+
+
+def _find_first(parts: list[tuple[str, Any]]) -> str | None:
+    return next((found for place, one in parts if (found := find_one_shot(one, place)) is not None), None)
+
+
+def _join(place: str, name: str) -> str:
+    return f"{place}.{name}" if place else name

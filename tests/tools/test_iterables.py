@@ -1,0 +1,108 @@
+"""Parameters that can be read only once are refused where they are defined."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+import pytest
+from pydantic import AfterValidator, BaseModel, RootModel, model_validator
+from typing_extensions import TypedDict
+
+from stepengine import AgentDefinition, Engine, InputSchema, Receive, call, tool
+from stepengine.errors import DefinitionError
+from stepengine.testing import ScriptedModel, text, tool_call
+
+
+class Model(BaseModel):
+    xs: Iterable[int]
+
+    @model_validator(mode="after")
+    def check(self) -> Model:
+        return self
+
+
+class Outer(BaseModel):
+    models: list[Model] | None = None
+
+
+class Root(RootModel[Iterable[int]]):
+    pass
+
+
+class Row(TypedDict):
+    xs: Generator[int, None, None]
+
+
+@dataclasses.dataclass
+class Data:
+    rows: dict[str, Row]
+
+
+class Fine(BaseModel):
+    xs: Annotated[Iterable[int], AfterValidator(list)]
+    ys: Sequence[int] = ()
+
+
+ONE_SHOT: list[tuple[Any, str]] = [
+    (Iterable[int], "x"), (Generator[int, None, None], "x"), (Iterable[int] | None, "x"), (list[Iterable[int]], "x"), (Model, "x.xs"),
+    (Outer, "x.models.xs"), (Root, "x"), (Row, "x.xs"), (Data, "x.rows.xs"), (Iterator[int], "x"), (AsyncIterator[int], "x"),
+]  # fmt: skip
+
+
+def make(annotation: Any) -> Any:
+    def reads(x: Any) -> Any:
+        return [list(x), list(x)]
+
+    reads.__annotations__ = {"x": annotation, "return": list[list[int]]}
+    return tool(in_thread=False, description="Read it.")(reads)
+
+
+@pytest.mark.spec("requirements:E28")
+@pytest.mark.parametrize(("annotation", "place"), ONE_SHOT, ids=str)
+def test_one_shot_parameters_are_refused_with_name_and_remedy(annotation: Any, place: str) -> None:
+    with pytest.raises(DefinitionError, match=rf"'{place}'.*write list\[\.\.\.\] or Sequence\[\.\.\.\]"):
+        make(annotation)
+
+
+@pytest.mark.spec("requirements:E28")
+@pytest.mark.parametrize("kind", [Model, Outer, Root])
+@pytest.mark.parametrize("option", ["params", "output"])
+def test_one_shot_fields_of_agents_are_refused(kind: Any, option: str) -> None:
+    schema = {"input_schema": InputSchema(params=kind)} if option == "params" else {"output_schema": kind}
+    with pytest.raises(DefinitionError, match=r"write list\[\.\.\.\]"):
+        Engine([AgentDefinition("reads", model="test/model", **schema)], models=ScriptedModel([]))
+
+
+@pytest.mark.spec("requirements:E28")
+def test_one_shot_messages_and_results_are_refused() -> None:
+    @tool(in_thread=False)
+    def counts() -> Iterable[int]:
+        """Count."""
+        return [1, 2]
+
+    def receives(_: Any) -> Any:
+        yield from Receive("topic", timeout=0, schema=Model)
+
+    def calls(_: Any) -> Any:
+        yield from call(counts)
+
+    for handler in (receives, calls):
+        agent = AgentDefinition("reads", tools=[counts], handle_steps=handler)
+        with Engine([agent]) as engine:
+            assert "write list[...]" in str(engine.run_sync(agent).error)
+
+
+def test_a_validator_may_turn_an_iterable_into_a_list() -> None:
+    reads = make(Sequence[int])
+    fine = tool(in_thread=False, description="Read it.")(lambda_of_fine)
+    agent = AgentDefinition("reads", model="test/model", tools=[reads, fine])
+    replies = [tool_call("reads", {"x": [1, 2]}), tool_call("lambda_of_fine", {"x": {"xs": [1]}}), text("done")]
+    with Engine([agent], models=ScriptedModel(replies)) as engine:
+        result = engine.run_sync(agent, "Go.")
+    assert [one.result.data for one in result.tool_calls] == [[[1, 2], [1, 2]], [1, 1]]
+
+
+def lambda_of_fine(x: Fine) -> list[int]:
+    return [*x.xs, *x.xs, *x.ys]
