@@ -31,6 +31,8 @@ read from a [journal](../journals.md#following-a-run-of-another-process). The ot
 {table}
 
 ```{{names}} stepengine.events
+The site lists the public names of this module here. A checkout shows them with
+`python -m pydoc stepengine.events`, or builds the site with `python -m sphinx docs site`.
 ```
 """
 
@@ -51,6 +53,8 @@ the line of code or the command that helps.
 {table}
 
 ```{{names}} stepengine.errors
+The site lists the public names of this module here. A checkout shows them with
+`python -m pydoc stepengine.errors`, or builds the site with `python -m sphinx docs site`.
 ```
 """
 LIMITS_PAGE = Path(__file__).parent / "cost.md"

@@ -81,7 +81,7 @@ class ToolSpec:
         forces_next_step: Whether the model must see its result before the turn can end.
         requires_permission: Whether an ask applies to it; false means an ask counts as allow, a deny still denies.
         ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all.
-        timeout: Seconds that one call may take; ``None`` for the default.
+        timeout: Seconds that one call may take; ``None`` for the default. The thread of a synchronous function gets up to 5 s more.
         retries: How often a failed call is tried again; only for idempotent tools.
         strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it.
         defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is

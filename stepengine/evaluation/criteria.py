@@ -283,8 +283,8 @@ class JudgedRun:
 
     @property
     def output(self) -> Any:
-        """The output of the run as JSON."""
-        return plain(self.result.output)
+        """The output of the run, as ``RunResult.output``: of an agent with a pydantic model as ``output_schema`` that model."""
+        return self.result.output
 
     @property
     def text(self) -> str:
@@ -411,10 +411,11 @@ def _shorten(value: object) -> str:
 
 
 def equals(expected: object) -> Criterion:
-    """Return a check that the output equals *expected*."""
+    """Return a check that the output equals *expected*, a value of its type or the same as JSON."""
 
     def check(run: JudgedRun) -> Verdict:
-        return _make_verdict(run.output == expected, f"the output is {_shorten(run.output)}, not {_shorten(expected)}")
+        is_equal = run.output == expected or plain(run.output) == expected
+        return _make_verdict(is_equal, f"the output is {_shorten(run.output)}, not {_shorten(expected)}")
 
     return _make_criterion("equals", check, expected)
 
@@ -429,7 +430,7 @@ def _refuse_structured(run: JudgedRun, check: str) -> None:
     if run.output is not None and not isinstance(run.output, str):
         msg = (
             f"{check}() reads the text of a run, and the output of this one is {_shorten(run.output)}. "
-            "Check it with equals(...), fits(...) or a function: lambda run: run.output[...] == ..."
+            "Check it with equals(...), fits(...) or a function of the run, which reads run.output"
         )
         raise DataError(msg)
 
@@ -488,7 +489,7 @@ def fits(schema: Any) -> Criterion:
     compiled = JsonSchema("the schema of fits()", raw)
 
     def check(run: JudgedRun) -> Verdict:
-        issues = compiled.issues(run.output, "output")
+        issues = compiled.issues(plain(run.output), "output")
         return _make_verdict(not issues, "; ".join(issues[:3]))
 
     return _make_criterion("fits", check, canonical(raw))
@@ -653,7 +654,7 @@ def judge(agent: object, rubric: str) -> Criterion:
         if run.ask is None:
             msg = "nobody asks judges here"
             raise JudgeNeeded(msg)
-        answer = run.text or canonical(run.output)
+        answer = run.text or canonical(plain(run.output))
         files = ", ".join(run.files.changed) or "none"
         said = await run.ask(agent, ASKED.format(rubric=rubric, task=run.case.prompt, answer=answer, files=files))
         return _read_verdict(said)

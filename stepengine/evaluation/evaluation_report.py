@@ -36,7 +36,7 @@ MAX_SEED = 2**31
 """Seeds are below it: short enough to type, and enough that two evaluations hardly ever draw the same one."""
 
 
-@frozen
+@frozen(repr=False)
 class EvaluationReport:
     """
     The result of an evaluation; as text, the report of ``stepengine eval``.
@@ -50,6 +50,12 @@ class EvaluationReport:
     scores: Scores
     gates: Mapping[str, str]
     folder: Path
+
+    def __repr__(self) -> str:
+        """Return one line, since pytest shows it at a failed assertion; ``str`` is the whole report."""
+        failed = "; ".join([f"gate {text}: {problem}" for text, problem in self.gates.items() if problem])
+        said = "passed" if self.passed else failed or "incomplete, or a check is broken"
+        return f"<EvaluationReport of {self.scores.outcome.evaluation.name!r}: {said}>"
 
     @property
     def is_complete(self) -> bool:

@@ -230,6 +230,9 @@ def _make_doubt_question(what: str, address: str, path: str) -> Question:
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, path=path)
 
 
+IDEMPOTENT_TOOL = '@tool(idempotent=True), or @tool(category="read") of a tool that changes nothing,'
+
+
 def decide_outcome(
     item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], history: History
 ) -> Value | Failure | Stop | None:
@@ -263,6 +266,8 @@ def decide_outcome(
         f"(--in-doubt). Where it has ended the run, engine.fork(journal, at={before!r}, allow_repeat=True)  or  stepengine "
         f"fork FILE --at '{before}' --allow-repeat  does it again"
     )
+    remedy = "Perform.idempotent(...)" if isinstance(effect, CallFunction) else IDEMPOTENT_TOOL
+    msg += f". If it may be done twice, {remedy} repeats it without asking"
     if type(effect) is CallTool:
         msg += f". Its input was: {compact(effect.input)[:SHOWN_CHARS]}"
     return Failure(UnknownOutcome(msg), 0)

@@ -28,6 +28,7 @@ from stepengine.pytest_plugin.environment import set_placeholder_keys
 from stepengine.pytest_plugin.messages import (
     RecordingReport,
     add_advice_note,
+    add_evaluation_reports,
     add_to_report,
     hidden_errors_section,
     print_recordings_summary,
@@ -326,8 +327,10 @@ def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: Base
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Show a swallowed miss or divergence as the headline of the failure that it caused."""
+    """Show a swallowed miss or divergence as the headline of the failure that it caused, and failed evaluations whole."""
     report = yield
+    if call.when == "call" and call.excinfo is not None and report.failed:
+        add_evaluation_reports(report, call.excinfo.traceback[-1].frame.f_locals.values())
     told = item.stash.get(TOLD, None)
     if call.when == "call" and told is not None:
         add_to_report(report, told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,16 @@ ATTRIBUTE = "stepengine_recordings"
 CREDENTIAL = re.compile(r"\b(?:credentials?|api[ _]?key)\b|_API_KEY\b", re.IGNORECASE)
 MAX_CHAIN = 20
 PACKAGE = Path(__file__).parent.parent
+
+
+def add_evaluation_reports(report: pytest.TestReport, values: Iterable[object]) -> None:
+    """Add a section for each evaluation among *values* whose gates do not hold: pytest cuts the text of what ``assert`` shows."""
+    evaluations = sys.modules.get("stepengine.evaluation.evaluation_report")
+    if evaluations is None:
+        return
+    for value in values:
+        if isinstance(value, evaluations.EvaluationReport) and not value.passed:
+            report.sections.append((f"evaluation {value.scores.outcome.evaluation.name}", str(value)))
 
 
 class RecordingReport:

@@ -72,6 +72,8 @@ class ToolOptions(TypedDict, total=False):
 
     Attributes:
         category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word; default ``""``.
+            A function in the category ``"read"`` changes nothing, as with ``ToolAnnotations(read_only=True)``: the mode ``plan``
+            allows it, and a call that a crash cut off is made again.
         annotations: What it does to the world, as ``ToolAnnotations``; by default none of it.
         idempotent: Short for the annotation of that name: a call that a crash cut off is made again; default ``False``.
         parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply; default ``False``.
@@ -80,7 +82,9 @@ class ToolOptions(TypedDict, total=False):
         requires_permission: Whether an ask of a rule or a mode applies to it; with ``False`` it counts as allow, and a deny
             still denies; default ``True``.
         ephemeral: Keep only the newest so many results of this tool in the view; default ``None``, which keeps all.
-        timeout: Seconds that one call may take; 120 by default, ``math.inf`` for no end.
+        timeout: Seconds that one call may take; 120 by default, ``math.inf`` for no end. A synchronous function runs in a thread,
+            which cannot be stopped: after these seconds ``ctx.cancelled`` is set and the call waits up to 5 s more for the
+            thread to end.
         retries: How often a failed call is tried again; default 0. Only for idempotent tools.
         strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it;
             default ``False``.
@@ -308,6 +312,9 @@ class Tool(Generic[P, R]):
         if "idempotent" in flags:
             annotations = flags.get("annotations", ToolAnnotations())
             flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
+        # A body that yields is no effect by itself: what it asks for may change something.
+        if flags.get("category") == "read" and not body.is_generator:
+            flags["annotations"] = attrs.evolve(flags.get("annotations", ToolAnnotations()), read_only=True)
         self.in_thread: bool = flags.pop("in_thread", True)
         self.deferred: bool = flags.pop("deferred", False)
         self.result_type: Any = Any
@@ -346,6 +353,8 @@ class Tool(Generic[P, R]):
             problem = f"yields, so {useless[0]}= means nothing: {OF_BODIES[useless[0]]}"
         elif not self.body.is_generator and given.get("uses"):
             problem = "does not yield, so it calls nothing: uses= is for tools that are generator functions"
+        elif spec.category == "read" and spec.annotations.destructive:
+            problem = "has category='read', which changes nothing, and destructive=True; leave out one of them"
         elif spec.retries and not spec.annotations.idempotent:
             problem = "is retried, but only a tool with idempotent=True may be"
         elif spec.timeout is not None and not spec.timeout > 0:

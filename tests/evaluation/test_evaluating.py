@@ -14,14 +14,17 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from pydantic import BaseModel
 
 from stepengine import AgentDefinition, Engine, Perform
 from stepengine.cli.exits import Exit
+from stepengine.evaluation import equals, evaluate_sync, fits
 from stepengine.evaluation.case_runs import Case, Evaluation, Outcome, _find_interruption
 from stepengine.evaluation.report_pages import summary_lines
 from stepengine.evaluation.scoring import Pair, Row, Scores
 from stepengine.evaluation.statistics import estimate_difference, estimate_mean
 from stepengine.journal import MemoryJournal
+from stepengine.testing import text
 
 GREETING = '''
 from stepengine import AgentDefinition
@@ -693,3 +696,23 @@ def test_a_server_that_was_lost_when_a_person_had_answered_it_is_no_fault_of_the
     Engine([agent := AgentDefinition("boss", handle_steps=handler)]).run_sync(agent, journal=journal)
 
     assert "#0 was cut off: the connection was lost" == _find_interruption(journal.history())
+
+
+class Total(BaseModel):
+    n: int
+
+
+def test_a_check_sees_the_output_as_the_type_of_the_agent() -> None:
+    seen: list[object] = []
+
+    def is_three(run: Any) -> bool:
+        seen.append(run.output)
+        return run.output.n == 3
+
+    agent = AgentDefinition("adder", model="test/m", output_schema=Total)
+    checks = [is_three, equals(Total(n=3)), equals({"n": 3}), fits(Total)]
+    evaluation = Evaluation("sums", [Case("one", "1+2", checks=checks)], {"base": agent}, gates=["pass >= 1"])
+    report = evaluate_sync(evaluation, replies=lambda request: text('{"n": 3}'))
+
+    assert [Total(n=3)] == seen
+    assert report.passed, report

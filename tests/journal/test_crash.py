@@ -17,9 +17,20 @@ from pathlib import Path
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, RunStatus, Tool, ToolCall
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Parallel,
+    Perform,
+    RunStatus,
+    Tool,
+    ToolAnnotations,
+    ToolCall,
+    tool,
+)
 from stepengine.data.messages import ToolResult
-from stepengine.errors import AnswerRejected, UnknownOutcome
+from stepengine.errors import AnswerRejected, DefinitionError, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.journal.encoding import changes_world_again
 from stepengine.journal.history import History
@@ -173,6 +184,54 @@ def test_an_effect_in_doubt_is_thrown_at_the_handlers_yield_and_stays_decided(ri
     assert done == []
     again = payer.resume(MemoryJournal(journal.lines()[:4]), in_doubt="retry")
     assert (again.output, done) == (result.output, [])
+
+
+@pytest.mark.spec("reliability:R3", "requirements:E17")
+@pytest.mark.parametrize(
+    ("options", "repeats"),
+    [
+        ({"category": "read"}, True),
+        ({"annotations": ToolAnnotations(read_only=True)}, True),
+        ({"idempotent": True}, True),
+        ({"category": "write"}, False),
+        ({}, False),
+    ],
+)
+def test_a_tool_that_only_reads_is_repeated_after_a_crash(options, repeats):
+    done = []
+
+    @tool(in_thread=False, **options)
+    def look() -> str:
+        """
+        Look.
+        """
+        done.append("looked")
+        return "seen"
+
+    agent = AgentDefinition("a", tools=[look], handle_steps=lambda ctx: (yield ToolCall("look")).tool_result.text)
+    with Engine([agent]) as engine:
+        journal = MemoryJournal()
+        engine.run_sync("a", "go", journal=journal)
+        lines = journal.lines()
+        begun = 1 + next(n for n, line in enumerate(lines) if b'"tool_call"' in line)
+        done.clear()
+        result = engine.resume_sync(MemoryJournal(lines[:begun]))
+
+    assert (["looked"] if repeats else []) == done
+    if repeats:
+        assert "seen" == result.output
+    else:
+        assert '@tool(idempotent=True), or @tool(category="read") of a tool that changes nothing' in str(result.error)
+
+
+def test_a_tool_that_reads_cannot_be_destructive():
+    with pytest.raises(DefinitionError, match="has category='read', which changes nothing, and destructive=True"):
+
+        @tool(category="read", annotations=ToolAnnotations(destructive=True))
+        def wipe() -> None:
+            """
+            Wipe.
+            """
 
 
 @pytest.mark.spec("reliability:R3")

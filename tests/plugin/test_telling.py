@@ -232,3 +232,38 @@ def test_what_is_said_of_a_failure_is_cut_at_the_authors_line(run, agent_test):
     assert "run.py" not in run(agent_test(0, prompt="Other.")).stdout.str()
     assert "run.py" in run(agent_test(0, prompt="Other."), "--full-trace").stdout.str()
     assert PACKAGE == messages.PACKAGE
+
+
+GATE = """
+from stepengine import AgentDefinition
+from stepengine.evaluation import Case, Evaluation, contains, evaluate_sync
+from stepengine.testing import text
+
+greeter = AgentDefinition("greeter", model="test/m")
+cases = [Case(name, f"Greet {name}", checks=[contains(name)]) for name in ("Ann", "Bob", "Carla", "Doris", "Emil")]
+
+def evaluated():
+    evaluation = Evaluation("greeting", cases=cases, agents={"greeter": greeter}, gates=["pass >= 0.8"])
+    return evaluate_sync(evaluation, replies=lambda request: text("Hello!"))
+
+def test_named():
+    report = evaluated()
+    assert report.passed, report
+
+def test_bare():
+    report = evaluated()
+    assert report.passed
+"""
+
+
+@pytest.mark.parametrize("name", ["test_named", "test_bare"])
+def test_a_failing_gate_shows_the_whole_report(run, name):
+    failed = run(GATE, "-k", name)
+    failed.assert_outcomes(failed=1)
+    shown = failed.stdout.str()
+
+    assert "<EvaluationReport of 'greeting': gate pass >= 0.8: greeter.pass is 0, not >= 0.8>" in shown
+    assert [] == [
+        case for case in ("Ann", "Bob", "Carla", "Doris", "Emil") if f"{case} greeter 1: contains:" not in shown
+    ]
+    assert "gate pass >= 0.8: greeter.pass is 0, not >= 0.8" in shown.partition("- evaluation greeting -")[2]
