@@ -190,6 +190,7 @@ REQUIRED = {
         "acp-sdk": "node and `npm install --no-save acp1", "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core",
         "bubblewrap": "bubblewrap", "chromium": "Chromium", "core-dump": "core-dump limit", "durable": "extra 'durable'",
         "fastmcp": "fastmcp", "git": "git", "llmock": "llmock", "mcp-npm": "node and `npm install --no-save @modelcontextprotocol/sdk",
+        "mcp-conformance": "node and `npm install --no-save @modelcontextprotocol/conformance",
         "mlflow": "command mlflow", "openapi-python-client": "command openapi-python-client", "phoenix": "command phoenix", "podman": "podman", "ripgrep": "ripgrep", "tmux": "tmux",
     }.items()
 }  # fmt: skip
