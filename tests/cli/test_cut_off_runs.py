@@ -195,8 +195,8 @@ def test_many_runs_are_recorded_into_one_sqlite_file_and_each_is_named_after_a_h
 @pytest.mark.parametrize(
     ("ending", "said"),
     [
-        ("raise ValueError('broken now')", '/status  recorded "completed"   now "failed"'),
-        ("return 'another output'", '/output  recorded "now"   now "another output"'),
+        ("raise ValueError('broken now')", '/status recorded "completed" now "failed"'),
+        ("return 'another output'", '/output recorded "now" now "another output"'),
     ],
 )
 def test_a_suite_notices_an_end_that_no_effect_tells_of(ending: str, said: str) -> None:
@@ -206,7 +206,7 @@ def test_a_suite_notices_an_end_that_no_effect_tells_of(ending: str, said: str) 
     other = AGENT.replace('return (yield from Ask("Ship it?"))', f'yield from Ask("Ship it?")\n    {ending}')
     Path("other.py").write_text(other)
     told = command("test", "run.jsonl", "--agent", "other.py", code=5).stdout
-    assert said in told
+    assert said in " ".join(told.split())
     assert "0 of 1 as recorded, 1 diverged" in told
     (entry,) = json.loads(command("test", "run.jsonl", "--agent", "other.py", "--json", code=5).stdout)
     assert (entry["outcome"], entry["address"], entry["diff"][0]["pointer"]) == (

@@ -65,7 +65,10 @@ def test_an_edited_result_is_shown_sealed_and_taken_by_the_replay(path: Path) ->
     made.journal.copy_to(FileJournal(path))
     assert check(path)
     assert "the run ended" not in str(replayed(path).error)
-    # The recorded end is another one now, which the replay would have told for a child; the root's is only compared by diff.
+    # What follows from the edit by the handler alone, its end, is told, and recorded by who wants it.
+    assert "end" == replayed(path).error.kind
+    with Engine([agent()], models=ScriptedModel([]), pricing=None) as engine:
+        assert ["first", "edited"] == engine.resume_sync(path, on_divergence="extend").output
     assert replayed(path).output == ["first", "edited"]
     assert sealed(path).edits == ()
 
