@@ -85,26 +85,30 @@ def test_interpreters_are_found_oldest_first_also_free_threaded_ones(
     ]
 
 
-def test_each_interpreter_has_an_environment_of_its_own(deep: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_interpreter_has_an_environment_of_its_own(
+    deep: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made: dict[str, str] = {}
+    tested: list[str] = []
 
-    class Machine:
-        python = "python3"
-
+    class Machine(deep.Machine):
         def environment(self, name: str, *requirements: str, python: str) -> str:
             made[name] = python
             return name
 
         def pytest(self, *arguments: str, environment: str) -> None:
-            pass
+            tested.append(environment)
 
     pythons = ["versions/3.12.1/bin/python", "versions/3.13.0/bin/python"]
     monkeypatch.setattr(deep, "find_pythons", lambda python: pythons)
     monkeypatch.setattr(deep, "version_of", lambda python: python.split("/")[1])
+    machine = Machine(tmp_path, "python3")
 
-    deep.run_other_interpreters(Machine())
+    machine.prepare(deep.chosen_sections(["interpreters"]))
+    deep.run_other_interpreters(machine)
 
     assert pythons == [*made.values()]
+    assert tested == [*made]
 
 
 @pytest.mark.parametrize(
