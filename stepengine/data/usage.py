@@ -23,7 +23,8 @@ class Usage:
         cache_read_tokens: Prompt tokens read from the provider's cache.
         cache_write_tokens: Prompt tokens written to the provider's cache.
         reasoning_tokens: Reply tokens spent on thinking.
-        requests: Model calls that gave a reply, or had used something when they were stopped.
+        requests: Requests that were sent: those that were answered with a reply, and those whose reply was lost or cut off.
+            In the usage of a single reply, the lost ones before it.
         at_least: Whether some part is unknown, so that the numbers are lower bounds.
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from functools import cache
 from typing import Any, Literal, TypeAlias, assert_never, cast
 
@@ -22,7 +23,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Failure, PartialUsage, Stop, Value
 from stepengine.data.state import AgentState, RunInfo, RunStatus
 from stepengine.data.tools import Control
-from stepengine.data.usage import add_cost
+from stepengine.data.usage import Usage, add_cost
 from stepengine.data.waits import Awaited, ChildRef
 from stepengine.errors import (
     AgentError,
@@ -122,6 +123,7 @@ class History:
         self.kinds: dict[Address, set[str]] = {}
         self.kept: set[tuple[Address, str]] = set()
         self.begun: dict[Address, PartialUsage] = {}
+        self._stopped: set[Address] = set()
         self.waiting: set[Address] = set()
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
@@ -239,15 +241,27 @@ class History:
                 self.kept.add((address, record.input["fp"]))
             case "gap":
                 self._next[path] = record.seq
-            case "partial_usage":
-                self._add_stopped_usage(address, parse_stopped_usage(record.input))
+            case "partial_usage" | "stop":
+                self._append_stop(address, record)
             case "result_pending":
                 self.waiting.add(address)
             case _:
                 pass
 
-    def _add_stopped_usage(self, address: Address, more: PartialUsage) -> None:
-        """Add the recorded usage of a stopped model call; each process that made the call may add one."""
+    def find_lost_usage(self, address: Address) -> PartialUsage | None:
+        """Return what is known of the usage of a model call without a result; ``None`` if none was sent."""
+        intent = self.open.get(address)
+        if address in self.begun or intent is None or intent.type != "model_call" or address in self._stopped:
+            return self.begun.get(address)
+        # The process ended between the start and the reply of the call, without a word.
+        return PartialUsage(Usage(requests=1, at_least=True), Decimal(0))
+
+    def _append_stop(self, address: Address, record: Input) -> None:
+        """Add a stop of the run, or the usage of a stopped model call; each process that made the call may add one."""
+        if record.input["type"] == "stop":
+            self._stopped |= self.open.keys()
+            return
+        more = parse_stopped_usage(record.input)
         known = self.begun.get(address)
         if known is not None:
             more = PartialUsage(known.usage + more.usage, add_cost(known.cost, more.cost))

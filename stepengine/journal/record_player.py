@@ -14,6 +14,7 @@ from stepengine.data.effects import CHILD_ENDS, WAITS, AskPerson, CallBody, Call
 from stepengine.data.json import ABSENT
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.questions import Answer
+from stepengine.data.usage import NOTHING_USED
 from stepengine.errors import UnknownOutcome
 from stepengine.journal.encoding import bare
 from stepengine.journal.history import History
@@ -238,7 +239,8 @@ class RecordPlayer:
         """Return the attempt of a process that ended before recording the reply, with its known usage."""
         lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
         begun = self._replayer.find_stopped_call(item)
-        return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
+        # A call that was stopped before it was sent is no attempt.
+        return [] if begun is None or begun.usage == NOTHING_USED else [{**lost, "usage": bare(begun.usage)}]
 
     def _record_stated_result(self, item: Item, outcome: Single) -> None:
         """Record who stated the outcome of an effect in doubt."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
@@ -31,8 +32,8 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, PartialUsage, Single, Stop, Value
 from stepengine.data.questions import to_answer
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.usage import Usage, add_cost
-from stepengine.errors import StepEngineError
+from stepengine.data.usage import NOTHING_USED, Usage, add_cost
+from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
     bare,
@@ -401,11 +402,19 @@ def find_ended_run(outcome: Single) -> ChildResult | BodyEnd | None:
 
 
 def _add_earlier_usage(outcome: Single, earlier: PartialUsage | None) -> Single:
-    """Return the outcome of a repeated call with the usage of its stopped attempt added."""
-    if earlier is None or not isinstance(outcome, Value) or not isinstance(outcome.value, ModelReply):
+    """Return the outcome of a repeated call with the usage of its lost requests added."""
+    if earlier is None or earlier.usage == NOTHING_USED or isinstance(outcome, Stop):
         return outcome
+    if isinstance(outcome, Failure):
+        if not isinstance(outcome.error, ModelError):
+            return outcome
+        error = copy.copy(outcome.error)  # a provider may raise the same one again
+        error.usage = earlier.usage + (error.usage or Usage())
+        return attrs.evolve(outcome, error=error)
     reply = outcome.value
-    usage, cost = earlier.usage + (reply.usage or Usage()), add_cost(earlier.cost, reply.cost)
+    if not isinstance(reply, ModelReply):
+        return outcome
+    usage, cost = earlier.usage + (reply.usage or Usage(at_least=True)), add_cost(earlier.cost, reply.cost)
     return attrs.evolve(outcome, value=attrs.evolve(reply, usage=usage, cost=cost))
 
 

@@ -390,7 +390,7 @@ class Replayer:
 
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""
-        return self._past.history.begun.get(item.address)
+        return self._past.history.find_lost_usage(item.address)
 
     def computed(self, path: str, number: int) -> Any:
         """Return the recorded result of a ``Compute`` of the body at *path*; see ``Body.recalled``."""

@@ -43,7 +43,7 @@ from stepengine.data.messages import (
     ToolResult,
 )
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.outcomes import Failure
+from stepengine.data.outcomes import Failure, PartialUsage
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Spending, Usage, known_costs
@@ -52,7 +52,7 @@ from stepengine.journal.encoding import restored
 from stepengine.journal.history import History, get_start_address
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.programs import get_program
-from stepengine.journal.records import ROOT, Intent, Result, format_address
+from stepengine.journal.records import ROOT, Address, Intent, Result, format_address
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.redaction import make_redactor
 from stepengine.runtime.performer import child_path
@@ -156,6 +156,8 @@ def _run_heading_tree(agent: str, status: str, spending: Spending) -> Tree:
     if usage.total_tokens:
         tree["tokens"] = {"in": usage.prompt_tokens, "out": usage.completion_tokens}
     tree["cost_usd"] = None if spending.cost is None else str(spending.cost)
+    if usage.at_least:
+        tree["at_least"] = True
     return tree
 
 
@@ -200,12 +202,22 @@ def spending_of(history: History) -> Spending:
         result = history.results.get(address)
         reply = None if result is None else getattr(history.outcome(result), "value", None)
         if isinstance(reply, ModelReply):
-            usage = attrs.evolve(reply.usage or Usage(at_least=True), requests=1)
+            usage = reply.usage or Usage(at_least=True)
+            usage = attrs.evolve(usage, requests=1 + usage.requests)
             spent += _make_spending(agents[path], reply.model or history.model(intent), usage, reply.cost)
-        elif result is None and address in history.begun:
-            begun = history.begun[address]
-            spent += _make_spending(agents[path], history.model(intent), begun.usage, begun.cost)
+        elif (lost := _find_usage_without_reply(history, address, result)) is not None:
+            spent += _make_spending(agents[path], history.model(intent), lost.usage, lost.cost)
     return spent
+
+
+def _find_usage_without_reply(history: History, address: Address, result: Result | None) -> PartialUsage | None:
+    """Return what a model call without a reply used: one that failed, or one that was cut off."""
+    if result is None:
+        return history.find_lost_usage(address)
+    usage = getattr(getattr(history.outcome(result), "error", None), "usage", None)
+    if not isinstance(usage, Usage):
+        return None
+    return PartialUsage(usage, None if usage.total_tokens else Decimal(0))
 
 
 def _make_spending(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spending:
@@ -598,10 +610,13 @@ def _run_lines(tree: Mapping[str, Any]) -> Iterator[str]:
         _format_count(tree, "model_calls"),
     ]
     spent = tree.get("tokens")
+    about = "at least " if tree.get("at_least") else ""
     if isinstance(spent, Mapping):
-        words.append(f"tokens {spent.get('in')} in / {spent.get('out')} out")
+        words.append(f"tokens {about}{spent.get('in')} in / {spent.get('out')} out")
     if tree.get("cost_usd") is not None:
-        words.append(f"cost ${tree['cost_usd']}")
+        words.append(f"cost {about}${tree['cost_usd']}")
+    elif about:
+        words.append("cost unknown")
     yield _join_words(words)
     yield from _named_value_lines("prompt", tree.get("prompt"))
     yield from _named_value_lines("params", tree.get("params"))

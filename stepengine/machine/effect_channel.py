@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
 from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
-from stepengine.data.usage import Usage
+from stepengine.data.usage import NOTHING_USED, Usage
 from stepengine.errors import StepEngineError
 from stepengine.machine.budget import Budget, is_budget_spent, raisable_error
 from stepengine.machine.history import RunHistory
@@ -113,8 +114,9 @@ class EffectChannel:
         # The first stop is why the run ends; members of a group that are cut because of it bring stops of their own.
         self.stop = self.stop or stop
         # What a model call had used when it was cut off was paid for, although no reply ever came (reliability:MP30).
-        if stop.begun is not None and isinstance(effect, CallModel):
-            self._spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
+        begun = stop.begun
+        if begun is not None and begun.usage != NOTHING_USED and isinstance(effect, CallModel):
+            self._spent.count(effect.request.model, begun.usage, begun.cost, begun.usage.requests)
         return stop
 
     def _record_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
@@ -122,7 +124,9 @@ class EffectChannel:
         # (reliability:I4).
         usage = getattr(error, "usage", None)
         if isinstance(effect, CallModel) and isinstance(usage, Usage):
-            self._spent.count(effect.request.model, usage, None, 0)
+            # Without known tokens the known part costs nothing, and the usage says that it is a lower bound.
+            cost = None if usage.total_tokens else Decimal(0)
+            self._spent.count(effect.request.model, usage, cost, usage.requests)
         if is_budget_spent(error):
             self._budget.reach(error)
 

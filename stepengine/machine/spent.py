@@ -57,7 +57,7 @@ class UsageTotals:
         self.entries = 0
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
-        """Add the usage of one attempt of a model call; *requests* is 1 if it gave a reply, else 0."""
+        """Add the usage of a model call that sent *requests*."""
         # Counts additions, so that whoever keeps a state can see whether it is still the sum, without adding up.
         self.entries += 1
         self._usage = None
@@ -70,7 +70,8 @@ class UsageTotals:
 
     def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
         """Add usage and cost of a reply."""
-        self.count(reply.model or effect.request.model, reply.usage, reply.cost, 1)
+        lost = 0 if reply.usage is None else reply.usage.requests
+        self.count(reply.model or effect.request.model, reply.usage, reply.cost, 1 + lost)
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""

@@ -242,7 +242,7 @@ def check_reply_size(reply: ModelReply, call: RequestLabel) -> ModelReply:
 def make_too_large_error(call: RequestLabel, limit: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply above a size limit; it is not retryable."""
     msg = f"the reply of {call.model!r} is longer than {limit} and was cut"
-    return ModelError(msg, kind="too_large", usage=usage)
+    return ModelError(msg, kind="too_large", usage=usage or Usage(at_least=True))
 
 
 @frozen

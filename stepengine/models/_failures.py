@@ -269,10 +269,12 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
         return error
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return _connection_error(call, "tls", False, "its TLS certificate could not be verified")
+    # Without a connection nothing was sent, so nothing was used.
+    used = Usage() if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout) else None
     if isinstance(error, httpx2.PoolTimeout):
-        return _connection_error(call, "pool_timeout", True, "no connection of the pool became free in time")
+        return _connection_error(call, "pool_timeout", True, "no connection of the pool became free in time", used)
     if isinstance(error, httpx2.TimeoutException):
-        return _connection_error(call, "timeout", True, f"it did not answer in time ({type(error).__name__})")
+        return _connection_error(call, "timeout", True, f"it did not answer in time ({type(error).__name__})", used)
     if isinstance(error, httpx2.LocalProtocolError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return _connection_error(
             call, "request", False, "the request could not be sent: look at base_url and the key's characters"
@@ -280,7 +282,8 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
     detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
     is_here = call.address.partition("://")[2].startswith(LOOPBACK)
     refused = is_here and isinstance(error, httpx2.ConnectError)
-    return _connection_error(call, "connection", True, f"{detail}; is a server running there?" if refused else detail)
+    detail = f"{detail}; is a server running there?" if refused else detail
+    return _connection_error(call, "connection", True, detail, used)
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:
@@ -292,9 +295,15 @@ def _list_causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _connection_error(call: RequestLabel, kind: str, retryable: bool, detail: str) -> ModelError:  # noqa: FBT001 - private, named at the call
+def _connection_error(
+    call: RequestLabel,
+    kind: str,
+    retryable: bool,  # noqa: FBT001 - private, named at the call
+    detail: str,
+    usage: Usage | None = None,
+) -> ModelError:
     msg = f"{call.provider} could not be asked for {call.asked}: {detail or 'the connection failed'}"
-    return ModelError(msg, retryable=retryable, kind=kind)
+    return ModelError(msg, retryable=retryable, kind=kind, usage=usage)
 
 
 def error_from_body(
@@ -598,7 +607,7 @@ def make_unanswerable_error(call: RequestLabel, kinds: list[str], usage: Usage |
         f"the reply of {call.model!r} from {call.provider} waits for its client: {named}; only calls of the agent's own "
         "tools are answered, so leave such tools out of ModelSettings(extra=...)"
     )
-    return ModelError(msg, kind="unanswerable", usage=usage)
+    return ModelError(msg, kind="unanswerable", usage=usage or Usage(at_least=True))
 
 
 def make_truncated_error(call: RequestLabel, what: str, usage: Usage | None = None) -> TruncatedReply:

@@ -1,5 +1,5 @@
 """
-The usage of a stopped stream, passed to its caller along with the stop.
+The usage of requests without a reply: of a stopped one, passed to its caller along with the stop, and of a failed one.
 """
 
 from __future__ import annotations
@@ -8,9 +8,13 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import attrs
+
 from stepengine.data.usage import Usage
+from stepengine.errors import ModelError
 
 NAME = "stepengine_usage"
+UNSENT = "stepengine_unsent"
 
 
 def attach_usage(stopped: BaseException, usage: Usage | None) -> None:
@@ -23,6 +27,29 @@ def usage_when_stopped(stopped: BaseException) -> Usage | None:
     """Return the usage of the stream that *stopped* ended; ``None`` if it is unknown."""
     usage = vars(stopped).get(NAME)
     return usage if isinstance(usage, Usage) else None
+
+
+def mark_unsent(stopped: BaseException) -> None:
+    """Note on *stopped*, the exception that ends a request, that it was not sent yet."""
+    vars(stopped)[UNSENT] = True
+
+
+def was_sent(stopped: BaseException) -> bool:
+    """Return whether a stopped request was sent, as far as is known."""
+    return not vars(stopped).get(UNSENT, False)
+
+
+def known_usage(error: ModelError) -> Usage | None:
+    """
+    Return the usage of a failed attempt; an unknown one counts as at least 0; ``None`` if it has none.
+
+    A provider that answered with an error status did not bill; an attempt whose answer was lost may have been billed, so
+    the total is only a lower bound.
+    """
+    used = error.usage
+    if isinstance(used, Usage):
+        return used if used.requests or used == Usage() else attrs.evolve(used, requests=1)
+    return Usage(requests=1, at_least=True) if error.retryable and error.status is None else None
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from stepengine.data.codec import bare
 from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
+from stepengine.models._stopped_usage import mark_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
 from stepengine.workspace.file_formats import check_own_database, mark_own_database
@@ -203,7 +204,7 @@ class Batched(Provider):
             self._work = loop.create_task(self._run(calls, self._came), name="stepengine batches")
         is_over = False
         try:
-            reply = await waiting.reply
+            reply = await _await_reply(waiting)
             is_over = True
         except Exception:
             is_over = not waiting.stays
@@ -362,6 +363,15 @@ class Batched(Provider):
                 each.reply.set_result(self._inner.batch_reply(results.get(name, results.get("")), each.request))
             except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
                 _fail_calls({name: each}, error)
+
+
+async def _await_reply(call: _WaitingCall) -> ModelReply:
+    try:
+        return await call.reply
+    except asyncio.CancelledError as stopped:
+        if not call.batch:
+            mark_unsent(stopped)
+        raise
 
 
 def _is_awaited(call: _WaitingCall | None) -> bool:

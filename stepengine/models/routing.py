@@ -18,6 +18,7 @@ from attrs import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
+from stepengine.models._stopped_usage import known_usage
 from stepengine.models.base import Provider
 
 BAR, ON = " | ", " on "
@@ -138,7 +139,7 @@ class Fallback(Provider):
             try:
                 reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
             except ModelError as error:
-                spent = _add_usage(spent, error.usage)
+                spent = _add_usage(spent, known_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -165,7 +166,7 @@ class Fallback(Provider):
                         )
                 return
             except ModelError as error:
-                spent = _add_usage(spent, error.usage)
+                spent = _add_usage(spent, known_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -191,4 +192,5 @@ def _add_model_and_usage(reply: ModelReply, model: str, spent: Usage | None) -> 
     named = reply if reply.model is not None else attrs.evolve(reply, model=model)
     if spent is None:
         return named
-    return attrs.evolve(named, usage=spent + (named.usage or Usage(at_least=True)))
+    usage = Usage(at_least=True) if named.usage is None else attrs.evolve(named.usage, requests=0)
+    return attrs.evolve(named, usage=spent + usage)

@@ -71,13 +71,13 @@ from stepengine.errors import (
     TruncatedReply,
 )
 from stepengine.machine.plan import Finished
-from stepengine.models._stopped_usage import attach_usage, usage_when_stopped
+from stepengine.models._stopped_usage import attach_usage, known_usage, usage_when_stopped, was_sent
 from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, make_rate_limited_provider
-from stepengine.runtime.retry import Retries, known_usage
+from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import ModelProvider
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.tools.context import ToolContext
@@ -134,7 +134,7 @@ class OutcomeMaker:
         """Return the outcome of an effect that failed; a stop if that came after a time limit."""
         late = self._tree.clock.time_limit_stop(item.path)
         if late is not None:
-            return late
+            return _add_usage_of_failure(late, error)
         # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
         # as long as the run's record, so they would, too.
         drop_frames(error)
@@ -251,8 +251,10 @@ class Innermost:
         """Wait for something before the next attempt; if the call is stopped meanwhile, report what it *spent*."""
         try:
             return await wait
-        except BaseException as raised:
-            self._convert_or_raise(item, item.effect.request.model, raised, spent)  # type: ignore[union-attr]
+        except BaseException:
+            # Stopped between two requests; what failed ones used may be more than they said.
+            used = attrs.evolve(spent, at_least=True) if spent else Usage()
+            self._keep_stopped_usage(item, item.effect.request.model, used)  # type: ignore[union-attr]
             raise
 
     def _convert_or_raise(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
@@ -264,14 +266,17 @@ class Innermost:
         """
         if not _is_not_provider_error(raised):
             return _to_step_error(model, raised)
-        used = usage_when_stopped(raised)
-        usage = spent + used if spent and used else spent or used
-        if usage is not None:
-            # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
-            # (reliability:I4).
-            cost = self._prices.for_usage(model, usage) if usage.total_tokens else Decimal(0)
-            self._tree.leftovers.stopped_calls[item.address] = PartialUsage(attrs.evolve(usage, at_least=True), cost)
+        # One that was sent may be billed, whether anything of its reply has come or not.
+        used = attrs.evolve(usage_when_stopped(raised) or Usage(), requests=1, at_least=True)
+        self._keep_stopped_usage(item, model, (spent or Usage()) + (used if was_sent(raised) else Usage()))
         raise raised
+
+    def _keep_stopped_usage(self, item: Item, model: str, usage: Usage) -> None:
+        """Keep what a stopped call had used, for its outcome."""
+        # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
+        # (reliability:I4).
+        cost = self._prices.for_usage(model, usage) if usage.total_tokens else Decimal(0)
+        self._tree.leftovers.stopped_calls[item.address] = PartialUsage(usage, cost)
 
     def _check_request_size(self, request: ModelRequest) -> None:
         """Raise if a request is longer than its model's window."""
@@ -312,6 +317,9 @@ class Innermost:
             msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
             raise ModelError(msg, kind="provider")
         usage, cost = reply.usage, reply.cost
+        if usage is not None and usage.requests and "|" not in model:
+            # Only a row of models to fall back on has lost requests before its reply.
+            usage = attrs.evolve(usage, requests=0)
         # A bill that the provider states wins over our prices; these are only for replies that state none.
         if cost is None and usage is not None:
             cost = self._prices.for_reply(model, reply)
@@ -752,9 +760,19 @@ def _is_not_provider_error(raised: BaseException) -> bool:
 
 def _add_usage_to_stop(late: Stop, value: object) -> Stop:
     """Return a stop that came after a reply, with the usage of the reply."""
-    if not isinstance(value, ModelReply) or (value.usage is None and value.cost is None):
+    if not isinstance(value, ModelReply):
         return late
-    return attrs.evolve(late, begun=PartialUsage(value.usage or Usage(at_least=True), value.cost))
+    usage = value.usage or Usage(at_least=True)
+    cost = Decimal(0) if value.cost is None and value.usage is None else value.cost
+    return attrs.evolve(late, begun=PartialUsage(attrs.evolve(usage, requests=1 + usage.requests), cost))
+
+
+def _add_usage_of_failure(late: Stop, error: StepEngineError) -> Stop:
+    """Return a stop that came after a failure, with the usage of the failed attempts."""
+    usage = getattr(error, "usage", None)
+    if not isinstance(usage, Usage):
+        return late
+    return attrs.evolve(late, begun=PartialUsage(usage, None if usage.total_tokens else Decimal(0)))
 
 
 def _to_step_error(model: str, raised: BaseException) -> StepEngineError:

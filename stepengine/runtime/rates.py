@@ -22,10 +22,10 @@ from stepengine.data.checks import with_keyword_hints
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
+from stepengine.models._stopped_usage import known_usage, mark_unsent
 from stepengine.models.base import ModelRef, Provider
 from stepengine.models.routing import Fallback, parse_route
 from stepengine.runtime.clock import TimeSource
-from stepengine.runtime.retry import known_usage
 from stepengine.runtime.sizes import expected_tokens
 from stepengine.workspace.after_fork import Lock, register_renewable
 
@@ -345,7 +345,13 @@ class _RateLimitedProvider(Provider):
                     yield delta
 
     async def _wait_for_turn(self, request: ModelRequest) -> object:
-        return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
+        try:
+            return await self._limiter.enter(
+                expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle)
+            )
+        except asyncio.CancelledError as stopped:
+            mark_unsent(stopped)
+            raise
 
     @contextmanager
     def _report_usage_at_end(self, ticket: object) -> Iterator[Callable[[ModelReply], None]]:

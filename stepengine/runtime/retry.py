@@ -12,7 +12,6 @@ from random import Random
 from attrs import frozen
 
 from stepengine.data.checks import with_keyword_hints
-from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
 
 
@@ -84,15 +83,3 @@ class Retries:
         random = Random(f"{self._seed}:{path}:{seq}:{attempt}")  # noqa: S311
         jitter = random.uniform(0, min(policy.cap, policy.base * 2 ** (attempt - 1)))
         return min(asked + jitter, max(policy.obey, jitter))
-
-
-def known_usage(error: ModelError) -> Usage | None:
-    """
-    Return the usage of a failed attempt; an unknown one counts as at least 0; ``None`` if it has none.
-
-    A provider that answered with an error status did not bill; an attempt whose answer was lost may have been billed, so
-    the total is only a lower bound.
-    """
-    if isinstance(error.usage, Usage):
-        return error.usage
-    return Usage(at_least=True) if error.retryable and error.status is None else None

@@ -37,7 +37,7 @@ from stepengine.data.messages import AssistantMessage, Message, ToolMessage, Too
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Spending, Usage
 from stepengine.data.waits import Awaited
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
 from stepengine.errors import (
@@ -115,6 +115,30 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
     )
     if problem:
         refuse(row, f"{when}, {problem}")
+
+
+def without_lost_requests(finished: Finished) -> Finished:
+    """Return an end without the numbers of requests, which grow by those that a crash has cut off."""
+    children = [attrs.evolve(child, spending=_without_requests(child.spending)) for child in finished.children]
+    state = attrs.evolve(finished.state, usage=_without_requests(Spending(finished.state.usage)).usage)
+    spending = _without_requests(finished.spending)
+    return attrs.evolve(finished, spending=spending, children=tuple(children), state=state)
+
+
+def _without_requests(spending: Spending) -> Spending:
+    usage, *parts = (
+        {key: attrs.evolve(used, requests=0, at_least=False) for key, used in group.items()}
+        for group in ({"": spending.usage}, spending.by_agent, spending.by_model)
+    )
+    by_agent, by_model = ({key: used for key, used in part.items() if used.total_tokens} for part in parts)
+    return attrs.evolve(
+        spending,
+        usage=usage[""],
+        by_agent=by_agent,
+        by_model=by_model,
+        agent_costs={key: cost for key, cost in spending.agent_costs.items() if key in by_agent},
+        model_costs={key: cost for key, cost in spending.model_costs.items() if key in by_model},
+    )
 
 
 def _describe_difference(whose: str, one: Any, other: object, *but: str) -> str:
@@ -354,7 +378,8 @@ class WatchedRun:
                 # A step whose call failed does not count (reliability:MP01).
                 self._replied = True
                 self._steps += 1
-            self._used = self._used + attrs.evolve(used or Usage(), requests=int(isinstance(outcome, Value)))
+            used = used or Usage()
+            self._used = self._used + attrs.evolve(used, requests=used.requests + isinstance(outcome, Value))
         elif isinstance(effect, CallTool):
             self._replaced = self._replaced or bool(getattr(getattr(outcome, "value", None), "change", None))
             if isinstance(outcome, Value):

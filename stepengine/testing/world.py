@@ -6,6 +6,7 @@ When nothing goes wrong, replies, results and answers come from a seed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -641,7 +642,8 @@ class World:
         """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
         given = self._given.get(at)
         if given is not None:
-            if not _is_equal(outcome, given):
+            was_lost = at in self._doubtful and isinstance(item.effect, CallModel)
+            if not _is_equal(_without_lost_requests(outcome, given) if was_lost else outcome, given):
                 refuse(
                     "R1",
                     f"{format_address(at)}, {describe_effect(item.effect)}, gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}",
@@ -866,6 +868,17 @@ def _is_equal(a: Single, b: Single) -> bool:
     if type(a) is type(b) is Value and a.value is b.value:
         return a.inputs == b.inputs
     return outcome_members(a) == outcome_members(b)
+
+
+def _without_lost_requests(outcome: Single, given: Single) -> Single:
+    """Return the outcome of a repeated model call with the usage of the last request alone, which *given* has."""
+    if isinstance(outcome, Value) and isinstance(given, Value) and isinstance(outcome.value, ModelReply):
+        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=given.value.usage, cost=given.value.cost))
+    if isinstance(outcome, Failure) and isinstance(given, Failure) and isinstance(outcome.error, ModelError):
+        error = copy.copy(outcome.error)
+        error.usage = getattr(given.error, "usage", None)
+        return attrs.evolve(outcome, error=error)
+    return outcome
 
 
 def _is_unknown(outcome: Single) -> bool:

@@ -109,12 +109,12 @@ async def test_a_cancelled_task_and_a_time_that_is_over_count_alike(monkeypatch)
     assert (RunStatus.FAILED, STREAMED) == (result.status, result.usage)
 
 
-async def test_nothing_is_made_up_where_nothing_came():
+async def test_a_request_that_was_sent_counts_where_nothing_came():
     model = Half(pieces=())
     async with built(model) as engine:
         result = await interrupted(engine, model, agent())
 
-    assert (Usage(), 0) == (result.usage, result.cost)
+    assert (Usage(requests=1, at_least=True), 0) == (result.usage, result.cost)
 
 
 @pytest.mark.spec("requirements:D15", "reliability:I4")
@@ -207,7 +207,7 @@ async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_w
 
     assert (140, True) == (twice.usage.total_tokens, twice.usage.at_least)
     assert (RunStatus.COMPLETED, "Hi.") == (done.status, done.text)
-    assert Usage(100, 125, 0, 0, 20, 1, at_least=True) == done.usage
+    assert Usage(100, 125, 0, 0, 20, 3, at_least=True) == done.usage
     assert (140 + 105) * DOLLAR == done.cost
     assert (done.usage, done.cost) == (repeated.usage, repeated.cost)
 

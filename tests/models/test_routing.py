@@ -123,14 +123,14 @@ async def test_the_last_failure_is_the_failure_of_the_call_with_the_usage_of_all
         with pytest.raises(ModelError) as caught:
             await ask
         assert caught.value is second
-        assert caught.value.usage == Usage(11, 22)
+        assert caught.value.usage == Usage(11, 22, requests=2)
 
 
 async def test_what_a_failed_model_used_is_added_to_the_reply():
     error = ModelError("cut", retryable=True, usage=Usage(5, 1, at_least=True))
     provider = models_of(Scripted("a", error), Scripted("b", "fine")).provider_for("a/x | b/y")
     reply = await provider.complete(ASK)
-    assert reply.usage == Usage(5, 1, at_least=True)
+    assert reply.usage == Usage(5, 1, requests=1, at_least=True)
 
 
 @pytest.mark.spec("reliability:MP19")

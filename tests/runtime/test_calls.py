@@ -139,7 +139,7 @@ async def test_what_failed_attempts_used_is_counted(world):
     reply = ModelReply("done", usage=Usage(input_tokens=100, output_tokens=5))
     await world.tree(one_call(seen), models=world.Provider([known, lost, reply]), clock=clock).run()
 
-    assert Usage(input_tokens=110, output_tokens=5, at_least=True) == seen[0].value.usage
+    assert Usage(input_tokens=110, output_tokens=5, requests=2, at_least=True) == seen[0].value.usage
 
 
 @pytest.mark.spec("requirements:D15")
@@ -149,7 +149,7 @@ async def test_a_call_that_failed_for_good_says_what_all_its_attempts_used(world
     provider.items = [busy(usage=Usage(input_tokens=10)) for _ in range(4)]
     await world.tree(one_call(seen), models=provider, clock=world.JumpingClock()).run()
 
-    assert Usage(input_tokens=40) == seen[0].error.usage
+    assert Usage(input_tokens=40, requests=4) == seen[0].error.usage
 
 
 async def test_deltas_are_asked_for_only_when_somebody_watches(world):

@@ -163,7 +163,8 @@ async def test_attempts_are_reported_to_whoever_wraps_the_call_with_what_they_us
     )
     finished = await tree.run()
 
-    assert [("overloaded", u) for u in (Usage(input_tokens=7), None, Usage(at_least=True))] == reported
+    used = (Usage(input_tokens=7, requests=1), None, Usage(requests=1, at_least=True))
+    assert [("overloaded", usage) for usage in used] == reported
     assert [1, 2, 3] == [e.attempt for e in events if e.type == "model_retry"]
     assert "done" == finished.output[0].value.text
 
@@ -181,7 +182,7 @@ async def test_the_cost_of_failed_attempts_is_added_and_is_unknown_when_their_pr
     tree = world.tree(calls(world, 1), models=provider, clock=world.JumpingClock(), pricing=pricing)
     outcome = (await tree.run()).output[0]
 
-    assert Usage(input_tokens=27) == outcome.value.usage
+    assert Usage(input_tokens=27, requests=1) == outcome.value.usage
     assert cost == outcome.value.cost
 
 

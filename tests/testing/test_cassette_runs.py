@@ -417,3 +417,19 @@ def test_ids_of_the_provider_make_no_difference_and_a_changed_result_does(tmp_pa
     assert [(f.pointer, f.recorded, f.now) for f in change.fields] == [
         ("/messages/2/content/0/text", '"sunny"', '"rain"')
     ]
+
+
+@pytest.mark.spec("replay:Y34", "reliability:I4")
+def test_a_reply_without_usage_makes_the_cost_unknown_or_a_lower_bound(tmp_path):
+    body = {"model": "gpt-5-mini", "messages": [USER]}
+    known = exchange(
+        CHAT, body, {**REPLY, "model": "gpt-5-mini", "usage": {"prompt_tokens": 9, "completion_tokens": 5}}
+    )
+    exact = tree_of(tmp_path, known)
+    tree = tree_of(tmp_path, known, exchange(CHAT, body))
+    text = render(tree)
+
+    assert "at_least" not in exact
+    assert (True, None, {"in": 9, "out": 5}) == (tree["at_least"], tree["cost_usd"], tree["tokens"])
+    assert "tokens at least 9 in / 5 out" in text
+    assert "cost unknown" in text

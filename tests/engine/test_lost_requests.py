@@ -1,0 +1,146 @@
+"""Requests that were sent and have no reply: they count, and the cost says that it is a lower bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Limits,
+    Parallel,
+    Perform,
+    Race,
+    RateLimit,
+    RetryPolicy,
+    Sleep,
+)
+from stepengine.data.models import ModelReply
+from stepengine.data.usage import Usage
+from stepengine.errors import ModelError, TruncatedReply
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal.show import render, result_tree, run_tree
+from stepengine.models import Provider, fallback
+
+MODEL = "anthropic/claude-sonnet-4-5"
+BILLED = Usage(input_tokens=1_000, output_tokens=1_000)
+"""What a reply uses; it costs 0.018 dollars."""
+
+
+@attrs.define(eq=False)
+class Model(Provider):
+    """A model that first does what *plan* says: hangs, fails, or replies."""
+
+    plan: list[Any]
+    name: str = "anthropic"
+    sent: int = 0
+    is_busy: asyncio.Event = attrs.field(factory=asyncio.Event)
+
+    async def complete(self, request: Any) -> ModelReply:
+        self.sent += 1
+        what = self.plan.pop(0) if self.plan else None
+        if what == "hang":
+            self.is_busy.set()
+            await asyncio.Event().wait()
+        if what == "cut":
+            msg = "cut"
+            raise TruncatedReply(msg, retryable=True)
+        if isinstance(what, Exception):
+            raise what
+        return ModelReply("done", usage=BILLED)
+
+
+KID = AgentDefinition("kid", model=MODEL)
+
+
+def lose_race(ctx: Any) -> Any:
+    yield from Race([AgentCall(KID, "a"), Sleep(0.02)])
+
+
+def fail_together(ctx: Any) -> Any:
+    async def fail() -> None:
+        await asyncio.sleep(0.02)
+        msg = "broken"
+        raise ValueError(msg)
+
+    yield from Parallel([AgentCall(KID, "a"), Perform(fail)], fail_fast=True)
+
+
+def parent(handle: Callable[..., Any]) -> AgentDefinition:
+    return AgentDefinition("parent", model=MODEL, handle_steps=handle, spawnable_agents=[KID])
+
+
+WAYS = {
+    "loser of a race": (parent(lose_race), ["hang"], {}),
+    "time limit": (KID, ["hang"], {"limits": Limits(max_seconds=0.02)}),
+    "sibling of a failed child": (parent(fail_together), ["hang"], {}),
+    "stream that broke off": (KID, ["cut"], {}),
+    "streams that broke off for good": (KID, ["cut"] * 4, {}),
+    "model before a fallback": (AgentDefinition("kid", model=fallback(MODEL, f"{MODEL}-20250929")), ["cut"], {}),
+}
+
+
+@pytest.mark.spec("reliability:R3", "reliability:I4", "requirements:D15")
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_without_a_reply_counts_as_sent(way: str) -> None:
+    agent, plan, options = WAYS[way]
+    model, journal = Model(list(plan)), MemoryJournal()
+    async with Engine([agent], models=model, retry=RetryPolicy(base=0)) as engine:
+        result = await engine.run(agent, "x", journal=journal, **options)
+        again = await engine.replay(journal)
+
+    assert (model.sent, True) == (result.usage.requests, result.usage.at_least)
+    assert BILLED.total_tokens * (model.sent - len(plan)) == result.usage.total_tokens
+    assert Decimal("0.018") * (model.sent - len(plan)) == result.cost
+    assert (result.usage, result.cost) == (again.usage, again.cost)
+    assert run_tree(journal)["at_least"]
+    assert "at_least" in result_tree(result)
+
+
+@pytest.mark.spec("reliability:R3", "reliability:I4")
+async def test_an_interrupted_request_counts_in_every_process(tmp_path: Path) -> None:
+    model, path = Model(["hang"]), tmp_path / "run.jsonl"
+    async with Engine([KID], models=model) as engine:
+        handle = engine.start(KID, "x", journal=FileJournal(path))
+        await model.is_busy.wait()
+        killed = path.read_bytes()  # what a process that is killed now leaves
+        handle.interrupt()
+        stopped = await handle.result()
+        resumed = await engine.resume(path)
+
+        path.write_bytes(killed)
+        shown = run_tree(FileJournal(path))
+        revived = await engine.resume(path)
+        shown_then = render(run_tree(FileJournal(path)))
+        repeated = await engine.replay(path)
+
+    assert Usage(requests=1, at_least=True) == stopped.usage
+    assert (3, True, "0") == (model.sent, shown["at_least"], shown["cost_usd"])
+    for result in (resumed, revived, repeated):
+        assert (attrs.evolve(BILLED, requests=2, at_least=True), Decimal("0.018")) == (result.usage, result.cost)
+    assert "cost at least $0.018" in shown_then
+
+
+@pytest.mark.spec("reliability:R3")
+@pytest.mark.parametrize("error", [ModelError("busy", retryable=True, status=429), None])
+async def test_a_cost_without_lost_requests_is_exact(error: ModelError | None) -> None:
+    """A refusal is not billed, and a call that waits for a rate limit is not sent."""
+    model = Model([error] if error else ["hang"])
+    agent = KID if error else parent(lose_race_twice)
+    limits = {} if error else {"rate_limits": {"anthropic": RateLimit(max_concurrency=1)}}
+    async with Engine([agent], models={"anthropic": model}, retry=RetryPolicy(base=0), **limits) as engine:
+        result = await engine.run(agent, "x")
+
+    assert (1, not error) == (result.usage.requests, result.usage.at_least)
+
+
+def lose_race_twice(ctx: Any) -> Any:
+    yield from Race([AgentCall(KID, "a"), AgentCall(KID, "b"), Sleep(0.05)])
