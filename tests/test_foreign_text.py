@@ -53,6 +53,7 @@ from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.json import parse_json_answer as answer_in
 from stepengine.data.matching import BoundedMatcher
+from stepengine.data.media_types import normalize_media_type, parse_data_url
 from stepengine.data.models import ModelReply, TextChunk
 from stepengine.data.provenance import Provenance, Source
 from stepengine.data.thoughts import split_thoughts
@@ -80,6 +81,7 @@ from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
 from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.models._aws_events import AWSParser
+from stepengine.models._call_arguments import can_begin
 from stepengine.models._failures import RequestLabel, error_from_body
 from stepengine.models._json import make_call_part, read_json
 from stepengine.models._schemas import plain_schema
@@ -1414,6 +1416,19 @@ PLACES = (
         ("models/bedrock_converse/encode.py:NOT_IN_NAMES",),
     ),
     Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
+    Place("beginning of the arguments of a call", can_begin, BRACKETS, ("models/_call_arguments.py:can_begin",)),
+    Place(
+        "data address",
+        lambda text: parse_data_url(f"data:{text},{text}"),
+        (of("%"), of("%4"), of("%41"), of(";"), of("a;base64"), of("=")),
+        ("data/media_types.py:ESCAPE",),
+    ),
+    Place(
+        "type of a medium",
+        normalize_media_type,
+        (of("image/"), of("audio/l"), of(";"), of("application/pdf"), of(" ")),
+        ("data/media_types.py:PLAIN",),
+    ),
     Place(
         "error reply",
         lambda data: error_from_body(data, 500, {}, CALL),
@@ -2218,7 +2233,6 @@ APART: dict[str, str] = {
     "testing/cassette_files.py:UNPRINTABLE": "one character",
     "testing/cassette_files.py:_body_to_yaml": "UTF-8 of a body that is recorded",
     "testing/cassette_files.py:_indent_json": "a body that is recorded, capped as a reply; an error leaves it as it is",
-    "tools/conversion.py:IMAGES": "the first bytes",
     "tools/definition.py:NAME": "at most 64 characters",
     "tools/signatures.py:HEADER": "docstrings of the author",
     "tools/conversion.py:_text_converters": "UTF-8 that was just made",
