@@ -127,7 +127,7 @@ from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, u
 from stepengine.tools.bundled.memory import HIGHEST, _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test
+from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test, _match_any_line_end
 from stepengine.tools.bundled.search.symbols import split_words, top_level_names
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.web.fetcher import Fetched
@@ -141,6 +141,7 @@ from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_head as parsed_frame
 from stepengine.workspace.far import Elsewhere, _parse_entry, _read_listing
 from stepengine.workspace.far import RemotePlace as FarPlace
+from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
@@ -1417,6 +1418,18 @@ PLACES = (
     ),
     Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
     Place("beginning of the arguments of a call", can_begin, BRACKETS, ("models/_call_arguments.py:can_begin",)),
+    Place(
+        "line ends of a changed text",
+        lambda text: keep_line_ends(text, f"x\n{text}"),
+        (of("\r"), of("\n"), of("\r\n"), of("\n\r\n"), of("a\nb\r\n")),
+        ("workspace/line_ends.py:END",),
+    ),
+    Place(
+        "pattern of a search of several lines",
+        lambda text: [_match_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)],
+        (of("["), of("[]"), of("[^\\n"), of("\\"), of("\\r"), of("\r"), of("\\n"), of("a\n."), of("[a]")),
+        ("tools/bundled/search/ripgrep.py:LINE_END", "tools/bundled/search/ripgrep.py:_escape"),
+    ),
     Place(
         "data address",
         lambda text: parse_data_url(f"data:{text},{text}"),
