@@ -53,6 +53,7 @@ from stepengine.data.codec import plain
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.json import parse_json_answer as answer_in
 from stepengine.data.matching import BoundedMatcher
+from stepengine.data.media_types import normalize_media_type, parse_data_url
 from stepengine.data.models import ModelReply, TextChunk
 from stepengine.data.provenance import Provenance, Source
 from stepengine.data.thoughts import split_thoughts
@@ -80,6 +81,7 @@ from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
 from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.models._aws_events import AWSParser
+from stepengine.models._call_arguments import can_begin
 from stepengine.models._failures import RequestLabel, error_from_body
 from stepengine.models._json import make_call_part, read_json
 from stepengine.models._schemas import plain_schema
@@ -125,7 +127,7 @@ from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, u
 from stepengine.tools.bundled.memory import HIGHEST, _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test
+from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test, _match_any_line_end
 from stepengine.tools.bundled.search.symbols import split_words, top_level_names
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.web.fetcher import Fetched
@@ -139,6 +141,7 @@ from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_head as parsed_frame
 from stepengine.workspace.far import Elsewhere, _parse_entry, _read_listing
 from stepengine.workspace.far import RemotePlace as FarPlace
+from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
@@ -1414,6 +1417,31 @@ PLACES = (
         ("models/bedrock_converse/encode.py:NOT_IN_NAMES",),
     ),
     Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
+    Place("beginning of the arguments of a call", can_begin, BRACKETS, ("models/_call_arguments.py:can_begin",)),
+    Place(
+        "line ends of a changed text",
+        lambda text: keep_line_ends(text, f"x\n{text}"),
+        (of("\r"), of("\n"), of("\r\n"), of("\n\r\n"), of("a\nb\r\n")),
+        ("workspace/line_ends.py:END",),
+    ),
+    Place(
+        "pattern of a search of several lines",
+        lambda text: [_match_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)],
+        (of("["), of("[]"), of("[^\\n"), of("\\"), of("\\r"), of("\r"), of("\\n"), of("a\n."), of("[a]")),
+        ("tools/bundled/search/ripgrep.py:LINE_END", "tools/bundled/search/ripgrep.py:_escape"),
+    ),
+    Place(
+        "data address",
+        lambda text: parse_data_url(f"data:{text},{text}"),
+        (of("%"), of("%4"), of("%41"), of(";"), of("a;base64"), of("=")),
+        ("data/media_types.py:ESCAPE",),
+    ),
+    Place(
+        "type of a medium",
+        normalize_media_type,
+        (of("image/"), of("audio/l"), of(";"), of("application/pdf"), of(" ")),
+        ("data/media_types.py:PLAIN",),
+    ),
     Place(
         "error reply",
         lambda data: error_from_body(data, 500, {}, CALL),
@@ -2227,7 +2255,6 @@ APART: dict[str, str] = {
     "testing/cassette_files.py:UNPRINTABLE": "one character",
     "testing/cassette_files.py:_body_to_yaml": "UTF-8 of a body that is recorded",
     "testing/cassette_files.py:_indent_json": "a body that is recorded, capped as a reply; an error leaves it as it is",
-    "tools/conversion.py:IMAGES": "the first bytes",
     "tools/definition.py:NAME": "at most 64 characters",
     "tools/signatures.py:HEADER": "docstrings of the author",
     "tools/conversion.py:_text_converters": "UTF-8 that was just made",

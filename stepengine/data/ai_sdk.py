@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stepengine.data.media_types import is_data_url, normalize_media_type
+
 LIFETIMES = {"agentStep": "agent_step", "userPrompt": "user_prompt"}
 DROPPED = {"sentAt", "providerOptions", "keepDuringTruncation", "keepLastTags"}
 RENAMED = {"toolCallId": "tool_call_id", "toolName": "name"}
@@ -46,9 +48,9 @@ def _make_media_block(data: object, kind: str, title: str) -> dict[str, object]:
     source: dict[str, object] = {"type": "base64", "media_type": kind, "data": data}
     if isinstance(data, str) and data.startswith(("http://", "https://")):
         source = {"type": "url", "media_type": kind, "url": data}
-    elif isinstance(data, str) and data.startswith("data:"):
-        head, _, encoded = data.removeprefix("data:").partition(";base64,")
-        source = {"type": "base64", "media_type": head or kind, "data": encoded}
-    if kind.startswith("image/"):
+    elif isinstance(data, str) and is_data_url(data):
+        kind = kind or normalize_media_type(data[len("data:") :].partition(",")[0])
+        source = {"type": "url", "media_type": kind, "url": data}
+    if normalize_media_type(kind).startswith("image/"):
         return {"type": "image", "source": source}
     return {"type": "document", "source": source, "title": title}

@@ -16,6 +16,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonValue, check_text, compact, freeze, freeze_object, mended
+from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.provenance import Trust
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.usage import Usage
@@ -106,6 +107,18 @@ def _check_source(part: ImagePart | DocumentPart) -> None:
     if part.file_id == "" or (part.file_id is None) != (part.provider == ""):
         msg = f"{name} needs file_id= together with provider=, the name of the provider that holds the file"
         raise DataError(msg)
+    if is_data_url(part.url):
+        stated, data = parse_data_url(part.url or "")
+        _replace(part, url=None, data=data, mime_type=stated or part.mime_type)
+    kind = resolve_media_type(check_text(part.mime_type), part.data)
+    if kind != part.mime_type:
+        _replace(part, mime_type=kind)
+
+
+def _replace(part: ImagePart | DocumentPart, **values: object) -> None:
+    """Set attributes of a part that is being made."""
+    for name, value in values.items():
+        object.__setattr__(part, name, value)
 
 
 @frozen
@@ -114,9 +127,9 @@ class ImagePart:
     An image, by *url*, as bytes in *data*, or by *file_id*.
 
     Attributes:
-        url: Where the provider finds it.
+        url: Where the provider finds it; of a ``data:`` address the content becomes *data*.
         data: Its bytes.
-        mime_type: Its type.
+        mime_type: Its type; that of the bytes where they tell it, whatever is stated.
         file_id: The id of an uploaded file; it means something to the *provider* that holds the file and to no other.
         provider: The name of that provider, such as ``"anthropic"``; ``""`` for what is not uploaded.
         provider_data: What goes back with it to the provider that it came from, unchanged.
@@ -139,9 +152,9 @@ class DocumentPart:
     Any file but an image: a document, sound or video, by *url*, as bytes in *data*, or by *file_id*.
 
     Attributes:
-        url: Where the provider finds it.
+        url: Where the provider finds it; of a ``data:`` address the content becomes *data*.
         data: Its bytes.
-        mime_type: Its type; by it a wire knows sound (``"audio/wav"``) and video (``"video/mp4"``) from documents.
+        mime_type: Its type; that of the bytes where they tell it, whatever is stated. By it a wire knows sound (``"audio/wav"``) and video (``"video/mp4"``) from documents.
         name: A file name to show.
         file_id: As with ``ImagePart``.
         provider: As with ``ImagePart``.

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.media_types import UNKNOWN, resolve_media_type
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
@@ -54,19 +55,6 @@ MAX_TICKS = MAX_DOLLARS * TICKS_PER_DOLLAR
 MAX_FIGURE_CHARS = 40
 """Costs have some dozen digits; parsing a text of any length as a decimal could take long."""
 FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE]-?[0-9]{1,2})?", re.ASCII)
-UNKNOWN = "application/octet-stream"
-STARTS = (
-    (b"\x89PNG", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF8", "image/gif"),
-    (b"RIFF", "audio/wav"),
-    (b"ID3", "audio/mpeg"),
-    (b"\xff\xfb", "audio/mpeg"),
-    (b"\xff\xf3", "audio/mpeg"),
-    (b"fLaC", "audio/flac"),
-    (b"OggS", "audio/ogg"),
-)
-"""How the bytes of a kind of file begin, where a service does not say of which it is."""
 
 logger = logging.getLogger("stepengine.models")
 _warned: set[str] = set()
@@ -182,7 +170,7 @@ def make_media_part(
         return None
     if not data or base64.b64encode(data).decode() != written:
         return None
-    mime = mime_type or next((mime for start, mime in STARTS if data.startswith(start)), "")
+    mime = resolve_media_type(mime_type, data)
     if mime.startswith("image/"):
         return ImagePart(data=data, mime_type=mime, provider_data=freeze(dict(provider_data)))
     return DocumentPart(data=data, mime_type=mime or UNKNOWN, name=name, provider_data=freeze(dict(provider_data)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
+from stepengine.data.media_types import resolve_media_type
 from stepengine.data.messages import DocumentPart, ImagePart
 from stepengine.errors import DataError, InputError
 from stepengine.models.base import Provider
@@ -100,8 +101,8 @@ class Files:
         else:
             name = name or Path(file).name
             data = await asyncio.to_thread(_read_file, file)
-        kind = mime_type or mimetypes.guess_type(name, strict=False)[0]
-        if kind is None:
+        kind = resolve_media_type(mime_type or mimetypes.guess_type(name, strict=False)[0] or "", data)
+        if not kind:
             msg = (
                 f"the type of the file {name!r} is not known by its ending; give mime_type=, such as 'application/pdf'"
             )

@@ -18,6 +18,7 @@ from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.alike import list_names
 from stepengine.data.choices import describe_scope
 from stepengine.data.codec import bare, plain
+from stepengine.data.media_types import resolve_media_type
 from stepengine.data.origins import sort_origins
 from stepengine.data.questions import Answer, AnswerLike, Question, offered_rules
 from stepengine.engine.agent_description import describe_agent, explain_missing_model
@@ -90,11 +91,16 @@ class RunLimits(Body):
     max_cost_usd: Annotated[float | None, Field(description="US dollars of the run and its children.", gt=0)] = None
 
 
+PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
 class Picture(Body):
     """An image that is sent with the prompt."""
 
-    mime_type: Annotated[Literal["image/png", "image/jpeg", "image/gif", "image/webp"], Field()]
-    data: Annotated[str, Field(description="Its bytes in base64.", max_length=8 * 1024 * 1024)]
+    mime_type: Annotated[str, Field(description="Its type; that of its bytes counts.", max_length=200)] = ""
+    data: Annotated[
+        str, Field(description="The bytes of a PNG, JPEG, GIF or WebP in base64.", max_length=8 * 1024 * 1024)
+    ]
 
 
 class StartRun(Body):
@@ -632,7 +638,7 @@ async def start_run(request: Request) -> Response:
         session=body.session_id,
         limits=_limits_to_dict(body),
         model=body.model,
-        images=tuple([{"mime_type": one.mime_type, "data": _check_base64(one.data)} for one in body.images]),
+        images=tuple([{"mime_type": _check_picture(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
@@ -658,13 +664,18 @@ def _limits_to_dict(body: StartRun) -> dict[str, float] | None:
     return found or None
 
 
-def _check_base64(text: str) -> str:
+def _check_picture(picture: Picture) -> str:
+    """Return the type of a picture; raise ``InputError`` for what is none that models can be shown."""
     try:
-        base64.b64decode(text, validate=True)
+        data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
         msg = "images: data is no base64"
         raise InputError(msg, issues=(msg,)) from None
-    return text
+    kind = resolve_media_type(picture.mime_type, data)
+    if kind not in PICTURES:
+        msg = f"images: the data is {kind or 'of no type that is known'!r}; these are taken: {', '.join(PICTURES)}"
+        raise InputError(msg, issues=(msg,))
+    return kind
 
 
 async def _add_conversation(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:

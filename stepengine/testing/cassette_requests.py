@@ -21,6 +21,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, compact, freeze, is_deep_text
+from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -42,7 +43,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DefinitionError, ModelError
+from stepengine.errors import DataError, DefinitionError, ModelError
 from stepengine.models._byte_reader import Accumulator, run_decoder
 from stepengine.models._failures import RequestLabel
 from stepengine.models._json import find_object, find_text, read_json
@@ -455,9 +456,12 @@ def _parse_other_media(block: Json) -> UserPart | None:
 
 def _media_from_url(url: str, mime: str, name: str = "") -> UserPart | None:
     """Return the media at *url*, which can be a data URL."""
-    head, is_stored, data = url.partition(";base64,")
-    if url.startswith("data:") and is_stored:
-        return _media_from_base64(data, head.removeprefix("data:").partition(";")[0] or mime, name)
+    if is_data_url(url):
+        try:
+            stated, content = parse_data_url(url)
+        except DataError:
+            return None
+        return _media_from_bytes(content, stated or mime, name)
     if mime.startswith("image/"):
         return ImagePart(url=url, mime_type=mime)
     return DocumentPart(url=url, mime_type=mime, name=name)
@@ -469,7 +473,11 @@ def _media_from_base64(data: str, mime: str, name: str = "") -> UserPart | None:
         content = base64.b64decode(data.translate(FROM_URL_SAFE), validate=True)
     except (binascii.Error, ValueError):
         return None
-    if mime.startswith("image/"):
+    return _media_from_bytes(content, mime, name)
+
+
+def _media_from_bytes(content: bytes, mime: str, name: str = "") -> UserPart:
+    if resolve_media_type(mime, content).startswith("image/"):
         return ImagePart(data=content, mime_type=mime)
     return DocumentPart(data=content, mime_type=mime, name=name)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from stepengine.data.json import JsonDict, JsonList, JsonValue, canonical, compact, freeze, hint_at_mistake
+from stepengine.data.media_types import find_media_type
 from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
@@ -53,13 +54,8 @@ CUT = re.compile(r"\n\[\.\.\. [\d,]+ characters were cut here; the result has ([
 PLAIN = SMALL | {str, JsonDict, JsonList}
 """Types whose values are JSON."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-IMAGES = (
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
-    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
-    (re.compile(rb"GIF8[79]a"), "image/gif"),
-    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
-)
-PDF = b"%PDF-"
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+PDF = "application/pdf"
 
 
 def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) -> ToolResult:
@@ -154,17 +150,15 @@ def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
     if len(part.data) > cap:
         msg = f"the {word} has {len(part.data):,} bytes; at most {cap:,} are allowed"
         raise DataError(msg)
-    found = next((mime for magic, mime in IMAGES if magic.match(part.data)), None)
-    if is_image and found is None:
-        known = ", ".join(mime for _, mime in IMAGES)
-        msg = f"the image is said to be {part.mime_type!r}, but its bytes are none of {known}"
+    found = find_media_type(part.data)
+    if is_image and found not in IMAGES:
+        what = f"{found!r}" if found else "of no type that is known"
+        msg = f"the image is said to be {part.mime_type!r}, but its bytes are none of {', '.join(IMAGES)}: they are {what}"
         raise DataError(msg)
-    if not is_image:
-        found = "application/pdf" if part.data.startswith(PDF) else None
-        if found is None and part.mime_type == "application/pdf":
-            msg = "the document is said to be 'application/pdf', but its bytes are not"
-            raise DataError(msg)
-    return part if found in {None, part.mime_type} else attrs.evolve(part, mime_type=found)
+    if part.mime_type == PDF and found != PDF:
+        msg = f"the document is said to be {PDF!r}, but its bytes are not"
+        raise DataError(msg)
+    return part
 
 
 def error_text(error: BaseException) -> str:

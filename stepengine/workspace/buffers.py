@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.text import FileText, decode_text
 
 
@@ -59,7 +60,4 @@ def text_for_editor(data: bytes) -> str | None:
 
 def _apply_line_ends(held: FileText, text: str) -> str:
     """Return an editor's text with the line ends of the file, since many editors remove carriage returns."""
-    if "\r\n" not in held.text or "\r\n" in text:
-        return text
-    same = held.text.replace("\r\n", "\n")
-    return held.text if text == same else text.replace("\n", "\r\n")
+    return text if "\r\n" in text else keep_line_ends(held.text, text)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -440,8 +441,26 @@ def test_texts_that_are_hard_to_compare_take_no_time() -> None:
         (b"caf\xe9 a\n", "a\n", "b\n", b"caf\xe9 b\n"),
         ("é\r\na".encode("utf-16"), "a", "ü", "é\r\nü".encode("utf-16")),
         (b"a", "a", "b", b"b"),
+        (b"a\nb\n", "a\r\nb", "1\r\n2\r\n3", b"1\n2\n3\n"),
+        (b"a\r\nb", "b", "1\n2", b"a\r\n1\r\n2"),
+        (b"a\r\nb\nc\r\n", "a\nb\nc", "a\nB\nx\nc", b"a\r\nB\nx\nc\r\n"),
+        (b"a\r\nb\r\n", "\nb", "\nx\nb", b"a\r\nx\r\nb\r\n"),
+        (b"a\r\nb\r\n", "\nb", "b", b"ab\r\n"),
     ],
-    ids=["crlf", "mixed", "crlf line", "bom", "latin", "utf-16", "no final newline"],
+    ids=[
+        "crlf",
+        "mixed",
+        "crlf line",
+        "bom",
+        "latin",
+        "utf-16",
+        "no final newline",
+        "crlf in an lf file",
+        "last line",
+        "mixed lines that stay",
+        "from a line end on",
+        "a line end alone",
+    ],
 )
 async def test_encoding_mark_and_line_ends_are_kept(  # noqa: PLR0917  (parametrised)
     tools: ToolRegistry, tmp_path: Path, before: bytes, old: str, new: str, after: bytes
@@ -453,24 +472,79 @@ async def test_encoding_mark_and_line_ends_are_kept(  # noqa: PLR0917  (parametr
 
 
 texts = st.text(alphabet="ab \n\r", max_size=30)
+unix_texts = st.text(alphabet="ab \n", max_size=30)
 
 
 @pytest.mark.spec("generator-contract:T7", "reliability:FS17")
-@given(texts, texts.filter(bool), st.text(alphabet="xy\n$\\", max_size=6), texts)
+@given(unix_texts, unix_texts.filter(bool), st.text(alphabet="xy\n$\\", max_size=6), unix_texts)
 def test_a_replacement_changes_its_one_place_and_nothing_else(before: str, old: str, new: str, after: str) -> None:
+    """Line ends are another matter: half a CRLF is no place."""
     text = before + old + after
     places = [i for i in range(len(text)) if text.startswith(old, i)]
     if len(places) > 1:
         with pytest.raises(ToolError, match=f"found {len(places)} times"):
             replace_all(text, [TextReplacement(old, new)], "f")
         return
-    changed = replace_all(text, [TextReplacement(old, new)], "f")
 
-    assert changed.startswith(before)
-    assert changed.endswith(after)
-    assert new.replace("\n", "") == changed[len(before) : len(changed) - len(after)].replace("\r\n", "").replace(
-        "\n", ""
-    )
+    assert before + new + after == replace_all(text, [TextReplacement(old, new)], "f")
+
+
+ENDS = st.sampled_from(["\n", "\r\n"])
+
+
+@st.composite
+def changes_of_lines(draw: st.DrawFn) -> tuple[list[tuple[str, str]], int, int, list[str], bool]:
+    """Lines with their ends, a stretch of them, its new lines, and whether its last line end belongs to it."""
+    words = st.text(alphabet="ab $", max_size=3)
+    lines = [(f"{n}{draw(words)}", draw(ENDS)) for n in range(draw(st.integers(1, 6)))]
+    first = draw(st.integers(0, len(lines) - 1))
+    end = draw(st.integers(first + 1, len(lines)))
+    new = [f"x{draw(words)}"]
+    for line, _ in lines[first:end]:
+        new += [*([line] if draw(st.booleans()) else []), *([f"x{draw(words)}"] if draw(st.booleans()) else [])]
+    return lines, first, end, new, draw(st.booleans())
+
+
+@pytest.mark.spec("reliability:FS16", "generator-contract:T7")
+@given(changes_of_lines(), ENDS, ENDS, st.booleans())
+def test_every_line_that_stays_keeps_its_line_end(change, old_end, new_end, all_of_them) -> None:
+    lines, first, end, new, with_end = change
+    text = "".join([line + ends for line, ends in lines])
+    tail_old, tail_new = (old_end, new_end) if with_end else ("", "")
+    old = old_end.join([line for line, _ in lines[first:end]]) + tail_old
+    made = TextReplacement(old, new_end.join(new) + tail_new, all_of_them)
+    changed = re.findall(r"([^\r\n]*)(\r?\n)", replace_all(text, [made], "f"))
+
+    assert [line for line, _ in changed] == [
+        line for line, _ in [*lines[:first], *[(n, "") for n in new], *lines[end:]]
+    ]
+    stays = {line: ends for line, ends in lines if line in new or line not in dict(lines[first:end])}
+    if not with_end and new[-1] != lines[end - 1][0]:
+        stays.pop(lines[end - 1][0], None)
+    assert stays == {line: ends for line, ends in changed if line in stays}
+    assert {ends for _, ends in changed} <= {ends for _, ends in lines}
+
+
+@pytest.mark.spec("reliability:FS16")
+@pytest.mark.parametrize(
+    ("before", "content", "after"),
+    [
+        (b"a\r\nb\r\n", "a\nc\n", b"a\r\nc\r\n"),
+        (b"a\r\nb\nc\r\n", "x\na\nb\nc\n", b"x\r\na\r\nb\nc\r\n"),
+        (b"a\nb\n", "a\r\nc\r\n", b"a\r\nc\r\n"),
+        (b"a\r\nb\r\n", "a\r\nc\n", b"a\r\nc\n"),
+        (b"a\0\r\n", "a\n", b"a\n"),
+        (b"", "a\n", b"a\n"),
+    ],
+    ids=["crlf", "mixed", "to crlf", "as given", "binary", "empty"],
+)
+async def test_a_file_that_is_overwritten_keeps_its_line_ends(
+    tools: ToolRegistry, tmp_path: Path, before: bytes, content: str, after: bytes
+) -> None:
+    (tmp_path / "f").write_bytes(before)
+    result = await tools.execute("write_file", {"path": "f", "content": content})
+
+    assert (after, "ok") == ((tmp_path / "f").read_bytes(), result.status)
 
 
 @given(texts, texts)

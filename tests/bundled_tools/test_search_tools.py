@@ -393,3 +393,35 @@ def slow_match(form: list[str], parts: list[str]) -> bool:
 @given(st.lists(globs, min_size=1, max_size=4), st.lists(names, min_size=1, max_size=4))
 def test_a_pattern_matches_component_by_component(form: list[str], parts: list[str]) -> None:
     assert slow_match(form, parts) == GlobPattern("/".join(form)).match(parts)
+
+
+LINES = ["def main():", "    pass", "", "main()", "a.b"]
+
+
+@pytest.mark.spec("reliability:FS27")
+@pytest.mark.parametrize("prefer_python", ENGINES)
+@pytest.mark.parametrize(
+    ("pattern", "flags"),
+    [
+        (r"main\(\):?$", ""), ("^$", ""), ("main()", "-x -F"), ("pass$", "-v"), (r"\)$|:$", "-c"), (".$", "-l"),
+        (r":\n    pass$", "-U"), ("pass\r\n\r\nmain", "-U -F"), ("pass\n\nmain", "-U -F"), (r"[:\n]\r?\n", "-U"),
+        ("main()\na.b", "-U -F"), (r"\\\n", "-U"),
+    ],
+)  # fmt: skip
+async def test_searches_find_the_same_whatever_line_ends_files_have(
+    tmp_path: Path, prefer_python: bool, pattern: str, flags: str
+) -> None:
+    for name, end in (("lf.py", "\n"), ("crlf.py", "\r\n")):
+        (tmp_path / name).write_bytes("".join([line + end for line in LINES]).encode())
+    result = await search(tmp_path, prefer_python, pattern=pattern, flags=flags)
+    if prefer_python and "-U" in flags:
+        assert "needs ripgrep" in result.text
+        return
+
+    assert result.status == "ok"
+    assert "\r" not in result.text
+    files: dict[str, list[Any]] = {}
+    for match in result.data["matches"]:
+        files.setdefault(match["path"], []).append({**match, "path": ""})
+    assert files.get("lf.py") == files.get("crlf.py")
+    assert bool(files) is (pattern != r"\\\n")

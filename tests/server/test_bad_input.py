@@ -865,3 +865,24 @@ def test_thousands_who_connect_and_say_nothing_or_half_or_watch_leave_the_server
         assert {"completed"} == {ended(client, run)["status"] for run in made}
     with house.client("anna") as client:
         assert 200 == client.get("/health").status_code
+
+
+@pytest.mark.parametrize(
+    ("stated", "data", "status"),
+    [
+        ("image/jpg", b"\xff\xd8\xff\xe0", 202),
+        ("", b"\x89PNG\r\n\x1a\n", 202),
+        ("IMAGE/PNG; charset=binary", b"unknown", 202),
+        ("image/png", b"%PDF-1.7", 422),
+        ("image/bmp", b"BM", 422),
+    ],
+)
+def test_pictures_are_taken_by_the_type_of_their_bytes(house, stated, data, status):
+    picture = {"mime_type": stated, "data": b64encode(data).decode()}
+    with house.client("bob") as bob:
+        answer = bob.post("/runs", json={"agent": "asker", "prompt": "hi", "images": [picture]})
+
+    assert answer.status_code == status, answer.text
+    if status != 202:
+        assert "these are taken: image/png" in answer.text
+        assert ("application/pdf" if data.startswith(b"%PDF") else "image/bmp") in answer.text

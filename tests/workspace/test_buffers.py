@@ -38,6 +38,14 @@ class Editor:
         return self.offers
 
 
+@pytest.mark.spec("interfaces:IF52", "reliability:FS16")
+def test_unsaved_lines_keep_the_line_ends_of_a_mixed_file() -> None:
+    data = b"a\r\nb\nc\r\nd\n"
+
+    assert content_in_editor(Editor(a="a\nb\nX\nd\n"), "/a.txt", data) == b"a\r\nb\nX\r\nd\n"
+    assert content_in_editor(Editor(a="a\nY\nb\nd\n"), "/a.txt", data) == b"a\r\nY\r\nb\nd\n"
+
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=60)
 
 

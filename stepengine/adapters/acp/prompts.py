@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 from attrs import frozen
 
+from stepengine.data.media_types import UNKNOWN, resolve_media_type
 from stepengine.data.messages import DocumentPart, ImagePart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.visible import visible
@@ -85,7 +86,8 @@ def _embed_resource(resource: Any) -> str:
 
 
 def _media_from_resource(resource: Any) -> Media:
-    kind, data = resource.mime_type or "application/octet-stream", _decode_base64(resource.blob)
+    data = _decode_base64(resource.blob)
+    kind = resolve_media_type(resource.mime_type or UNKNOWN, data)
     if kind.startswith("image/"):
         return ImagePart(data=data, mime_type=kind)
     return DocumentPart(data=data, mime_type=kind, name=str(resource.uri).rpartition("/")[2])

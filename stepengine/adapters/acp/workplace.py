@@ -126,7 +126,9 @@ class BorrowedFiles:
         if type(line) is not int and type(limit) is not int:
             return text
         first = max(1, line) - 1 if type(line) is int else 0
-        lines = text.splitlines(keepends=True)[first:]
+        # Only line ends count: other characters that break lines somewhere, such as a page break, are in a line.
+        whole = text.split("\n")
+        lines = [*[f"{line}\n" for line in whole[:-1]], whole[-1]][first:]
         return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
 
     def content(self, file: RequestedFile) -> str:

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from stepengine.adapters.mcp._caps import BLOCK_CHARS, ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS, RESULT_DEPTH
 from stepengine.data.json import MAX_INT, MIN_INT, JsonValue, canonical, compact, freeze
+from stepengine.data.media_types import resolve_media_type
 from stepengine.data.messages import (
     CUT_OFF,
     DocumentPart,
@@ -36,6 +37,8 @@ PAGE = "mcp_page"
 BLOB = "mcp_blob"
 """The kind of the side effect that keeps bytes which no model can be shown."""
 
+BEGIN_CHARS = 64
+"""Base64 of 48 bytes, more than a file needs to tell its type."""
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 PDF = "application/pdf"
 SHOWN = "[shown beside this]"
@@ -418,6 +421,7 @@ def resource_part(resource: Mapping[str, Any]) -> ResultPart:
 
 
 def _make_media_part(encoded: object, mime: str, what: str) -> ResultPart:
+    mime = resolve_media_type(mime, _decode_begin(encoded))
     cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
     if mime not in (*IMAGES, PDF):
         return TextPart(f"[{what} of the type {mime or 'unknown'} was left out]")
@@ -430,6 +434,14 @@ def _make_media_part(encoded: object, mime: str, what: str) -> ResultPart:
     made = DocumentPart(data=data, mime_type=mime) if mime == PDF else ImagePart(data=data, mime_type=mime)
     result = as_result(made)
     return TextPart(f"[{what} was left out: {result.text}]") if result.is_error else result.content[0]
+
+
+def _decode_begin(encoded: object) -> bytes:
+    """Return the first bytes of base64 text, of which the whole may be too large; none if it cannot be decoded."""
+    try:
+        return base64.b64decode(encoded[:BEGIN_CHARS]) if isinstance(encoded, str) else b""
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def find_schema_mismatch(name: str, schema: Mapping[str, object], raw: Mapping[str, object]) -> str:

@@ -25,6 +25,7 @@ import attrs
 from stepengine.data.codec import bare, plain, restored
 from stepengine.data.effects import KINDS
 from stepengine.data.json import compact, thaw
+from stepengine.data.media_types import find_media_type
 from stepengine.data.messages import (
     AssistantMessage,
     CitationPart,
@@ -93,13 +94,8 @@ MAX_SAFE = 2**53 - 1
 MAX_ORIGINS = 50
 """The most arguments of a call whose origins the page shows, untrusted ones first."""
 MAX_IMAGE = 2 * 1024 * 1024
-MAGIC: tuple[tuple[bytes, int, str], ...] = (
-    (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
-    (b"\xff\xd8\xff", 0, "image/jpeg"),
-    (b"GIF87a", 0, "image/gif"),
-    (b"GIF89a", 0, "image/gif"),
-    (b"WEBP", 8, "image/webp"),
-)
+SHOWN_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""What every browser shows."""
 
 
 def _make_visible(text: str) -> str:
@@ -203,8 +199,8 @@ class PageTexts:
             where = f"at {part.url}" if part.file_id is None else f"file {part.file_id} of {part.provider}"
             return {"media": f"{part.mime_type} {where}"}
         told: Form = {"media": f"{part.mime_type}, {len(part.data):,} bytes"}
-        kind = next((mime for magic, at, mime in MAGIC if part.data[at : at + len(magic)] == magic), "")
-        if kind and len(part.data) <= MAX_IMAGE:
+        kind = find_media_type(part.data)
+        if kind in SHOWN_IMAGES and len(part.data) <= MAX_IMAGE:
             written = f"data:{kind};base64,{base64.b64encode(self._redactor.binary(part.data)).decode()}"
             told["image"] = self._pictures.setdefault(written, len(self.images))
             self.images += [written] if told["image"] == len(self.images) else []

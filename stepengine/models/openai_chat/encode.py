@@ -42,6 +42,7 @@ from stepengine.models._wire import (
     NUDGE,
     call_arguments,
     check_file_provider,
+    check_image,
     choose_wire_ids,
     continues_text,
     data_url,
@@ -66,7 +67,7 @@ from stepengine.models.presets import Preset
 
 ID_CHARS = 9
 """Mistral demands nine letters and digits (ecosystem:EC83)."""
-SOUNDS = {"audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav", "audio/mpeg": "mp3", "audio/mp3": "mp3"}
+SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 Json = dict[str, Any]
 
@@ -382,6 +383,8 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> J
     if kind == "text" and part.data is not None:
         return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
+        if preset.holds_files:  # OpenAI itself; what other servers take is theirs to say
+            check_image(preset.name, part)
         return {"type": "image_url", "image_url": {"url": data_url(part)}}
     if kind == "video" and preset.takes_video and part.file_id is None:
         return {"type": "video_url", "video_url": {"url": data_url(part)}}

@@ -216,6 +216,21 @@ async def test_files_are_those_of_the_workspace_and_no_others(project: Path, tmp
     ]
 
 
+@pytest.mark.spec("interfaces:IF124", "reliability:FS16")
+async def test_lines_of_files_are_counted_and_written_by_their_line_ends(project: Path) -> None:
+    """A page break and a line separator are characters of a line."""
+    file = project / "mixed.py"
+    file.write_bytes("a\x0cb\u2028\r\nsecond\nthird\r\n".encode())
+    asked = [
+        ("fs/read_text_file", {"path": str(file), "line": 2, "limit": 1}),
+        ("fs/write_text_file", {"path": str(file), "content": "second\nnew\nthird\n"}),
+    ]
+    result = await Engine([led(project, "files")]).run("other", json.dumps(asked))
+
+    assert json.loads(result.text.splitlines()[0]) == {"content": "second\n"}
+    assert file.read_bytes() == b"second\nnew\nthird\r\n"
+
+
 @pytest.mark.spec("interfaces:IF124")
 async def test_commands_run_in_the_workspace_if_rules_allow_them_and_end_with_the_turn(project: Path) -> None:
     code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from stepengine.data.matching import BoundedMatcher
 from stepengine.errors import ToolError
+from stepengine.workspace.line_ends import keep_line_ends, to_lf
 
 CONTEXT_LINES = 3
 """As many as in every unified diff."""
@@ -43,8 +44,8 @@ def replace_all(text: str, replacements: Sequence[TextReplacement], path: str) -
     """
     Return the text after all replacements, each made on the result of the one before.
 
-    A line end in ``old`` also matches CRLF; what stands in its place gets the line ends of the text that it replaces.
-    Everything outside of the matches stays as it is.
+    LF and CRLF match each other. What stands in the place of a match gets the line ends of what it replaces, line by line;
+    everything outside of the matches stays as it is.
 
     Raises:
         ToolError: naming every replacement that failed, with counts and line numbers. Then nothing is to be written.
@@ -69,7 +70,7 @@ def _replace_one(text: str, replacement: TextReplacement) -> str:
     if old == new:
         msg = "old_string and new_string are the same"
         raise ToolError(msg)
-    spans = _find_spans(text, old, replacement) or _find_line_spans(text, old, replacement)
+    spans = _find_line_spans(text, old, replacement) or _find_spans(text, old, replacement)
     if not spans:
         msg = "old_string was found 0 times; it has to match exactly, white space included. Read the file again"
         raise ToolError(msg)
@@ -99,23 +100,19 @@ def _find_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple
 
 
 def _find_line_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
-    """Return the start and end of each match of *old*; LF and CRLF compare equal."""
-    if "\r\n" not in text or "\n" not in old:
-        return []
+    """Return the start and end of each match of *old*; LF and CRLF compare equal, and neither is cut."""
     ends = [m.start() for m in re.finditer("\r\n", text)]
     shifted = [e - i for i, e in enumerate(ends)]
-    found = _find_spans(text.replace("\r\n", "\n"), old.replace("\r\n", "\n"), replacement)
+    found = _find_spans(to_lf(text), to_lf(old), replacement)
     return [(a + bisect_left(shifted, a), b + bisect_left(shifted, b)) for a, b in found]
 
 
 def _match_line_ends(new: str, text: str, start: int, end: int) -> str:
-    """Return *new* with CRLF line ends if the replaced text, or else its line, has them."""
-    if "\n" not in new:
-        return new
-    replaced = text[start:end]
-    sample = replaced if "\n" in replaced else text[start : text.find("\n", end) + 1]
-    unix = new.replace("\r\n", "\n")
-    return unix.replace("\n", "\r\n") if "\r\n" in sample else unix if "\n" in sample else new
+    """Return *new* with the line ends of the replaced text, or else of the line that it is in, or of the one before."""
+    at = text.find("\n", end)
+    at = text.rfind("\n", 0, start) if at < 0 else at
+    default = "" if at < 0 else "\r\n" if text[at - 1 : at] == "\r" else "\n"
+    return keep_line_ends(text[start:end], new, default)
 
 
 def _line_numbers(text: str, spans: list[tuple[int, int]]) -> str:

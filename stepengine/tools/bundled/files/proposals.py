@@ -25,6 +25,7 @@ from stepengine.workspace import calls
 from stepengine.workspace.atomic import stat_target
 from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor
 from stepengine.workspace.calls import FILE
+from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
 from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_capped
@@ -70,7 +71,8 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
         before = proposed.text(ctx.agent_state, path)
         ctx.logger.info("propose_write_file", path=path, instructions=instructions)
         word = "create" if before is None else "overwrite"
-        return proposed.propose(ctx.agent_state, path, before or "", content, f"Proposed to {word}")
+        after = content if "\r\n" in content else keep_line_ends(before or "", content)
+        return proposed.propose(ctx.agent_state, path, before or "", after, f"Proposed to {word}")
 
     @tool(category="read", annotations=PROPOSES, aliases=ALIASES, destinations=())
     def propose_str_replace(  # noqa: D417  (the context is no parameter of the tool)

@@ -28,6 +28,7 @@ from stepengine.workspace import calls
 from stepengine.workspace.atomic import lock_for, replace_file, stat_target
 from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor, text_for_editor
 from stepengine.workspace.calls import FILE, Fd
+from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
 from stepengine.workspace.text import READ_WHOLE_BYTES, FileText, decode_text, read_capped, short_hash
@@ -166,8 +167,18 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
 
 
 def _make_content_change(content: str) -> Change:
-    """Return a change that sets the content of a file."""
-    return lambda _: content.encode("utf-8", "replace")
+    """
+    Return a change that sets the content of a file.
+
+    Content without CRLF gets the line ends of a text that it overwrites: models write LF, whatever the file has.
+    """
+
+    def change(old: FoundFile) -> bytes:
+        decoded = None if old.data is None or "\r\n" in content else decode_text(old.data)
+        text = content if decoded is None else keep_line_ends(decoded.text, content)
+        return text.encode("utf-8", "replace")
+
+    return change
 
 
 def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]) -> Change:

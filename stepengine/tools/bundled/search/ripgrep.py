@@ -164,6 +164,8 @@ POLL_SECONDS = 0.1
 OUTPUT_LINE_BYTES = 16 * 1024 * 1024
 """A line of a file of 4 MiB as JSON with escapes."""
 EXIT = re.compile(rb"(?:pid [0-9]{1,10}\n)?(?:exit|signal) ([0-9]{1,5})\n")
+LINE_END = re.compile(r"\\r\??\\n|\\n|\r?\n|(\[\^?\]?(?:\\.|[^\]\\])*\]?|\\.)", re.DOTALL)
+"""A line end in a regular expression, or in the group what holds none that may be two characters: a class, another escape."""
 CHUNK_BYTES = 65_536
 """The size of a pipe on Linux, which no read exceeds."""
 FAILED_CODE = 2
@@ -171,6 +173,7 @@ FAILED_CODE = 2
 FIXED = (
     "--no-config",
     "--no-follow",
+    "--crlf",
     "--json",
     "--max-columns=2000",
     f"--max-filesize={SEARCH_FILE_BYTES}",
@@ -253,6 +256,7 @@ class Ripgrep:
             "--multiline": flags.multiline,
             "--invert-match": flags.invert,
         }
+        pattern, switches["--fixed-strings"] = _match_any_line_end(pattern, flags)
         limit = flags.max_count if flags.count else 1 if flags.names_only else per_file + 1
         secrets = () if self._root.secrets.has_exceptions else self._root.secrets.patterns
         return [
@@ -413,6 +417,22 @@ def _check_line(rest: bytes) -> None:
     if len(rest) > OUTPUT_LINE_BYTES:
         msg = f"the search there printed a line of more than {OUTPUT_LINE_BYTES:,} bytes"
         raise ToolError(msg)
+
+
+def _match_any_line_end(pattern: str, flags: SearchFlags) -> tuple[str, bool]:
+    """Return the pattern of a search of several lines, whose line ends also match CRLF, and whether it is plain text."""
+    if not flags.multiline:
+        return pattern, flags.fixed
+    if not flags.fixed:
+        # A line end among the characters of a class stays as it is: there it is one character.
+        return LINE_END.sub(lambda match: match[1] or "\\r?\\n", pattern), False
+    lines = pattern.replace("\r\n", "\n").split("\n")
+    return (pattern, True) if len(lines) == 1 else ("\\r?\\n".join(map(_escape, lines)), False)
+
+
+def _escape(text: str) -> str:
+    """Return a regular expression of ripgrep that matches *text*."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", lambda match: "\\" + match[0], text)
 
 
 def _decode_text(value: Any) -> str:

@@ -1,0 +1,110 @@
+"""
+The types of images and files: what their bytes say goes before what somebody states. Pure: no I/O.
+
+Types are stated wrongly all the time: a screenshot that was saved as JPEG under the name of a PNG, ``image/jpg``, upper case, parameters.
+Providers refuse a request whose stated type is not that of the bytes, so the type is settled where the part is made.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable
+
+from stepengine.errors import DataError
+
+UNKNOWN = "application/octet-stream"
+ALIASES = {
+    **dict.fromkeys(("image/jpg", "image/pjpeg", "image/jfif"), "image/jpeg"),
+    "image/x-png": "image/png",
+    **dict.fromkeys(("audio/x-wav", "audio/wave", "audio/vnd.wave", "audio/x-pn-wav"), "audio/wav"),
+    **dict.fromkeys(("audio/mp3", "audio/x-mp3", "audio/x-mpeg"), "audio/mpeg"),
+    "audio/x-flac": "audio/flac",
+    **dict.fromkeys(("application/x-pdf", "text/pdf"), "application/pdf"),
+}
+"""Names of types in use beside the registered ones."""
+ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
+PLAIN = re.compile(r"(?:image/|video/|application/pdf\b|audio/(?!l[0-9]))")
+"""Types whose parameters say nothing; a text may state its encoding, and raw sound its rate."""
+
+
+def _starts(*starts: bytes) -> Callable[[bytes], bool]:
+    return lambda data: data.startswith(starts)
+
+
+def _riff(kind: bytes) -> Callable[[bytes], bool]:
+    return lambda data: data[:4] == b"RIFF" and data[8:12] == kind
+
+
+def _brand(*brands: bytes) -> Callable[[bytes], bool]:
+    return lambda data: data[4:8] == b"ftyp" and data[8:12] in brands
+
+
+SIGNATURES: tuple[tuple[Callable[[bytes], bool], str, tuple[str, ...]], ...] = (
+    (_starts(b"\x89PNG\r\n\x1a\n"), "image/png", ()),
+    (_starts(b"\xff\xd8\xff"), "image/jpeg", ()),
+    (_starts(b"GIF87a", b"GIF89a"), "image/gif", ()),
+    (_riff(b"WEBP"), "image/webp", ()),
+    (_brand(b"avif", b"avis"), "image/avif", ()),
+    (_brand(b"heic", b"heix", b"hevc", b"mif1"), "image/heic", ("image/heif",)),
+    (_starts(b"II*\x00", b"MM\x00*"), "image/tiff", ("image/x-", "text/")),
+    (_starts(b"%PDF-"), "application/pdf", ()),
+    (_riff(b"WAVE"), "audio/wav", ()),
+    (_starts(b"fLaC"), "audio/flac", ("text/",)),
+    (_starts(b"ID3"), "audio/mpeg", ("audio/", "video/", "text/")),
+    (_starts(b"OggS"), "audio/ogg", ("audio/", "video/", "text/", "application/ogg")),
+    (_starts(b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "audio/mpeg", ("text/", "audio/", "video/", "application/")),
+)
+"""How files of a type begin, the type, and the beginnings of stated types that go before it."""
+
+
+def find_media_type(data: bytes) -> str:
+    """Return the type that the first bytes of a file say; ``""`` for one that is not known."""
+    return next((kind for fits, kind, _ in SIGNATURES if fits(data)), "")
+
+
+def normalize_media_type(stated: str) -> str:
+    """Return a type as it is registered: lower case, by its usual name, without parameters that say nothing."""
+    head, mark, parameters = stated.strip().partition(";")
+    kind = head.strip().lower()
+    kind = ALIASES.get(kind, kind)
+    return kind if PLAIN.match(kind) or not mark else f"{kind};{parameters}"
+
+
+def resolve_media_type(stated: str, data: bytes | None) -> str:
+    """Return the type of a file with the bytes *data*, if they are known: what they say, else what is *stated*."""
+    kind = normalize_media_type(stated)
+    for fits, found, before in SIGNATURES if data else ():
+        if fits(data or b""):
+            return kind if kind.startswith(before) and kind != UNKNOWN else found
+    return kind
+
+
+def parse_data_url(url: str) -> tuple[str, bytes]:
+    """
+    Return the stated type and the bytes of a ``data:`` address, of base64 or percent-encoded.
+
+    Raises:
+        DataError: when it holds no bytes, or base64 that cannot be decoded.
+    """
+    head, comma, text = url[len("data:") :].partition(",")
+    if not comma:
+        msg = "a data: address needs a comma before its content, as in data:image/png;base64,..."
+        raise DataError(msg)
+    kind, mark, _ = head.rpartition(";")
+    raw = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text.encode("utf-8", "replace"))
+    if not (mark and head.rpartition(";")[2].strip().lower() == "base64"):
+        return head, raw
+    # Encoders break lines, leave the padding out, or use the alphabet for addresses.
+    packed = b"".join(raw.split()).translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")
+    try:
+        return kind, base64.b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
+    except binascii.Error:
+        msg = f"the data: address of type {kind[:80]!r} holds no base64"
+        raise DataError(msg) from None
+
+
+def is_data_url(url: str | None) -> bool:
+    """Return whether *url* holds its content."""
+    return url is not None and url[:5].lower() == "data:"
