@@ -255,6 +255,7 @@ specs = some(
     forces_next_step=st.booleans(),
     requires_permission=st.booleans(),
     ephemeral=st.none() | counts,
+    max_chars=st.none() | counts,
     timeout=st.none() | floats,
     retries=st.integers(0, 5),
     defer_loading=st.booleans(),

@@ -80,6 +80,8 @@ class ToolOptions(TypedDict, total=False):
         requires_permission: Whether an ask of a rule or a mode applies to it; with ``False`` it counts as allow, and a deny
             still denies; default ``True``.
         ephemeral: Keep only the newest so many results of this tool in the view; default ``None``, which keeps all.
+        max_chars: How many characters of a result the model is shown, its beginning and its end; the record, handlers and hooks
+            have all of it. Default ``None``: 100,000.
         timeout: Seconds that one call may take; 120 by default, ``math.inf`` for no end.
         retries: How often a failed call is tried again; default 0. Only for idempotent tools.
         strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it;
@@ -117,6 +119,7 @@ class ToolOptions(TypedDict, total=False):
     forces_next_step: bool
     requires_permission: bool
     ephemeral: int | None
+    max_chars: int | None
     timeout: float | None
     retries: int
     strict: bool
@@ -164,6 +167,7 @@ OPTIONS = {
     "forces_next_step": FLAG,
     "requires_permission": FLAG,
     "ephemeral": allow_none(COUNT),
+    "max_chars": allow_none(COUNT),
     "timeout": allow_none(NUMBER),
     "retries": COUNT,
     "strict": FLAG,

@@ -590,7 +590,7 @@ def test_an_obvious_mistake_raises_a_typed_error(wrong: Any, words: str) -> None
     assert words in str(raised.value)
 
 
-def test_a_result_that_was_cut_says_so_where_it_is_read_back() -> None:
+def test_a_long_result_is_read_back_whole() -> None:
     @tool
     def numbers() -> list[int]:
         """
@@ -604,9 +604,7 @@ def test_a_result_that_was_cut_says_so_where_it_is_read_back() -> None:
     with Engine() as engine:
         result = engine.run_sync(AgentDefinition("a", tools=[numbers], handle_steps=handle_steps), "go")
 
-    assert "the result of tool 'numbers' has 288,891 characters and was cut, so it cannot be read back" in str(
-        result.error
-    )
+    assert list(range(50_000)) == result.output
 
 
 @pytest.mark.parametrize("is_child", [False, True])

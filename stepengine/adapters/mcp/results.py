@@ -24,9 +24,10 @@ from stepengine.data.messages import (
     TextPart,
     ToolResult,
 )
+from stepengine.data.result_cuts import RESULT_CHARS, cut_middle
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
-from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut_middle
+from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, as_result
 from stepengine.tools.schemas import JsonSchema
 
 Channel: TypeAlias = Literal["once", "text", "structured"]

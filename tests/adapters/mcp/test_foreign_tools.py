@@ -391,11 +391,15 @@ def giving(*content: Any, **more: Any) -> Foreign:
 
 
 @pytest.mark.spec("reliability:MC10")
-async def test_a_result_of_many_megabytes_and_parts_is_cut() -> None:
-    huge = await called(giving(text("x" * 20_000_000)))
+async def test_of_a_result_of_many_megabytes_a_model_is_shown_a_part() -> None:
+    """
+    A handler has all of it.
+    """
+    huge, model = await run(source_of(giving(text("x" * 20_000_000))), tool_call("srv__look", {}))
     many = await called(giving(*[text("x")] * 10_000))
 
-    assert len(huge.text) < 101_000
+    assert 20_000_000 == len(huge.tool_calls[0].result.text)
+    assert len(model.calls[-1].messages[-1].text) < 101_000
     assert "9,900 more parts were left out" in many.text
 
 
