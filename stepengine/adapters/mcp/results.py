@@ -13,7 +13,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.adapters.mcp._caps import BLOCK_CHARS, ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS, RESULT_DEPTH
-from stepengine.data.json import MAX_INT, MIN_INT, JsonValue, canonical, compact, freeze
+from stepengine.data.json import MAX_DIGITS, MAX_NUMBER, MIN_NUMBER, JsonValue, canonical, compact, freeze
 from stepengine.data.messages import (
     CUT_OFF,
     DocumentPart,
@@ -239,15 +239,15 @@ def _shorten(value: object) -> str:
 
 
 def recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
-    """Return JSON of a server without what no record can hold: large numbers become text, deep values words."""
+    """Return JSON of a server without what no record can hold: numbers and values that are too large become words."""
     if isinstance(value, Mapping | list | tuple) and not levels:
         return "[nested too deep]"
     if isinstance(value, Mapping):
         return {name: recordable(each, levels - 1) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [recordable(each, levels - 1) for each in value]
-    if isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
-        return str(value)
+    if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
+        return f"[a number of more than {MAX_DIGITS:,} digits]"
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
