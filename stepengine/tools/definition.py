@@ -21,6 +21,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.names import bind_arguments
 from stepengine.data.provenance import Trust
+from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.tools import (
     Ordinary,
     Runs,
@@ -275,7 +276,11 @@ class Tool(Generic[P, R]):
         **options: Unpack[ToolOptions],
     ) -> None:
         check_name(name)
-        self._set_up(name, description, SchemaInputs(name, input_schema), make_schema_body(run), options)
+        inputs = SchemaInputs(name, input_schema)
+        if problem := find_keyword_problem(inputs.schema):
+            msg = f"input_schema of tool {name!r} at {problem}"
+            raise DefinitionError(msg)
+        self._set_up(name, description, inputs, make_schema_body(run), options)
         self._signature: Signature | None = None
         self._inputs: FunctionInputs | None = None
 
