@@ -173,7 +173,8 @@ def failures(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for ran in checks:
         if "text" in ran:
             continue  # its output was summed up, and how the command ended is in that text
-        command, code = str(ran.get("command") or ran.get("error") or "")[:SHOWN_CHARS], ran.get("exit_code")
+        command, code = str(ran.get("command") or ran.get("error") or ""), ran.get("exit_code")
+        command = command if len(command) <= SHOWN_CHARS else f"{command[:SHOWN_CHARS]}..."
         failed.pop(command, None)
         if code != 0:
             failed[command] = f"exit code {code}" if code is not None else "it did not end by itself"

@@ -47,8 +47,8 @@ with Engine([agent], workspace=".") as engine:
 
 What holds for all of them: input is checked against the schema before anything runs, and refused with the fields that do not fit
 (`ToolInputError` at a handler's yield); what fails is an error result with a text that says why (`turn.tool_result.is_error`), which
-`yield from` raises as `ToolError`; a call takes 120 seconds at most unless its limits say otherwise; a result of more than 100,000
-characters becomes a text whose middle is cut out, which `call` refuses.
+`yield from` raises as `ToolError`; a call takes 120 seconds at most unless its limits say otherwise; a model is shown 100,000
+characters of a result, and `call` gives all of it.
 """
 FILE = {"file": "file", "message": "message"}
 ENDED = {

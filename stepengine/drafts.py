@@ -23,6 +23,7 @@ from stepengine.data import definition, hooks, limits, messages, models, state, 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
+from stepengine.data.messages import to_tuple
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
 from stepengine.engine import loader
@@ -220,10 +221,6 @@ def _with_nested_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefiniti
 # --- what is tried ----------------------------------------------------------------------------------------------------
 
 
-def _to_agent_tuple(given: Iterable[AgentDefinition[Any]]) -> tuple[AgentDefinition[Any], ...]:
-    return tuple(given)
-
-
 @frozen
 class Example:
     """
@@ -237,7 +234,7 @@ class Example:
         results: What tools give, and agents that are spawned and stand elsewhere, by name.
     """
 
-    agents: tuple[AgentDefinition[Any], ...] = attrs.field(converter=_to_agent_tuple)
+    agents: tuple[AgentDefinition[Any], ...] = attrs.field(converter=to_tuple)
     prompt: str = attrs.field(kw_only=True)
     params: Any = attrs.field(default=None, kw_only=True)
     replies: Sequence[Said] = attrs.field(default=(), kw_only=True)

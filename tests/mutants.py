@@ -887,7 +887,7 @@ MUTANTS = (
     Mutant(
         "a flat object may hold what is not JSON",
         "stepengine/data/json.py",
-        "        if not ((kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT)):\n            return False\n",
+        "        if not ((kind is str and item.isascii()) or (kind is int and MIN_NUMBER <= item <= MAX_NUMBER)):\n            return False\n",
         "",
         ("tests/data/test_json_values.py",),
     ),

@@ -69,7 +69,7 @@ characters = st.characters(exclude_categories=("Cs",))
 text = st.text(characters, max_size=8)
 names = st.from_regex(r"[a-z][a-z0-9_]{0,7}", fullmatch=True)
 ids = st.from_regex(r"[a-z]{1,4}(-[a-z]{1,3})?", fullmatch=True)
-integers = st.integers(-(2**63), 2**63 - 1)
+integers = st.integers() | st.sampled_from([2**63, -(2**63) - 1, 10**4300 - 1, 1 - 10**4300])
 counts = st.integers(0, 10_000)
 floats = st.floats(allow_nan=False, allow_infinity=False)
 decimals = st.decimals(min_value=0, max_value=1_000, places=4)
@@ -255,6 +255,7 @@ specs = some(
     forces_next_step=st.booleans(),
     requires_permission=st.booleans(),
     ephemeral=st.none() | counts,
+    max_chars=st.none() | counts,
     timeout=st.none() | floats,
     retries=st.integers(0, 5),
     defer_loading=st.booleans(),
@@ -540,5 +541,5 @@ not_json = st.sampled_from(
         "\ud800",
         "a\udfffb",
     ]
-) | st.sampled_from([2**63, -(2**63) - 1, 10**5000])
+) | st.sampled_from([10**4300, -(10**4300), 10**5000])
 EMPTY = JsonDict()

@@ -51,6 +51,7 @@ from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question, check_answer
 from stepengine.data.state import RunResult
+from stepengine.data.visible import cut_end
 from stepengine.errors import StepEngineError
 from stepengine.journal.recorded_runs import GOES_ON, RecordedRun
 
@@ -217,7 +218,7 @@ class Chat:
             return
         self.say(visible(output))
         if not said.startswith("!!"):
-            self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{output[:SENT_CHARS]}")
+            self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{cut_end(output, SENT_CHARS)}")
 
     async def _run_immediate_command(self, said: str) -> bool:
         """Execute a command that is possible during a turn or a question; return ``False`` for commands that must wait."""

@@ -18,7 +18,7 @@ from stepengine.data.estimate import CHARS_PER_TOKEN, MEDIA_TOKENS
 from stepengine.data.hooks import Change
 from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolAnnotations
+from stepengine.data.tools import READ_OUTPUT, ToolAnnotations
 from stepengine.data.transcript import Transcript
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
@@ -32,6 +32,7 @@ READ_CHARS = 10_000
 
 
 @tool(
+    name=READ_OUTPUT,
     category="read",
     annotations=ToolAnnotations(read_only=True, idempotent=True),
     parallel_safe=True,

@@ -99,6 +99,21 @@ def format_literal(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else format_value(value)
 
 
+def list_problem(value: object, example: str = "") -> str:
+    """
+    Return the problem with a value that is iterated where several are meant, or ``""``.
+
+    A text falls apart into characters, bytes into numbers, a mapping into its keys, and nobody means that.
+
+    Args:
+        value: What was given.
+        example: A valid value; by default a list of *value*.
+    """
+    if not isinstance(value, str | bytes | bytearray | Mapping):
+        return ""
+    return f"a list is needed, not {format_literal(value)}; write {example or f'[{format_literal(value)}]'}"
+
+
 def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:
     """Return the attrs validator that raises *error* for a value that is not a valid *what*."""
 

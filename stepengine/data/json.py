@@ -41,9 +41,13 @@ MAX_DECODINGS = 3
 MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
 """Longer arguments of a tool call are not parsed: no model writes as much, and each copy of the history would hold them."""
 MAX_INT = 2**63 - 1
-"""The largest integer of 64 bits: SQLite, PostgreSQL and the parsers of other languages store no larger one."""
-MIN_INT = -(2**63)
-"""The smallest integer of 64 bits, for the same reason."""
+"""The largest integer of 64 bits: a column of SQLite or PostgreSQL stores no larger one. JSON text does."""
+MAX_DIGITS = 4_300
+"""Python converts no longer number to text and back: the time grows with the square of the digits."""
+MAX_NUMBER = 10**MAX_DIGITS - 1
+"""The largest whole number of a JSON value."""
+MIN_NUMBER = -MAX_NUMBER
+"""The smallest one."""
 SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
@@ -106,7 +110,7 @@ def freeze(value: Any, path: str = "$") -> Any:
     Dicts become ``JsonDict``, lists and tuples ``JsonList``; values that are already frozen come back as they are.
 
     Args:
-        value: ``None``, bool, int of 64 bits, finite float, str, list, tuple or a mapping with str keys, nested at most
+        value: ``None``, bool, int of at most 4,300 digits, finite float, str, list, tuple or a mapping with str keys, nested at most
             200 deep.
         path: How the place is called in an error.
 
@@ -114,7 +118,7 @@ def freeze(value: Any, path: str = "$") -> Any:
         DataError: for anything else, naming the place: other types, NaN and infinities, cycles, lone surrogates.
     """
     kind = type(value)
-    if (kind is int and MIN_INT <= value <= MAX_INT) or (kind is str and value.isascii()) or value is None:
+    if (kind is int and MIN_NUMBER <= value <= MAX_NUMBER) or (kind is str and value.isascii()) or value is None:
         return value
     if (kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value):
         return value
@@ -151,7 +155,7 @@ def _is_flat(value: dict[Any, Any]) -> bool:
         kind = type(item)
         if type(key) is not str or not key.isascii():
             return False
-        if not ((kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT)):
+        if not ((kind is str and item.isascii()) or (kind is int and MIN_NUMBER <= item <= MAX_NUMBER)):
             return False
     return True
 
@@ -269,7 +273,7 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
             raise DataError(msg, path=path)
         name = key if type(key) is str and key.isascii() else check_text(key, path)
         kind = type(item)
-        if (kind is str and item.isascii()) or (kind is int and MIN_INT <= item <= MAX_INT):
+        if (kind is str and item.isascii()) or (kind is int and MIN_NUMBER <= item <= MAX_NUMBER):
             members[name] = item
         else:
             members[name] = frozen = _freeze_value(item, f"{path}.{name}", room)
@@ -285,9 +289,9 @@ def _check_number(value: Any, path: str) -> object:
             return float(value)
         msg = f"{value!r} at {path} is not JSON: only finite numbers are"
         raise DataError(msg, path=path)
-    if value is None or isinstance(value, bool) or MIN_INT <= value <= MAX_INT:
+    if value is None or isinstance(value, bool) or MIN_NUMBER <= value <= MAX_NUMBER:
         return value if value is None or isinstance(value, bool) else int(value)
-    msg = f"the number at {path} has more than 64 bits; give it as text"
+    msg = f"the number at {path} has more than {MAX_DIGITS:,} digits; make it a text (str)"
     raise DataError(msg, path=path)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 import attrs
 from attrs import frozen
 
+from stepengine.data.checks import list_problem
 from stepengine.data.json import JsonDict, JsonValue, check_text, compact, freeze, freeze_object, mended
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.provenance import Trust
@@ -293,11 +294,18 @@ def to_string_tuple(value: str | Iterable[str]) -> tuple[str, ...]:
     """Return one string or several as a tuple."""
     if isinstance(value, tuple):
         return value
-    return (value,) if isinstance(value, str) else tuple(value)
+    return (value,) if isinstance(value, str) else to_tuple(value)
 
 
 def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
-    """Return an iterable as a tuple."""
+    """
+    Return an iterable as a tuple.
+
+    Raises:
+        DataError: for a text, bytes or a mapping.
+    """
+    if problem := list_problem(value):
+        raise DataError(problem)
     return tuple(value)
 
 

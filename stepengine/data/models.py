@@ -33,13 +33,13 @@ from stepengine.data.messages import (
     to_string_tuple,
     to_tuple,
 )
-from stepengine.data.schemas import check_references
+from stepengine.data.schemas import check_references, find_keyword_problem
 from stepengine.data.server_tools import ServerTool
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
-from stepengine.errors import DefinitionError
+from stepengine.errors import DataError, DefinitionError
 
 
 class StopReason(StrEnum):
@@ -165,6 +165,9 @@ def _check_response_schema(value: Mapping[str, object] | None) -> JsonDict | Non
         return None
     schema = freeze_object(value, "response_schema")
     check_references("response_schema", schema)
+    if problem := find_keyword_problem(schema):
+        msg = f"response_schema at {problem}"
+        raise DataError(msg)
     return schema
 
 

@@ -21,7 +21,7 @@ import attrs
 from stepengine import errors
 from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, format_value, prefix_path
-from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
+from stepengine.data.json import MAX_INT, JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.errors import DataError, StepEngineError
 
@@ -430,6 +430,10 @@ def _symmetric_codec(check: Callable[[Any], object]) -> _Codec:
 def _scalar_codec(kinds: tuple[type, ...], what: str) -> _Codec:
     def check(value: object) -> Any:
         if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
+            # Members are counts and the like, which are added up and stored in columns; a number of a user is JSON.
+            if isinstance(value, int) and not -MAX_INT - 1 <= value <= MAX_INT:
+                msg = "the number has more than 64 bits"
+                raise fault(msg)
             return freeze(value)
         msg = f"expected {what}, not {format_value(value)}"
         raise fault(msg)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stepengine.data.alike import NEAR_RATIO, find_nearest
 from stepengine.errors import DataError
 
 ESCAPED_BYTE = re.compile(rb"%([0-9A-Fa-f]{2})")
@@ -38,6 +39,88 @@ def find_subschemas(word: str, value: object, at: str) -> Iterator[tuple[object,
             yield from ((one, f"{at}/{word}/{index}") for index, one in enumerate(value))
         else:
             yield value, f"{at}/{word}"
+
+
+KEYWORDS = frozenset(
+    {
+        *NAMED_SCHEMAS,
+        *SCHEMAS,
+        *(
+            "$schema",
+            "$id",
+            "id",
+            "$ref",
+            "$anchor",
+            "$dynamicRef",
+            "$dynamicAnchor",
+            "$recursiveRef",
+            "$recursiveAnchor",
+        ),
+        *("$vocabulary", "$comment", "type", "const", "enum", "format", "pattern", "multipleOf", "required"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
+        *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties"),
+        *("dependentRequired", "contentEncoding", "contentMediaType"),
+        *("title", "description", "default", "deprecated", "readOnly", "writeOnly", "example", "examples"),
+    }
+)
+"""What JSON Schema has, and ``example`` of OpenAPI."""
+EXTENSIONS = frozenset(
+    {"discriminator", "nullable", "xml", "externalDocs", "enumNames", "markdownDescription", "propertyOrdering"}
+)
+"""Of other programs, and similar to a keyword."""
+SHORT_KEYWORDS = frozenset({"if", "not", "id", "$id", "then", "else", "xml"})
+"""Too short for a similarity to mean anything: ``note`` is no slip of ``not``."""
+OTHER_WORDS = {"min": "minimum", "max": "maximum", "regex": "pattern", "choices": "enum", "fields": "properties"}
+"""What other languages of schemas call a keyword."""
+TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+
+def find_keyword_problem(schema: Mapping[str, Any]) -> str:
+    """
+    Return where a schema has a misspelt keyword or a misplaced member, which checks nothing; ``""`` if it has none.
+
+    A word that resembles no keyword is an annotation, as JSON Schema says.
+    """
+    parts = list(_list_parts(schema))
+    # A reference may lead below any word.
+    used = {name for part, _ in parts if isinstance(part.get("$ref"), str) for name in part["$ref"].split("/")[1:2]}
+    known = KEYWORDS | EXTENSIONS | used
+    for part, at in parts:
+        unknown = [word for word in part if word not in known and not word.startswith("x-")]
+        hints = [(word, hint) for word in unknown if (hint := _find_meant_keyword(word, part[word]))]
+        if hints:
+            return f"{at}: {hints[0][0]!r} is no keyword of JSON Schema and checks nothing; {hints[0][1]}"
+        if at == "#" and unknown and len(unknown) == len(part):
+            return f"{at}: it has no keyword of JSON Schema, only {unknown[0]!r}; members are named below 'properties'"
+    return ""
+
+
+def _list_parts(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield a schema and all schemas in it, each with its pointer."""
+    left: list[tuple[object, str]] = [(schema, "#")]
+    seen: set[int] = set()
+    while left:
+        one, at = left.pop()
+        if isinstance(one, Mapping) and id(one) not in seen:
+            seen.add(id(one))
+            yield one, at
+            for word, value in one.items():
+                left.extend(find_subschemas(word, value, at))
+
+
+def _find_meant_keyword(word: str, value: object) -> str:
+    """Return what an unknown word of a schema was probably meant to be, ``""`` for an annotation."""
+    plain = {_drop_signs(known): known for known in KEYWORDS}
+    same = plain.get(_drop_signs(word)) or OTHER_WORDS.get(word.lower())
+    near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, alike=NEAR_RATIO, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return "put it below 'properties'" if isinstance(kind, str) and kind in TYPES else ""
+
+
+def _drop_signs(word: str) -> str:
+    return "".join([sign for sign in word if sign.isalnum()]).lower()
 
 
 def nest_schema(schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -23,6 +23,7 @@ from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.messages import ToolResult, to_string_tuple
 from stepengine.data.provenance import Trust
 from stepengine.data.questions import Answer, Interactor, Question
+from stepengine.data.result_cuts import ShortenJson
 from stepengine.errors import StepEngineError
 
 P = ParamSpec("P", default=...)
@@ -55,6 +56,8 @@ FIND_TOOLS = "find_tools"
 """The tool that searches those with ``defer_loading``."""
 RECALL_HISTORY = "recall_history"
 """The tool that looks up what a model is shown no longer; a run whose agent has it keeps what a replaced record held."""
+READ_OUTPUT = "read_output"
+"""The tool that reads a result whole of which a model is shown a part."""
 
 PARAMETER = re.compile(r"\{([^{}]+)\}")
 MOST_PLACES = 10_000
@@ -81,6 +84,7 @@ class ToolSpec:
         forces_next_step: Whether the model must see its result before the turn can end.
         requires_permission: Whether an ask applies to it; false means an ask counts as allow, a deny still denies.
         ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all.
+        max_chars: How many characters of a result the model is shown; ``None`` for 100,000. Handlers and the record have all.
         timeout: Seconds that one call may take; ``None`` for the default. The thread of a synchronous function gets up to 5 s more.
         retries: How often a failed call is tried again; only for idempotent tools.
         strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it.
@@ -104,6 +108,7 @@ class ToolSpec:
     forces_next_step: bool = attrs.field(default=True, kw_only=True)
     requires_permission: bool = attrs.field(default=True, kw_only=True)
     ephemeral: int | None = attrs.field(default=None, kw_only=True)
+    max_chars: int | None = attrs.field(default=None, kw_only=True)
     timeout: float | None = attrs.field(default=None, kw_only=True, metadata={"endless": True})
     retries: int = attrs.field(default=0, kw_only=True)
     strict: bool = attrs.field(default=False, kw_only=True)
@@ -361,12 +366,14 @@ class ToolBinding:
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
         repair: Corrects common mistakes before validation, in names and values.
         runs: How a call runs.
+        shorten_json: Shortens a JSON result for the model; by default the middle of its text is cut.
     """
 
     spec: ToolSpec
     validate: Callable[[JsonDict], Validated]
     repair: Callable[[JsonDict], JsonDict] | None = None
     runs: Runs = attrs.field(factory=Ordinary, kw_only=True)
+    shorten_json: ShortenJson | None = attrs.field(default=None, kw_only=True)
 
 
 @runtime_checkable

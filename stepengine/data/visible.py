@@ -54,6 +54,24 @@ def _format_escape(code: int) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
 
 
+def cut_end(text: str, limit: int, total: int = 0) -> str:
+    """
+    Return *text*, or of one over *limit* its beginning with a note of how many characters are missing.
+
+    Args:
+        text: The text, or a beginning of it.
+        limit: How many characters are returned at most, the note included.
+        total: How long the whole text is; by default as long as *text*.
+    """
+    length = max(len(text), total)
+    if length <= limit:
+        return text
+    note = ""
+    for _ in range(3):  # the number may have one more digit where the note itself makes it larger
+        note = f" [{length - limit + len(note):,} more characters]…"
+    return text[: max(0, limit - len(note))] + note
+
+
 def truncate_text(text: str, width: int) -> str:
     """Return *text*, cut with an ellipsis to at most *width* characters."""
     return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."

@@ -42,6 +42,7 @@ from stepengine.data.checks import (
     FieldCheck,
     allow_none,
     instance_check,
+    list_problem,
     make_validator,
     with_keyword_hints,
 )
@@ -50,6 +51,7 @@ from stepengine.data.faults import format_value
 from stepengine.data.json import NO_JSON, JsonDict, JsonValue, check_text, freeze, freeze_object, parse_json_answer
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, to_tuple
 from stepengine.data.models import ModelReply, ModelSettings
+from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.state import AgentState, ChildResult, Waited
 from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
@@ -302,8 +304,8 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
 
 
 def _check_options(value: Iterable[str]) -> tuple[str, ...]:
-    options = () if isinstance(value, str) else tuple(value)
-    if isinstance(value, str) or not all(isinstance(o, str) for o in options):
+    options = () if list_problem(value) else tuple(value)
+    if list_problem(value) or not all(isinstance(o, str) for o in options):
         msg = f"the options of an Ask are a list of strings, not {value!r}"
         raise BadYield(msg)
     if len(options) == 1:
@@ -583,8 +585,13 @@ class Sleep(Member[datetime]):
 
 
 def _check_message_schema(value: Any) -> Any:
-    if value is None or isinstance(value, Mapping):
-        return None if value is None else freeze_object(value)
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        if problem := find_keyword_problem(value):
+            msg = f"the schema of a Receive at {problem}"
+            raise BadYield(msg)
+        return freeze_object(value)
     if isinstance(value, type) and hasattr(value, "model_validate"):
         return value
     msg = f"the schema of a Receive is a JSON Schema or a pydantic model, not {value!r}"

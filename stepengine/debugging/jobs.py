@@ -22,6 +22,7 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
+from stepengine.data.visible import cut_end
 from stepengine.debugging.desk import EngineSpec, open_json_channel
 from stepengine.debugging.edits import error_text, find_next_request, report_broken_files
 from stepengine.engine import Engine
@@ -181,7 +182,7 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
             "cost": cost,
         }
     calls = [{"tool": call.tool_name, "input": plain(call.input)} for call in reply.tool_calls]
-    return {"address": made.broke_at, "text": reply.text[:SHOWN], "calls": calls, "why": "", "cost": cost}
+    return {"address": made.broke_at, "text": cut_end(reply.text, SHOWN), "calls": calls, "why": "", "cost": cost}
 
 
 def _find_live_reply(made: Any) -> ModelReply | None:

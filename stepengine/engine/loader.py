@@ -18,6 +18,7 @@ from attrs import frozen
 
 from stepengine.data.alike import NEAR_RATIO, did_you_mean, list_names
 from stepengine.data.definition import AgentDefinition, ToolSource, name_of_published, normalised_id
+from stepengine.data.messages import to_tuple
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
 from stepengine.engine.beside import load_module_at, load_module_from_source
@@ -350,7 +351,7 @@ def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
 
     ``./agents`` is one of them where its files may run; at the command line that holds for every relative folder.
     """
-    given = tuple(more)
+    given = to_tuple(more)
     named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
     known = {*named, *_resolved_own_folders()}
     searched = [

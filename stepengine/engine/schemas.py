@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.typed_values import is_model, model_from_json, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tools.agent_tools import params_schema
@@ -114,10 +115,14 @@ def _check_model_class(schema: object, where: str) -> Any:
 
 def _make_issue_finder(schema: Mapping[str, object], where: str) -> Callable[[Any], list[str]]:
     try:
-        return JsonSchema(where, schema).issues
+        issues = JsonSchema(where, schema).issues
     except DefinitionError as error:
         msg = f"{where} cannot be checked: {error.message}"
         raise DefinitionError(msg) from error
+    if problem := find_keyword_problem(schema):
+        msg = f"{where} at {problem}"
+        raise DefinitionError(msg)
+    return issues
 
 
 def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Params]:

@@ -29,6 +29,7 @@ from attrs import frozen
 from stepengine.data.checks import with_keyword_hints
 from stepengine.data.codec import plain
 from stepengine.data.json import canonical
+from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError
@@ -487,6 +488,9 @@ def fits(schema: Any) -> Criterion:
 
     raw: Any = schema if isinstance(schema, Mapping) else schema.model_json_schema()
     compiled = JsonSchema("the schema of fits()", raw)
+    if problem := find_keyword_problem(raw):
+        msg = f"the schema of fits() at {problem}"
+        raise DefinitionError(msg)
 
     def check(run: JudgedRun) -> Verdict:
         issues = compiled.issues(plain(run.output), "output")

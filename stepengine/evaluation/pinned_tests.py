@@ -19,7 +19,7 @@ from attrs import frozen
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.state import RunResult
-from stepengine.data.visible import visible
+from stepengine.data.visible import truncate_text, visible
 from stepengine.engine import Engine, loader
 from stepengine.engine.agent_family import find_agent_family
 from stepengine.engine.loader import AgentLocation
@@ -121,7 +121,9 @@ def format_test(test: WrittenTest) -> str:
     agents = ", ".join([_agent_expression(agent) for agent in test.agents])
     return TEMPLATE.format(
         name=test.name,
-        reason=visible(" ".join(test.reason.split())[:SHOWN], strict=True).replace("\\", "\\\\").replace('"""', "'''"),
+        reason=visible(truncate_text(" ".join(test.reason.split()), SHOWN), strict=True)
+        .replace("\\", "\\\\")
+        .replace('"""', "'''"),
         journal=json.dumps(test.journal),
         check=json.dumps(test.check, ensure_ascii=False),
         agents=agents,
@@ -216,7 +218,7 @@ def pinned(
 def _assert_known(made: ForkReport) -> None:
     """Raise if the run made a call whose result is neither in the record nor in the test."""
     if made.refused is not None:
-        called = json.dumps(plain(made.refused.input), ensure_ascii=False)[:SHOWN]
+        called = truncate_text(json.dumps(plain(made.refused.input), ensure_ascii=False), SHOWN)
         msg = f"the run now calls {made.refused.name} {called} at {made.refused.address}, which is not recorded; say in RESULTS what it gives"
         raise AssertionError(msg)
     error: BaseException | None = made.result.error

@@ -17,6 +17,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.messages import to_tuple
 from stepengine.errors import DataError
 from stepengine.evaluation.case_runs import Evaluation, Outcome, Sample
 from stepengine.evaluation.statistics import (
@@ -392,7 +393,7 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     Raises:
         DataError: when a text is not a gate, or names an agent or a check that does not exist.
     """
-    gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *more)]
+    gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *to_tuple(more))]
     for gate in gates:
         gate.named(GateNames.from_evaluation(evaluation))
     return gates

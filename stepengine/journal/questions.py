@@ -16,6 +16,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer, to_answer
+from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import changes_world_again, name_of, questions_of, restored
 from stepengine.journal.history import History, get_start_address
@@ -137,7 +138,7 @@ def _describe_rejection(history: History, key: str) -> str:
 
 
 def _format_open_questions(waiting: Mapping[str, Question]) -> str:
-    return list_names([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()])
+    return list_names([f"{q.id!r} ({cut_end(q.text, SHOWN_CHARS)})" for q in waiting.values()])
 
 
 def _check_question_answer(question: Question, answer: object) -> None:
@@ -269,7 +270,7 @@ def decide_outcome(
     remedy = "Perform.idempotent(...)" if isinstance(effect, CallFunction) else IDEMPOTENT_TOOL
     msg += f". If it may be done twice, {remedy} repeats it without asking"
     if type(effect) is CallTool:
-        msg += f". Its input was: {compact(effect.input)[:SHOWN_CHARS]}"
+        msg += f". Its input was: {cut_end(compact(effect.input), SHOWN_CHARS)}"
     return Failure(UnknownOutcome(msg), 0)
 
 

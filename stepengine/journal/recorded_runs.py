@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 
 from stepengine.data.state import RunStatus
-from stepengine.data.visible import one_line
+from stepengine.data.visible import one_line, truncate_text
 from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
 from stepengine.journal.pending_items import find_waits, open_questions
@@ -225,7 +225,7 @@ def make_title(prompt: str) -> str:
 
 def question_to_dict(question: Any) -> dict[str, str]:
     """Return a question in the form of a companion."""
-    return {"id": question.id, "text": ANY.beginning(question.text, QUESTION_CHARS)[:QUESTION_CHARS]}
+    return {"id": question.id, "text": truncate_text(ANY.beginning(question.text, QUESTION_CHARS), QUESTION_CHARS)}
 
 
 def waits_to_dicts(waits: Sequence[Waits]) -> list[dict[str, object]]:

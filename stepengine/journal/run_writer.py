@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from stepengine.data.outcomes import Failure, Value
+from stepengine.data.visible import cut_end
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.encoding import encode_effect
 from stepengine.journal.provenance import is_written_by_user, record_user_journal
@@ -250,7 +251,7 @@ class PendingOutcomes:
 def _add_outcome_note(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:
     """Add a note to an error about an outcome that happened but is not recorded."""
     value = outcome.value if isinstance(outcome, Value) else getattr(outcome, "error", None)
-    said = str(getattr(value, "text", value))[:MAX_NOTED_CHARS]
+    said = cut_end(str(getattr(value, "text", value)), MAX_NOTED_CHARS)
     asked = Intent(*item.address, encode_effect(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")

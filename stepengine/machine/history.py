@@ -9,7 +9,7 @@ from the run that spawns it, or leaves to it. Knows nothing of runs, effects and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -26,6 +26,7 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
 )
+from stepengine.data.result_cuts import result_chars
 from stepengine.data.state import AgentState, find_suspended_reply
 from stepengine.data.transcript import Transcript
 
@@ -64,6 +65,7 @@ class RunHistory:
         "_keeps",
         "_keeps_left_out",
         "_said",
+        "_shorten",
         "_shown_results",
         "_times",
         "inbox",
@@ -83,6 +85,7 @@ class RunHistory:
         view: Transcript,
         keeps: Mapping[str, int],
         *,
+        shorten: Callable[[ToolMessage, int], ToolMessage] | None = None,
         is_callers: bool = False,
         left_out: tuple[Message, ...] = (),
         keeps_left_out: bool = False,
@@ -90,7 +93,7 @@ class RunHistory:
         """
         Start with *record* and *view*; *keeps* is the number of newest results shown per ephemeral tool.
 
-        With *keeps_left_out* what a replaced record held is put behind *left_out*.
+        *shorten* returns a result of so many characters as a model is shown it. With *keeps_left_out* what a replaced record held is put behind *left_out*.
 
         Nothing is added to one that is the caller's, so nothing in it is looked at: a call would grow with the conversation.
         """
@@ -106,10 +109,13 @@ class RunHistory:
         """The times-to-live that messages may have, so that looking costs nothing while there are none."""
         self._said: tuple[Transcript, str] | None = None
         self._keeps = keeps
+        self._shorten = shorten
         self.left_out = left_out
         self._keeps_left_out = keeps_left_out
         self._shown_results: dict[str, deque[str]] = {}
         """The calls of ephemeral tools whose results are in the view, oldest first."""
+        if view is record and not is_callers:
+            self.view = self._shortened(record)
         if keeps:
             self._index_results()
 
@@ -134,7 +140,11 @@ class RunHistory:
         # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
         # whether they differ is seen by identity.
         record = self.record.with_messages(messages)
-        self.view = record if self.view is self.record else self.view.with_messages(messages)
+        shown = self._shorten_results(messages)
+        if shown is messages and self.view is self.record:
+            self.view = record
+        else:
+            self.view = self.view.with_messages(shown)
         self.record = record
         if self._keeps:
             self._record_results(messages)
@@ -177,11 +187,30 @@ class RunHistory:
             own, length = self.added(), len(record)
             is_kept = record[length - len(own) :] == own and (own or not has_begun)
             self.start = length - len(own) if is_kept else min(self.start, length)
-            self.record = self.view = record
+            self.record, self.view = record, self._shortened(record)
         if view is not None:
-            self.view = view
+            self.view = self._shortened(view)
         self._index_results()
         self._record_lifetimes(self.view)
+
+    def _shortened(self, transcript: Transcript) -> Transcript:
+        """Return *transcript* as a model is shown it, with long results shortened: itself if there is none."""
+        if self._shorten is None:
+            return transcript
+        results: dict[str, ToolResult] = {}
+        # Each message is measured once, also in later runs of the conversation.
+        for message, chars in zip(transcript, transcript.memo("result_chars", result_chars), strict=True):
+            if chars and isinstance(message, ToolMessage) and (shown := self._shorten(message, chars)) is not message:
+                results[message.tool_call_id] = shown.result
+        return transcript.resolve_all(results)
+
+    def _shorten_results(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return *messages* with long results shortened: *messages* itself if there is none."""
+        shorten = self._shorten
+        if shorten is None:
+            return messages
+        shown = [shorten(m, result_chars(m)) if isinstance(m, ToolMessage) else m for m in messages]
+        return messages if all(a is b for a, b in zip(shown, messages, strict=True)) else shown
 
     def end_with(self, word: str) -> None:
         """Set the message of an ``end_turn``."""

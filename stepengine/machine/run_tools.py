@@ -5,13 +5,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+import attrs
+
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import ToolCallLog
+from stepengine.data.messages import ToolCallLog, ToolMessage
+from stepengine.data.result_cuts import get_limit, shorten_parts
 from stepengine.data.state import AgentState
-from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
+from stepengine.data.tools import READ_OUTPUT, RECALL_HISTORY, ToolBinding, ToolLike, ToolSpec
 from stepengine.machine.history import CallIds, RunHistory
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.tool_search import add_search_tool
+
+
+class ResultShortener:
+    """
+    Shortens the results of calls for the model of one run.
+
+    Attributes:
+        bindings: Every tool that the run may call, by name.
+        offered: The names of the tools that its model may call.
+    """
+
+    __slots__ = ("bindings", "offered")
+
+    def __init__(self, bindings: Mapping[str, ToolBinding], offered: Mapping[str, ToolSpec]) -> None:
+        self.bindings = bindings
+        self.offered = offered
+
+    def offer(self, offered: Mapping[str, ToolSpec]) -> None:
+        """Replace the tools that the model may call."""
+        self.offered = offered
+
+    def __call__(self, message: ToolMessage, chars: int) -> ToolMessage:
+        """Return a result of *chars* characters as the model is shown it: *message* itself if it is not too long."""
+        binding = self.bindings.get(message.tool_name)
+        limit = get_limit(None if binding is None else binding.spec.max_chars)
+        if chars <= limit:
+            return message
+        shorten_json = None if binding is None else binding.shorten_json
+        parts = shorten_parts(message.content, limit, self._describe_rest(message), shorten_json)
+        return message if parts is message.content else attrs.evolve(message, content=parts)
+
+    def _describe_rest(self, message: ToolMessage) -> str:
+        """Return how the model gets what is cut, as the end of a note."""
+        if READ_OUTPUT in self.offered:
+            return f'; to read them, call {READ_OUTPUT} with {{"reference_id": "{message.tool_call_id}"}}'
+        if RECALL_HISTORY in self.offered:
+            return f"; to find them, call {RECALL_HISTORY} with words of them"
+        if message.tool_name in self.offered:
+            return f"; to get them, call {message.tool_name} for a smaller part"
+        return ""
 
 
 class RunTools:
@@ -27,10 +70,11 @@ class RunTools:
         log: The calls that were carried out.
     """
 
-    __slots__ = ("_sends_inherited", "bindings", "call_ids", "definitions", "log", "offered", "specs")
+    __slots__ = ("_results", "_sends_inherited", "bindings", "call_ids", "definitions", "log", "offered", "specs")
 
-    def __init__(self, plan: RunPlan, state: AgentState, offered: Mapping[str, ToolSpec], history: RunHistory) -> None:
-        """Start with the tools of *plan*, of which *offered* are the agent's own, and the run's first *state*."""
+    def __init__(self, plan: RunPlan, state: AgentState, results: ResultShortener, history: RunHistory) -> None:
+        """Start with the tools of *plan*, of which those of *results* are offered, and the run's first *state*."""
+        self._results, offered = results, results.offered
         self.bindings: dict[str, ToolBinding] = plan.tools  # type: ignore[assignment]  # its own where something may be added
         self.offered = offered
         self._sends_inherited = plan.sent is not None
@@ -56,6 +100,7 @@ class RunTools:
             self.bindings[tool.spec.name] = tool.binding()
         offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
         self.offered = add_search_tool(offered, self.bindings)
+        self._results.offer(self.offered)
         # A run that sends inherited tools may call the new ones; its requests stay byte for byte what they were.
         if not self._sends_inherited:
             self.specs = tuple(self.offered.values())

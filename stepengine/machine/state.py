@@ -44,7 +44,7 @@ from stepengine.machine.history import RunHistory
 from stepengine.machine.output import Output
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.progress import Progress
-from stepengine.machine.run_tools import RunTools
+from stepengine.machine.run_tools import ResultShortener, RunTools
 from stepengine.machine.side_events import SideEvents
 from stepengine.machine.sources import make_run_sources, needs_provenance
 from stepengine.machine.spent import UsageTotals
@@ -352,10 +352,12 @@ class RunState:
         self.body = None if body is None else BodyProgress()
         # The body of a tool has no conversation of its own: what it sees is its caller's, so nothing expires in it.
         shown = plan.tools.items() if body is None else ()
+        results = ResultShortener(plan.tools, offered)
         self.history = history = RunHistory(
             state.message_history,
             state.view,
             {name: binding.spec.ephemeral for name, binding in shown if binding.spec.ephemeral is not None},
+            shorten=results if body is None else None,
             is_callers=body is not None,
             left_out=state.left_out,
             keeps_left_out=RECALL_HISTORY in offered,
@@ -364,7 +366,7 @@ class RunState:
         self.spent = spent = UsageTotals()
         self.effects = EffectChannel(plan.created, plan.starts_at, history, budget, spent)
         self.prompt = Prompt(state.system_prompt)
-        self.tools = RunTools(plan, state, offered, history)
+        self.tools = RunTools(plan, state, results, history)
         self.progress = Progress(state.step_index, budget)
         self.output = Output(plan, state.output)
         self.side_events = SideEvents(self)

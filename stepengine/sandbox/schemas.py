@@ -20,7 +20,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, JsonValue, freeze_object
+from stepengine.data.json import MAX_DIGITS, MAX_NUMBER, MIN_NUMBER, JsonDict, JsonValue, freeze_object
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.schemas import JsonSchema
@@ -1077,8 +1077,8 @@ class _SchemaReading:
             self._spend_text(value)
         elif isinstance(value, float) and not math.isfinite(value):
             self._refuse("a number without an end is no JSON; a finite one would be fine")
-        elif isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
-            self._refuse("a number of more than 64 bits is not read; a smaller one would be fine")
+        elif isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
+            self._refuse(f"a number of more than {MAX_DIGITS:,} digits is not read; a smaller one would be fine")
         return value
 
     # --- bounds

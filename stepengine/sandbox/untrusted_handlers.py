@@ -34,7 +34,7 @@ from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, freeze, mended, thaw
+from stepengine.data.json import MAX_DIGITS, MAX_INT, MAX_NUMBER, MIN_NUMBER, JsonDict, freeze, mended, thaw
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings, Thinking
@@ -421,8 +421,8 @@ def _check_number(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         msg = f"{value} is no JSON: only finite numbers are"
         raise TypeError(msg)
-    if isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
-        msg = "a number of more than 64 bits is no JSON; give it as text"
+    if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
+        msg = f"a number of more than {MAX_DIGITS:,} digits is no JSON; make it a text (str)"
         raise TypeError(msg)
     return value
 

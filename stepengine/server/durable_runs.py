@@ -21,6 +21,7 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.questions import AnswerLike
+from stepengine.data.visible import cut_end
 from stepengine.durable import DatabaseAway, DurableEngine, DurableScheduler, Upkeep, migrate
 from stepengine.durable.operate import make_question_waits
 from stepengine.durable.register import Register, RegisteredRun, create_register_tables
@@ -180,7 +181,7 @@ class DurableLauncher:
             raise
         except StepEngineError as error:
             LOGGER.error("run %s could not be submitted: %s", row.run, error.message)
-            await self._store.register.refuse(row.run, error.message[:2_000])
+            await self._store.register.refuse(row.run, cut_end(error.message, 2_000))
 
     async def ensure_submitted(self, row: RunRow) -> None:
         """Submit the run if its server died before it could, so that there is a run to send messages to."""

@@ -20,6 +20,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from stepengine.data.codec import plain
+from stepengine.data.visible import truncate_text
 from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.errors import StepEngineError
 from stepengine.journal.files import FileJournal
@@ -213,7 +214,7 @@ def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
         root = history.root
         told["agent"], told["status"] = str(root["agent_id"]), status_of(history)
         told["created"] = history.started
-        told["prompt"] = str(root.get("prompt") or "")[:500]
+        told["prompt"] = truncate_text(str(root.get("prompt") or ""), 500)
         told["steps"] = sum(one.type == "model_call" for one in history.intents.values())
     except (StepEngineError, OSError, LookupError, TypeError, ValueError) as error:
         told["error"] = error.message if isinstance(error, StepEngineError) else type(error).__name__

@@ -21,6 +21,7 @@ from stepengine.data.codec import bare, plain
 from stepengine.data.media_types import resolve_media_type
 from stepengine.data.origins import sort_origins
 from stepengine.data.questions import Answer, AnswerLike, Question, offered_rules
+from stepengine.data.visible import truncate_text
 from stepengine.engine.agent_description import describe_agent, explain_missing_model
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
 from stepengine.evaluation.origins import find_origin
@@ -769,7 +770,7 @@ def _shorten_output(output: Any) -> str | None:
     if output is None:
         return None
     text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    return " ".join(text[:MOST_PROMPT].split())
+    return " ".join(truncate_text(text, MOST_PROMPT).split())
 
 
 def _format_prompt_or_params(asked: Any) -> str:
@@ -778,7 +779,7 @@ def _format_prompt_or_params(asked: Any) -> str:
     said = given.get("prompt") or ""
     params = given.get("params")
     text = said or ("" if not params else json.dumps(params, ensure_ascii=False))
-    return str(text)[:MOST_PROMPT]
+    return truncate_text(str(text), MOST_PROMPT)
 
 
 def _format_time(seconds: float) -> str:

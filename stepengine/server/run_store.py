@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepengine.data.visible import cut_end
 from stepengine.errors import JournalError, JournalLocked, StepEngineError
 from stepengine.journal.files import FileJournal
 from stepengine.journal.sleepers import open_wake_index
@@ -119,4 +120,4 @@ class RunStore:
         reason = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
         LOGGER.error("run %s could not go on (%d of %d tries): %s", run, tries, MAX_RESUME_TRIES, reason)
         status = "stranded" if tries >= MAX_RESUME_TRIES else "running"
-        await self.write(make_status_act(run, status, time.time(), tries=tries, error=reason[:2_000]))
+        await self.write(make_status_act(run, status, time.time(), tries=tries, error=cut_end(reason, 2_000)))

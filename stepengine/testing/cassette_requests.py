@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import MAX_INT, MIN_INT, JsonDict, compact, freeze, is_deep_text
+from stepengine.data.json import MAX_NUMBER, MIN_NUMBER, JsonDict, compact, freeze, is_deep_text
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.messages import (
     AssistantMessage,
@@ -211,7 +211,7 @@ def _make_storable(value: Any) -> Any:
         return [_make_storable(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return str(value) if isinstance(value, int) and not MIN_INT <= value <= MAX_INT else value
+    return str(value) if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER else value
 
 
 def _model_name(body: Json, path: str) -> str:

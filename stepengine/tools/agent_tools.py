@@ -11,9 +11,11 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from stepengine.data.checks import list_problem
 from stepengine.data.definition import AgentDefinition, split_agent_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
+from stepengine.data.result_cuts import ShortenJson
 from stepengine.data.schemas import nest_schema
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import ChildRequest, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
@@ -32,10 +34,10 @@ from stepengine.tools.definition import Tool, check_name
 from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import STRING, JsonSchema, make_validator, object_schema, with_description
 
-SHOWN_CHARS = 100_000
-"""The same as for the result of any tool, which the output of a child is."""
 TAIL_DIVISOR = 5
 """One part in five is kept of the end, where conclusions are; the beginning says what the text is about."""
+NOTE_CHARS = 500
+"""The note about what is not shown is shorter, also with the longest names of tools."""
 
 SPAWN_AGENTS = """\
 Run one or more agents at the same time and get their results in order.
@@ -86,6 +88,9 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     Raises:
         DefinitionError: when none is left, or an id comes twice.
     """
+    if isinstance(agents, AgentDefinition) or list_problem(agents):
+        msg = f"task_tool takes a list of AgentDefinition objects, such as task_tool([helper]), not {agents!r}"
+        raise DefinitionError(msg)
     offered = [agent for agent in agents if agent.description]
     known = {agent.id: agent for agent in offered}
     if not offered or len(known) != len(offered):
@@ -153,7 +158,12 @@ def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
     publisher, name, _ = split_agent_id(agent_id)
     called = tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
     return _make_spawn_tool(
-        called, _tool_description(definition), _input_schema(definition), entries, result_from_children
+        called,
+        _tool_description(definition),
+        _input_schema(definition),
+        entries,
+        result_from_children,
+        shorten_json=shorten_outputs,
     )
 
 
@@ -237,6 +247,7 @@ def _make_spawn_tool(
     entries: Callable[[JsonDict], Sequence[ChildRequest]],
     shown: Callable[[Sequence[ChildResult]], ToolResult],
     *agents: AgentDefinition,
+    shorten_json: ShortenJson | None = None,
 ) -> Tool:
     mend = make_repairer(schema, {})
 
@@ -244,7 +255,8 @@ def _make_spawn_tool(
         return _drop_invalid_fields(mend(value))
 
     spec, runs = _make_spec(name, description, schema), Spawning(entries, shown, agents=agents)
-    return Tool.of_run(ToolBinding(spec, make_validator(name, _replace_params_schema(schema)), repair, runs=runs))
+    validate = make_validator(name, _replace_params_schema(schema))
+    return Tool.of_run(ToolBinding(spec, validate, repair, runs=runs, shorten_json=shorten_json))
 
 
 def _replace_params_schema(schema: JsonDict) -> JsonDict:
@@ -297,7 +309,7 @@ def result_from_children(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def child_as_json(child: ChildResult) -> dict[str, Any]:
-    """Return the entry for a child in the tool result that the parent's model sees."""
+    """Return the entry for a child in the result of the tool that ran it."""
     # One that was refused has no run.
     run = {"run_id": child.run_id} if child.run_id else {}
     entry = {"agent_type": child.agent_id, **run, "status": child.status.value}
@@ -331,23 +343,33 @@ def partial_output(child: ChildResult) -> JsonValue:
 
 def output_as_json(output: object) -> JsonValue:
     """
-    Return a child's output as JSON for the parent's model. A very long one becomes a text that is cut.
+    Return a child's output as JSON.
 
     Raises:
         DataError: when it is not JSON; the message names the place.
     """
     frozen: JsonValue = freeze(dump_model(output) if is_model(output) else output, "output")
-    text = frozen if isinstance(frozen, str) else compact(frozen)
-    shown = _cut_to_cap(text)
-    return frozen if shown is text else shown
+    return frozen
 
 
-def _cut_to_cap(text: str) -> str:
-    if len(text) <= SHOWN_CHARS:
-        return text
-    tail = SHOWN_CHARS // TAIL_DIVISOR
-    missing = len(text) - SHOWN_CHARS
-    return f"{text[: SHOWN_CHARS - tail]}\n[... {missing} characters of this output are not shown ...]\n{text[-tail:]}"
+def shorten_outputs(value: JsonValue, limit: int, rest: str) -> JsonValue:
+    """Return the entries of children for the parent's model: of each output at most *limit* characters, with its end."""
+    if isinstance(value, list):
+        return [shorten_outputs(entry, limit, rest) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {"done": shorten_outputs(value["done"], limit, rest)} if "done" in value else {}
+    return {**value, **found, **({"output": _cut_output(value["output"], limit, rest)} if "output" in value else {})}
+
+
+def _cut_output(output: JsonValue, limit: int, rest: str) -> JsonValue:
+    text = output if isinstance(output, str) else compact(output)
+    # With room for the note, so that what was cut once is not cut again.
+    if len(text) <= limit + NOTE_CHARS:
+        return output
+    tail = limit // TAIL_DIVISOR
+    note = f"[... {len(text) - limit} characters of this output are not shown{rest} ...]"
+    return f"{text[: limit - tail]}\n{note}\n{text[len(text) - tail :]}"
 
 
 # --- the tools that every run knows --------------------------------------------------------------------------------------
@@ -403,7 +425,8 @@ def _make_spawn_agents_tool() -> Tool:
         return check(value)
 
     mend = make_repairer(spec.input_schema, ALIASES)
-    return Tool.of_run(ToolBinding(spec, validate, mend, runs=Spawning(_make_child_requests, result_from_children)))
+    runs = Spawning(_make_child_requests, result_from_children)
+    return Tool.of_run(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_outputs))
 
 
 def _make_spawn_inline_tool() -> Tool:

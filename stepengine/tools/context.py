@@ -283,7 +283,11 @@ class ToolContext:
         await self._sleep(seconds)
 
     def request_truncation(self, max_chars: int) -> None:
-        """Cut the result of this call to *max_chars* characters; a note in it says how much was removed."""
+        """
+        Cut the result of this call to *max_chars* characters; a note in it says how much was removed.
+
+        It is cut for handlers, too. ``@tool(max_chars=...)`` limits only what a model is shown.
+        """
         self._scope.max_chars = max(0, max_chars)
 
     def for_call(self, tool_name: str) -> ToolContext:

@@ -17,6 +17,7 @@ import attrs
 from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.questions import Answer, Interactor, Question, validate_interactor
+from stepengine.data.result_cuts import ShortenJson
 from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import Action, Asking, Control, Runs, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.data.transcript import Transcript
@@ -137,10 +138,17 @@ FREE_OUTPUT = JsonDict(
 )
 
 
-def make_checked_tool(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool:
+def make_checked_tool(
+    spec: ToolSpec,
+    runs: Runs,
+    also: Callable[[JsonDict], Iterator[str]] | None = None,
+    *,
+    shorten_json: ShortenJson | None = None,
+) -> Tool:
     """Return a tool that a run executes. Inputs are repaired, then validated by the schema and *also*."""
     validate = make_validator(spec.name, spec.input_schema, also)
-    return Tool.of_run(ToolBinding(spec, validate, make_repairer(spec.input_schema, ALIASES), runs=runs))
+    mend = make_repairer(spec.input_schema, ALIASES)
+    return Tool.of_run(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_json))
 
 
 def _message_issues(value: JsonDict) -> Iterator[str]:

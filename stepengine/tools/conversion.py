@@ -1,7 +1,7 @@
 """
 What a body returns becomes JSON and a result, and a result the annotated type again.
 
-The caps of what a model is shown stand here, too.
+The caps of error messages, images and documents stand here, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from stepengine.data.messages import (
     ToolReferencePart,
     ToolResult,
 )
+from stepengine.data.result_cuts import SMALL, is_shortened, shorten_parts
 from stepengine.data.typed_values import members_of, to_stored
+from stepengine.data.visible import cut_end
 from stepengine.errors import DataError, DefinitionError, ToolError
 from stepengine.tools.iterables import REMEDY, find_one_shot
 
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 """So many bytes are a mebibyte."""
-RESULT_CHARS = 100_000
-"""About 25,000 tokens: several of them fit in a context window, and a longer text is rarely read by a model to its end."""
 ERROR_CHARS = 4_000
 """A screen or two of a traceback: the model needs its message, and pays for the rest at every further step."""
 IMAGE_BYTES = 5 * MIB
@@ -48,9 +48,6 @@ DOCUMENT_BYTES = 32 * MIB
 """Anthropic documents 32 MB for a whole request, so a larger document cannot be sent at all."""
 
 PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
-SMALL = frozenset({int, bool, float, type(None)})
-CUT = re.compile(r"\n\[\.\.\. [\d,]+ characters were cut here; the result has ([\d,]+) in all \.\.\.\]\n")
-"""The note of ``cut_middle``, which says that a text is no whole JSON any more."""
 PLAIN = SMALL | {str, JsonDict, JsonList}
 """Types whose values are JSON."""
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -60,23 +57,22 @@ PDF = "application/pdf"
 
 def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) -> ToolResult:
     """
-    Return the tool result for a value that a body returned.
+    Return the tool result for a value that a body returned, however long it is.
 
     Args:
         value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` knows.
-        max_chars: The body's own wish for a cap; 100,000 characters always hold.
+        max_chars: The number of characters to which the body itself asked to have its result cut.
         result_type: The type by which the caller may read the result. A value that does not come back equal is an error.
     """
-    limit = RESULT_CHARS if max_chars is None else min(max_chars, RESULT_CHARS)
     kind = type(value)
-    if kind is str and len(value) <= limit:
-        return ToolResult((TextPart(value if value.isascii() else replace_surrogates(value)),))
     try:
-        if kind in SMALL and limit == RESULT_CHARS:
+        if max_chars is None and kind is str:
+            return ToolResult((TextPart(value if value.isascii() else replace_surrogates(value)),))
+        if max_chars is None and kind in SMALL:
             return ToolResult((JsonPart(value),))
         result = _wrap_result(value, result_type)
         useless = result.change.useless_at("tool") if result.change is not None else ""
-        return ToolResult.error(f"the tool returned {useless}") if useless else _cap_result(result, limit)
+        return ToolResult.error(f"the tool returned {useless}") if useless else _check_parts(result, max_chars)
     except DataError as error:
         return ToolResult.error(f"the tool's result is not serialisable: {error}")
     except Exception as error:  # noqa: BLE001  (a value may be hostile in any way)
@@ -105,40 +101,25 @@ def _encode_result(value: object, result_type: Any) -> JsonValue:
     )
 
 
-def _cap_result(result: ToolResult, limit: int) -> ToolResult:
+def _check_parts(result: ToolResult, max_chars: int | None) -> ToolResult:
+    """Return a result without lone surrogates and with checked media, cut if the body asked for it."""
     parts: list[ResultPart] = []
-    left = limit
     for part in result.content:
         if isinstance(part, TextPart):
-            text = cut_middle(replace_surrogates(part.text), left)
-            left -= min(left, len(part.text))
+            text = replace_surrogates(part.text)
             parts.append(part if text is part.text else attrs.evolve(part, text=text))
-        elif isinstance(part, JsonPart):
-            text = compact(part.value)
-            parts.append(part if len(text) <= left else TextPart(cut_middle(text, left)))
-            left -= min(left, len(text))
-        elif isinstance(part, ToolReferencePart):
-            parts.append(part)
-        else:
+        elif isinstance(part, ImagePart | DocumentPart):
             parts.append(_check_media(part))
-    same = len(parts) == len(result.content) and all(a is b for a, b in zip(parts, result.content, strict=True))
-    return result if same else attrs.evolve(result, content=tuple(parts))
+        else:
+            parts.append(part)
+    made = tuple(parts) if max_chars is None else shorten_parts(tuple(parts), max_chars)
+    same = len(made) == len(result.content) and all(a is b for a, b in zip(made, result.content, strict=True))
+    return result if same else attrs.evolve(result, content=made)
 
 
 def replace_surrogates(text: str) -> str:
     """Return *text* with lone surrogates, which no encoding can store, as replacement characters."""
     return SURROGATE.sub("\ufffd", text) if SURROGATE.search(text) else text
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """Return *text*; if it is longer than *limit*, a note replaces its middle."""
-    if len(text) <= limit:
-        return text
-    head = (limit + 1) // 2
-    tail = limit - head
-    missing = len(text) - limit
-    note = f"[... {missing:,} characters were cut here; the result has {len(text):,} in all ...]"
-    return f"{text[:head]}\n{note}\n{text[len(text) - tail :]}"
 
 
 def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
@@ -176,15 +157,10 @@ def error_text(error: BaseException) -> str:
 
 
 def cut_error_text(text: str) -> str:
-    """Return the first 4,000 characters of an error message, without secrets known to the process."""
+    """Return an error message of at most 4,000 characters, which says how many are missing, without known secrets."""
     from stepengine.redaction import KNOWN
 
-    return cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS)
-
-
-def cut_end(text: str, limit: int) -> str:
-    """Return *text* cut to *limit* characters, the last one ``…`` if it was longer; lone surrogates are replaced."""
-    return replace_surrogates(text[: limit - 1] + "…" if len(text) > limit else text)
+    return replace_surrogates(cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
 
 
 @functools.cache
@@ -340,6 +316,9 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
     if annotation in PARTS:
         return _find_part(name, annotation, result)
     value = _result_value(result)
+    if annotation not in (Any, str) and any(map(is_shortened, result.content)):
+        msg = f"the result of tool {name!r} was cut by its own request_truncation(), so only a text is left; drop that call"
+        raise DataError(msg)
     if annotation is Any or (annotation in {str, int, bool} and type(value) is annotation):
         return value
     if annotation is None and value is None:
@@ -405,12 +384,6 @@ def _validate_value(name: str, annotation: object, value: object) -> Any:
     try:
         return adapter.validate_json(compact(value))
     except ValidationError as error:
-        if isinstance(value, str) and (cut := CUT.search(value)):
-            msg = (
-                f"the result of tool {name!r} has {cut[1]} characters and was cut, so it cannot be read back as the type that "
-                "the tool returns; return less, such as one page of a list"
-            )
-            raise DataError(msg) from None
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'result'}: {e['msg']}" for e in error.errors(include_url=False)
         )

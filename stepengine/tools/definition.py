@@ -21,6 +21,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.names import bind_arguments
 from stepengine.data.provenance import Trust
+from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.tools import (
     Ordinary,
     Runs,
@@ -82,6 +83,8 @@ class ToolOptions(TypedDict, total=False):
         requires_permission: Whether an ask of a rule or a mode applies to it; with ``False`` it counts as allow, and a deny
             still denies; default ``True``.
         ephemeral: Keep only the newest so many results of this tool in the view; default ``None``, which keeps all.
+        max_chars: How many characters of a result the model is shown, its beginning and its end; the record, handlers and hooks
+            have all of it. Default ``None``: 100,000.
         timeout: Seconds that one call may take; 120 by default, ``math.inf`` for no end. A synchronous function runs in a thread,
             which cannot be stopped: after these seconds ``ctx.cancelled`` is set and the call waits up to 5 s more for the
             thread to end.
@@ -121,6 +124,7 @@ class ToolOptions(TypedDict, total=False):
     forces_next_step: bool
     requires_permission: bool
     ephemeral: int | None
+    max_chars: int | None
     timeout: float | None
     retries: int
     strict: bool
@@ -168,6 +172,7 @@ OPTIONS = {
     "forces_next_step": FLAG,
     "requires_permission": FLAG,
     "ephemeral": allow_none(COUNT),
+    "max_chars": allow_none(COUNT),
     "timeout": allow_none(NUMBER),
     "retries": COUNT,
     "strict": FLAG,
@@ -275,7 +280,11 @@ class Tool(Generic[P, R]):
         **options: Unpack[ToolOptions],
     ) -> None:
         check_name(name)
-        self._set_up(name, description, SchemaInputs(name, input_schema), make_schema_body(run), options)
+        inputs = SchemaInputs(name, input_schema)
+        if problem := find_keyword_problem(inputs.schema):
+            msg = f"input_schema of tool {name!r} at {problem}"
+            raise DefinitionError(msg)
+        self._set_up(name, description, inputs, make_schema_body(run), options)
         self._signature: Signature | None = None
         self._inputs: FunctionInputs | None = None
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from stepengine.data.visible import cut_end
 from stepengine.errors import UnknownOutcome, WorkspaceLost
 from stepengine.workspace.threads import CancelSignal
 
@@ -466,7 +467,7 @@ class ProgramConnection:
             else None
         )
         if not isinstance(number, int):
-            why = str(head.get("why", ""))[:SAID_CHARS]
+            why = cut_end(str(head.get("why", "")), SAID_CHARS)
             return WorkspaceLost(
                 f"the workspace {self._name} could not do what it was asked: {why or 'it gave no reason'}"
             )

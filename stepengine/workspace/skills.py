@@ -20,7 +20,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import find_nearest, list_names
-from stepengine.data.visible import visible
+from stepengine.data.visible import truncate_text, visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.guard import GUARD, file_guard
@@ -313,7 +313,7 @@ def _add_skill(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
     elif len(found.skills) >= MAX_SKILLS:
         found.warnings.append(f"the skill {name!r} in {shown!r} was left out: there are {MAX_SKILLS} already")
     else:
-        said = " ".join(visible(description).split())[:DESCRIPTION_CHARS]
+        said = truncate_text(" ".join(visible(description).split()), DESCRIPTION_CHARS)
         found.skills[name] = Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path)
 
 
@@ -397,10 +397,12 @@ def read_instructions(found: Skill) -> str:
     parts = [visible(body)]
     if allowed := head.get("allowed-tools"):
         parts.append(
-            f"(It names these tools, which gives no permission: {visible(str(allowed), strict=True)[: NAME_CHARS * 4]})"
+            f"(It names these tools, which gives no permission: {truncate_text(visible(str(allowed), strict=True), NAME_CHARS * 4)})"
         )
     if files:
-        parts.append("Files of this skill:\n" + "\n".join([f"- {visible(name, strict=True)}" for name in files]))
+        more = f"\n- and {len(files) - SHOWN_FILES} more" if len(files) > SHOWN_FILES else ""
+        listed = "\n".join([f"- {visible(name, strict=True)}" for name in files[:SHOWN_FILES]])
+        parts.append(f"Files of this skill:\n{listed}{more}")
     return f"# Skill {found.name} ({found.path})\n\n" + "\n\n".join(parts)
 
 
@@ -416,4 +418,4 @@ def _list_files(found: Skill) -> list[str]:
             ]
     finally:
         calls.close(opened.fd)
-    return [name for name in names if name != "SKILL.md"][:SHOWN_FILES]
+    return [name for name in names if name != "SKILL.md"]

@@ -24,6 +24,7 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.data.checks import FLAG, TEXT, allow_none, make_validator, with_keyword_hints
+from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, WorkspaceLost
 from stepengine.workspace.paths import to_path
 
@@ -544,7 +545,7 @@ def _copy_folder(folder: Path, to: Path) -> Path:
     except (OSError, shutil.Error) as error:
         shutil.rmtree(target, ignore_errors=True)
         msg = f"{str(real)!r} could not be copied: {error}"
-        raise WorkspaceLost(msg[:2_000]) from None
+        raise WorkspaceLost(cut_end(msg, 2_000)) from None
     return target
 
 

@@ -572,7 +572,7 @@ def test_a_page_that_would_be_too_large_keeps_the_ends_of_long_results_and_says_
         """
         Give a lot.
         """
-        return "<begin>" + "".join(hashlib.sha256(f"{n} {k}".encode()).hexdigest() for k in range(2_000)) + "<end>"
+        return "<begin>" + "".join(hashlib.sha256(f"{n} {k}".encode()).hexdigest() for k in range(1_500)) + "<end>"
 
     agent = AgentDefinition("dumper", model="x/y", tools=[dump])
     journal = MemoryJournal()

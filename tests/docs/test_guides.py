@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepengine import Tool
-from stepengine.tools.conversion import RESULT_CHARS
+from stepengine.data.result_cuts import RESULT_CHARS
 from stepengine.tools.definition import ToolOptions
 from stepengine.tools.execution import TOOL_SECONDS
 

@@ -211,7 +211,7 @@ def itself() -> list[Any]:
 
 @pytest.mark.spec("reliability:GN16")
 @pytest.mark.parametrize(
-    "output", [{1, 2}, float("nan"), {"a": object()}, itself(), "\ud800", {1: 2}, 2**70],
+    "output", [{1, 2}, float("nan"), {"a": object()}, itself(), "\ud800", {1: 2}, 10**4300],
     ids=["set", "nan", "inside", "cycle", "surrogate", "key", "number"],
 )  # fmt: skip
 def test_an_output_that_is_no_json_is_refused_where_it_has_to_be_kept(output: Any) -> None:
@@ -590,7 +590,7 @@ def test_an_obvious_mistake_raises_a_typed_error(wrong: Any, words: str) -> None
     assert words in str(raised.value)
 
 
-def test_a_result_that_was_cut_says_so_where_it_is_read_back() -> None:
+def test_a_long_result_is_read_back_whole() -> None:
     @tool
     def numbers() -> list[int]:
         """
@@ -604,9 +604,7 @@ def test_a_result_that_was_cut_says_so_where_it_is_read_back() -> None:
     with Engine() as engine:
         result = engine.run_sync(AgentDefinition("a", tools=[numbers], handle_steps=handle_steps), "go")
 
-    assert "the result of tool 'numbers' has 288,891 characters and was cut, so it cannot be read back" in str(
-        result.error
-    )
+    assert list(range(50_000)) == result.output
 
 
 @pytest.mark.parametrize("is_child", [False, True])

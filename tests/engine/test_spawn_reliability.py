@@ -30,6 +30,7 @@ from stepengine import (
     map_agents,
     tool,
 )
+from stepengine.data.messages import JsonPart
 from stepengine.data.tools import ToolAnnotations
 from stepengine.journal import MemoryJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -82,8 +83,12 @@ async def test_outputs_that_are_too_long_no_json_or_against_their_schema_are_sho
     boss = AgentDefinition("boss", model="test/m", tools=spawn_tools(), spawnable_agents=kids)
     scripted = ScriptedModel([tool_call("spawn_agents", {"agents": agents}), text("no"), text("end")])
     result = await Engine([boss], models=scripted).run("boss", "go")
-    long, listed, odd, against, fine = result.tool_calls[0].result.data
+    whole, _, odd, against, fine = result.tool_calls[0].result.data
+    long, listed, *_ = next(
+        part.value for message in scripted.calls[-1].messages for part in message.content if isinstance(part, JsonPart)
+    )
 
+    assert "a" * 10_000_000 == whole["output"]
     assert 100_000 < len(long["output"]) < 101_000
     assert "9900000 characters of this output are not shown" in long["output"]
     assert listed["output"].startswith('[{"x":"bbb')

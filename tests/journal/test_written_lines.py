@@ -95,6 +95,8 @@ def test_the_line_of_a_result_is_plain_json_for_every_stored_class(name: str, da
 @example(1e22)
 @example(-0.0)
 @example(2**63 - 1)
+@example(2**63)
+@example(10**4300 - 1)
 @example(-(2**63))
 @example("\x85\u2028\u2029\x00\x7f\ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"))
 @example([True, False, None, "", [], {}])

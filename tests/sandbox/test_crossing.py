@@ -129,10 +129,16 @@ LARGE = pytest.mark.parametrize(
 )
 
 
+@tool
+def accept(value: str) -> str:
+    """Take a value."""
+    return "taken"
+
+
 async def begun_together(value: str, sandbox: MontySandbox) -> str:
     """Return what is answered to a program that makes so many calls with a value at once that it is ended."""
-    code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[echo(value) for n in range(300)])"
-    mode = code_mode(echo, limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
+    code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[accept(value) for n in range(300)])"
+    mode = code_mode(accept, limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
     agent = AgentDefinition("a", model="test/m", tools=[mode])
     async with Engine([agent], models=ScriptedModel([tool_call("run_code", {"code": code}), text("end")])) as engine:
         result = await engine.run(agent, "go")

@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "hostile class": (HostileClass, "HostileClass"),
     "key": (lambda: {(1, 2): 3}, "a key at $"),
     "surrogate": (lambda: [("\ud800",)], "lone surrogate"),
-    "large integer": (lambda: 2**70, "64 bits"),
+    "large integer": (lambda: 10**4300, "4,300 digits"),
     "function": (lambda: print, "not JSON"),
     "class": (lambda: Data, "not JSON"),
 }
@@ -137,13 +137,7 @@ def test_texts_parts_and_results_stay_what_they_are() -> None:
     assert as_result(mine) is mine
 
 
-leaves = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text()
-)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 values = st.recursive(
     leaves,
     lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(), v, max_size=3) | st.tuples(v, v),

@@ -56,6 +56,7 @@ from stepengine.data.json import JsonDict, canonical, mended
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
+from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, ExternalAgentError, StepEngineError, ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
@@ -578,7 +579,7 @@ class _ProgramConversation:
         assert self._files is not None  # noqa: S101
         file = await asyncio.to_thread(self._files.find_writable, given)
         difference = await asyncio.to_thread(self._describe_change, file, given["content"])
-        asked = {"title": f"Write {file.path}"[:SHOWN_CHARS], "details": difference[:ENTRY_CHARS]}
+        asked = {"title": f"Write {file.path}"[:SHOWN_CHARS], "details": cut_end(difference, ENTRY_CHARS)}
         with self._apply_guard(await self._check_file_request("edit", file, asked)):
             await self._files.write(self.said.ctx, file, given["content"])
         return {}
@@ -827,7 +828,7 @@ def _content_text(content: object) -> str:
                 said.append(_diff_text(one))
             case _:
                 pass
-    return "\n".join(filter(None, said))[:ENTRY_CHARS]
+    return cut_end("\n".join(filter(None, said)), ENTRY_CHARS)
 
 
 def _diff_text(given: Mapping[str, Any]) -> str:

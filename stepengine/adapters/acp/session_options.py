@@ -6,12 +6,12 @@ What lives here: which choices there are, and how the protocol shows them. What 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
 
+from stepengine.data.messages import to_tuple
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError
 from stepengine.permissions.policy import MODES
@@ -45,10 +45,6 @@ class SessionChoices:
     model: str = ""
 
 
-def _to_texts(given: Iterable[str]) -> tuple[str, ...]:
-    return tuple(given)
-
-
 @frozen
 class OfferedChoices:
     """
@@ -62,8 +58,8 @@ class OfferedChoices:
         DefinitionError: for a mode that no policy has.
     """
 
-    modes: tuple[str, ...] = attrs.field(default=(), converter=_to_texts)
-    models: tuple[str, ...] = attrs.field(default=(), converter=_to_texts)
+    modes: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
+    models: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
 
     def __attrs_post_init__(self) -> None:
         if unknown := [mode for mode in self.modes if mode not in MODES]:

@@ -47,7 +47,7 @@ from stepengine.data.events import (
 )
 from stepengine.data.messages import ImagePart, ToolResult
 from stepengine.data.state import AgentState
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_end, visible
 from stepengine.errors import StepEngineError
 
 KINDS = {"read": "read", "write": "edit", "execute": "execute", "network": "fetch"}
@@ -134,7 +134,7 @@ class ShownTurn:
         if not event.path:
             yield from self._show_items(self._texts.show(event))
         elif isinstance(event, TextCompleted):
-            content = [acp.tool_content(acp.text_block(event.text[:RESULT_CHARS]))]
+            content = [acp.tool_content(acp.text_block(cut_end(event.text, RESULT_CHARS)))]
             yield acp.update_tool_call(self._agent_id(event.path), content=content)
 
     def _show_items(self, items: Iterable[TextItem]) -> Iterator[object]:
@@ -211,12 +211,12 @@ class ShownTurn:
         # What a call shows is replaced, and a diff says more.
         call = self._call_id(event.path, event.tool_call_id)
         if event.tool_call_id and call not in self._diffed:
-            content = [acp.tool_content(acp.text_block(event.message[:RESULT_CHARS]))]
+            content = [acp.tool_content(acp.text_block(cut_end(event.message, RESULT_CHARS)))]
             yield acp.update_tool_call(call, content=content)
 
     def _show_child(self, event: AgentSpawned) -> Iterator[object]:
         title = visible(event.display_name or event.agent_id, strict=True)[:TITLE_CHARS]
-        prompt = [acp.tool_content(acp.text_block(event.prompt[:RESULT_CHARS]))] if event.prompt else None
+        prompt = [acp.tool_content(acp.text_block(cut_end(event.prompt, RESULT_CHARS)))] if event.prompt else None
         agent = self._agent_id(event.child_path)
         yield acp.start_tool_call(agent, title, kind="think", status="in_progress", content=prompt)
 
@@ -234,7 +234,7 @@ class ShownTurn:
             return [*told, *diffs]
         preview = event.preview if isinstance(event.preview, Mapping) else {"details": event.input}
         said = "\n\n".join(_describe_preview(preview))
-        return [*told, acp.tool_content(acp.text_block(said[:RESULT_CHARS]))] if said else told
+        return [*told, acp.tool_content(acp.text_block(cut_end(said, RESULT_CHARS)))] if said else told
 
     def _make_diffs(self, given: object) -> Iterator[object]:
         match given:
@@ -306,7 +306,7 @@ class ShownTurn:
 
 
 def _plan_entry(todo: Mapping[str, object]) -> Any:
-    task = visible(str(todo.get("task", "")), strict=True)[:RESULT_CHARS]
+    task = cut_end(visible(str(todo.get("task", "")), strict=True), RESULT_CHARS)
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 
 
@@ -343,7 +343,7 @@ def _fence(language: str, text: str) -> str:
 def _shown_result(result: ToolResult) -> Iterator[Any]:
     images = [part for part in result.media if isinstance(part, ImagePart) and part.data is not None]
     if result.text or not images:
-        yield acp.tool_content(acp.text_block(_readable_result(result)[:RESULT_CHARS]))
+        yield acp.tool_content(acp.text_block(cut_end(_readable_result(result), RESULT_CHARS)))
     for part in images:
         if len(part.data or b"") <= MAX_IMAGE_BYTES:
             yield acp.tool_content(acp.image_block(base64.b64encode(part.data or b"").decode(), part.mime_type))

@@ -20,7 +20,7 @@ from attrs import frozen
 from stepengine.adapters.acp.program import ALWAYS, select_environment
 from stepengine.adapters.external.turns import start_of_text
 from stepengine.data.json import JsonDict, mended
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_end, visible
 from stepengine.errors import PathOutsideRoot, ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.workspace import calls
@@ -176,7 +176,7 @@ class BorrowedFiles:
         # Without what the run has seen: the program changes files by itself, too.
         result = await tool.execute(valid.arguments, attrs.evolve(ctx, tool_name="write_file", belongings=None))
         if result.is_error:
-            raise ToolError(visible(result.text)[:ERROR_CHARS])
+            raise ToolError(cut_end(visible(result.text), ERROR_CHARS))
 
 
 @attrs.define(eq=False)

@@ -47,6 +47,7 @@ from stepengine.data.json import JsonDict, mended
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
+from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.models._sse import SSEParser
 from stepengine.models.keys import Secret, printable, register_secret
@@ -532,7 +533,7 @@ def _result_text(result: Mapping[str, Any]) -> str:
         for one in parts
         if one.get("text") or "value" in one
     ]
-    return "\n".join(filter(None, said))[:ENTRY_CHARS]
+    return cut_end("\n".join(filter(None, said)), ENTRY_CHARS)
 
 
 def _parse_usage(told: object) -> Usage | None:

@@ -29,6 +29,7 @@ from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, mended
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
+from stepengine.data.visible import cut_end
 from stepengine.data.yields import Ask, Parallel, ToolCall
 from stepengine.errors import ExternalAgentError
 from stepengine.runtime.logs import LOGGER
@@ -210,7 +211,7 @@ def make_permission_input(
     if isinstance(raw.get("url"), str):
         made["url"] = start_of_text(raw["url"])
     if details := details or (start_of_json(raw) if raw else ""):
-        made["details"] = details[:ENTRY_CHARS]
+        made["details"] = cut_end(details, ENTRY_CHARS)
     return made
 
 
@@ -275,6 +276,7 @@ class TurnOutput:
         if self._left <= 0 or len(self._record) >= ENTRIES:
             self._left = 0
             self._record.append({"note": LEFT_OUT})
+            self._text.append(f"\n[{LEFT_OUT}]")
         return True
 
     def tool(
@@ -379,14 +381,14 @@ def as_dicts(value: object) -> list[Mapping[str, Any]]:
 
 
 def start_of_text(value: object, most: int = SHOWN_CHARS) -> str:
-    """Return the first *most* characters of a text; ``""`` if *value* is no text."""
-    return mended(value[:most]) if isinstance(value, str) else ""
+    """Return a text, cut with a note after *most* characters; ``""`` if *value* is no text."""
+    return mended(cut_end(value, most)) if isinstance(value, str) else ""
 
 
 def start_of_json(value: object) -> str:
-    """Return the first characters of a value as JSON; ``""`` if it is nested too deep."""
+    """Return a value as JSON, cut with a note; ``""`` if it is nested too deep."""
     try:
-        return mended(json.dumps(value, ensure_ascii=False, default=str)[:SHOWN_CHARS])
+        return mended(cut_end(json.dumps(value, ensure_ascii=False, default=str), SHOWN_CHARS))
     except (ValueError, RecursionError):
         return ""
 

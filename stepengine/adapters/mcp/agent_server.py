@@ -32,6 +32,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, RunFinished, ToolStarted
 from stepengine.data.json import compact, thaw
 from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.result_cuts import cut_middle
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.visible import visible
 from stepengine.data.waits import describe_waits
@@ -40,7 +41,7 @@ from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import direct_tool
-from stepengine.tools.conversion import cut_middle, encode
+from stepengine.tools.conversion import encode
 from stepengine.workspace.http_connections import logging_once_per_second, note_verified, protocol_options
 from stepengine.workspace.urls import MAX_PORT
 

@@ -21,8 +21,8 @@ import attrs
 from stepengine.adapters.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
 from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.data.json import JsonValue
+from stepengine.data.result_cuts import cut_middle
 from stepengine.data.visible import visible
-from stepengine.tools.conversion import cut_middle
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""

@@ -15,8 +15,9 @@ from typing import Any
 import attrs
 
 from stepengine.adapters.mcp._caps import MESSAGE_DEPTH, ODD_CHARS, TOOLS
+from stepengine.data.result_cuts import cut_middle
 from stepengine.data.visible import visible
-from stepengine.tools.conversion import cut_middle, replace_surrogates
+from stepengine.tools.conversion import replace_surrogates
 
 ODD, TASK = "stepengine/odd", "stepengine/task"
 """Members of ``_meta``: why a tool or prompt cannot be read, and the task that a call became."""

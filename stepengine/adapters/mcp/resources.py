@@ -21,7 +21,7 @@ from stepengine.adapters.mcp.results import (
 from stepengine.adapters.mcp.tool_list import annotations_from_hints, clean_server_text, find_recorded_problem
 from stepengine.data.messages import ResultPart, TextPart, ToolResult
 from stepengine.data.tools import ToolLike
-from stepengine.data.visible import visible
+from stepengine.data.visible import truncate_text, visible
 from stepengine.errors import ToolError
 from stepengine.tools.conversion import as_result
 from stepengine.tools.definition import Tool
@@ -43,7 +43,9 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
         except ToolError as error:
             return failed_result(server, error)
         found = [*map(_list_resource, resources), *map(_list_resource, templates)]
-        return as_result(found[: 10 * PARTS])
+        most = 10 * PARTS
+        more = [{"left_out": f"{len(found) - most:,} more"}] if len(found) > most else []
+        return as_result([*found[:most], *more])
 
     async def read(input: dict[str, Any]) -> ToolResult:
         try:
@@ -51,10 +53,11 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             result = await connection.guarded(client.read_resource(input["uri"]))
         except ToolError as error:
             return failed_result(server, error)
-        contents = as_list(recordable(result_as_sent(result)).get("contents"))[:PARTS]
-        blocks = without_excess_media(readable_blocks([{"type": "resource", "resource": one} for one in contents]))
+        found = as_list(recordable(result_as_sent(result)).get("contents"))
+        contents = [{"type": "resource", "resource": one} for one in found[:PARTS]]
+        blocks = without_excess_media(readable_blocks(contents))
         parts = [resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
-        return as_result(ToolResult(tuple(parts), side_effects=binary_side_effects(blocks)))
+        return as_result(ToolResult((*parts, *_note_left_out(found)), side_effects=binary_side_effects(blocks)))
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
     return [
@@ -89,17 +92,17 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
             result = await connection.guarded(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
             return failed_result(server, error)
-        messages = as_list(recordable(result_as_sent(result)).get("messages"))[:PARTS]
-        said = [(role, block) for message in messages for role, block in _read_message(message)]
+        found = as_list(recordable(result_as_sent(result)).get("messages"))
+        said = [(role, block) for message in found[:PARTS] for role, block in _read_message(message)]
         kept = without_excess_media([block for _, block in said])
         parts: list[ResultPart] = []
         for (role, _), block in zip(said, kept, strict=True):
             parts += [TextPart(f"{role}: "), *content_parts([block])]
-        return as_result(ToolResult(tuple(parts)))
+        return as_result(ToolResult((*parts, *_note_left_out(found))))
 
     return Tool(
         f"mcp_prompt_{server}",
-        "\n".join([f"Get a prompt of the MCP server {server}. It has:", *lines])[:DESCRIPTION_CHARS],
+        truncate_text("\n".join([f"Get a prompt of the MCP server {server}. It has:", *lines]), DESCRIPTION_CHARS),
         {
             "type": "object",
             "properties": {"name": {"type": "string", "enum": names}, "arguments": arguments},
@@ -128,6 +131,11 @@ def _read_message(message: object) -> list[tuple[str, dict[str, Any]]]:
     role = message.get("role")
     blocks = readable_blocks(as_list(message.get("content"), none=[None]))
     return [(role if isinstance(role, str) else "?", block) for block in blocks]
+
+
+def _note_left_out(found: Sequence[object]) -> list[ResultPart]:
+    """Return a note about the parts of a result after the first ones, if there are more."""
+    return [TextPart(f"[{len(found) - PARTS:,} more parts were left out]")] if len(found) > PARTS else []
 
 
 def _introduce_prompt(prompt: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.adapters.mcp._caps import BLOCK_CHARS, ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS, RESULT_DEPTH
-from stepengine.data.json import MAX_INT, MIN_INT, JsonValue, canonical, compact, freeze
+from stepengine.data.json import MAX_DIGITS, MAX_NUMBER, MIN_NUMBER, JsonValue, canonical, compact, freeze
 from stepengine.data.media_types import resolve_media_type
 from stepengine.data.messages import (
     CUT_OFF,
@@ -25,9 +25,10 @@ from stepengine.data.messages import (
     TextPart,
     ToolResult,
 )
+from stepengine.data.result_cuts import RESULT_CHARS, cut_middle
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
-from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut_middle
+from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, as_result
 from stepengine.tools.schemas import JsonSchema
 
 Channel: TypeAlias = Literal["once", "text", "structured"]
@@ -241,15 +242,15 @@ def _shorten(value: object) -> str:
 
 
 def recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
-    """Return JSON of a server without what no record can hold: large numbers become text, deep values words."""
+    """Return JSON of a server without what no record can hold: numbers and values that are too large become words."""
     if isinstance(value, Mapping | list | tuple) and not levels:
         return "[nested too deep]"
     if isinstance(value, Mapping):
         return {name: recordable(each, levels - 1) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [recordable(each, levels - 1) for each in value]
-    if isinstance(value, int) and not MIN_INT <= value <= MAX_INT:
-        return str(value)
+    if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
+        return f"[a number of more than {MAX_DIGITS:,} digits]"
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

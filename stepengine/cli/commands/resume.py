@@ -33,6 +33,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording, find_by_journal, journal_name
 from stepengine.data.json import compact
 from stepengine.data.state import RunStatus
+from stepengine.data.visible import cut_end
 from stepengine.errors import MissingKey, ReplayDivergence, UnknownModel
 from stepengine.journal.pending_items import open_questions
 
@@ -206,7 +207,7 @@ def ask_in_doubt_questions(history: History, given: Collection[str]) -> dict[str
 
 
 def _ask_in_doubt_question(question: Question) -> AnswerLike | None:
-    print(visible(f"{question.text}\n  with: {compact(question.details)[:SHOWN_CHARS]}"), file=sys.stderr)
+    print(visible(f"{question.text}\n  with: {cut_end(compact(question.details), SHOWN_CHARS)}"), file=sys.stderr)
     while True:
         print(CHOICES, end="", file=sys.stderr, flush=True)
         typed = sys.stdin.readline().strip()

@@ -624,6 +624,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
     """Run a command in the shell and return its output; Ctrl-C or 120 s end it."""
     process: asyncio.subprocess.Process | None = None
     is_ended = False
+    ended = ""
 
     def end() -> None:
         nonlocal is_ended
@@ -632,7 +633,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    said = b""
+    said, total = b"", 0
     with handle_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
         process = await asyncio.create_subprocess_shell(
             command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -643,11 +644,13 @@ async def run_shell_command(command: str, folder: Path) -> str:
         try:
             async with asyncio.timeout(SHELL_SECONDS):
                 while process.stdout is not None and (chunk := await process.stdout.read(65_536)):
+                    total += len(chunk)
                     said = (said + chunk)[:SHELL_BYTES]
                 code = await process.wait()
         except TimeoutError:
             end()
             code = await process.wait()
-            said += f"\n(ended after {SHELL_SECONDS} s)".encode()
-    text = said.decode(errors="replace").rstrip("\n")
+            ended = f"\n(ended after {SHELL_SECONDS} s)"
+    missing = f"\n({total - len(said):,} more bytes are not shown)" if total > len(said) else ""
+    text = said.decode(errors="replace").rstrip("\n") + missing + ended
     return text if code == 0 else f"{text}\n(exit code {code})".lstrip("\n")

@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Protocol
 import attrs
 from attrs import frozen
 
+from stepengine.data.messages import to_tuple
 from stepengine.errors import ToolError
 from stepengine.workspace.atomic import replace_path
 
@@ -42,10 +43,6 @@ WORD = re.compile(r"[\w-]+")
 SCOPE = re.compile(r"user|project:[0-9a-f]{16}")
 
 
-def _tuple_of_tags(given: Iterable[str]) -> tuple[str, ...]:
-    return tuple(given)
-
-
 @frozen(kw_only=True)
 class Note:
     """
@@ -61,7 +58,7 @@ class Note:
 
     id: str
     text: str
-    tags: tuple[str, ...] = attrs.field(default=(), converter=_tuple_of_tags)
+    tags: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
     date: str = ""
     origin: str = ""
 

@@ -116,8 +116,11 @@ def _make_remember_tool(notes: _SharedNotes) -> Tool:
         if not clean:
             msg = "the note is blank; say what to remember"
             raise ToolError(msg)
+        if len(clean) > NOTE_CHARS:
+            msg = f"the note has {len(clean):,} characters, with hidden ones written out; at most {NOTE_CHARS:,} would be fine"
+            raise ToolError(msg)
         origin = f"run {re.sub(r'[^A-Za-z0-9_.-]', '-', ctx.run_id)[:80]}" if ctx.run_id else ""
-        note = await notes.store.write(where, clean[:NOTE_CHARS], tags, origin)
+        note = await notes.store.write(where, clean, tags, origin)
         return f"Remembered as {note.id} ({scope})."
 
     return remember

@@ -315,8 +315,8 @@ def deep(levels: int) -> dict[str, Any]:
         ({"input_schema": {**OBJECT, "description": "x" * 70_000}}, "more than 64 KiB"),
         ({"input_schema": {"type": "object", "properties": {"a b": {}}}}, "the parameter name 'a b'"),
         ({"input_schema": {"type": "object", "properties": {"a": {"$ref": "https://evil.example/x"}}}}, "$ref"),
-        ({"input_schema": {**OBJECT, "default": 2**70}}, "has more than 64 bits"),
-        ({"output_schema": {**OBJECT, "default": 2**70}}, "has more than 64 bits"),
+        ({"input_schema": {**OBJECT, "default": 10**4300}}, "has more than 4,300 digits"),
+        ({"output_schema": {**OBJECT, "default": 10**4300}}, "has more than 4,300 digits"),
     ],
 )
 async def test_a_tool_that_cannot_be_used_is_left_out_and_the_log_says_why(more: dict[str, Any], why: str) -> None:
@@ -391,11 +391,15 @@ def giving(*content: Any, **more: Any) -> Foreign:
 
 
 @pytest.mark.spec("reliability:MC10")
-async def test_a_result_of_many_megabytes_and_parts_is_cut() -> None:
-    huge = await called(giving(text("x" * 20_000_000)))
+async def test_of_a_result_of_many_megabytes_a_model_is_shown_a_part() -> None:
+    """
+    A handler has all of it.
+    """
+    huge, model = await run(source_of(giving(text("x" * 20_000_000))), tool_call("srv__look", {}))
     many = await called(giving(*[text("x")] * 10_000))
 
-    assert len(huge.text) < 101_000
+    assert 20_000_000 == len(huge.tool_calls[0].result.text)
+    assert len(model.calls[-1].messages[-1].text) < 101_000
     assert "9,900 more parts were left out" in many.text
 
 
@@ -533,11 +537,11 @@ def said_by(value: Any, said: str) -> bool:
 
 @pytest.mark.spec("reliability:MC10")
 async def test_a_value_that_no_record_can_hold_is_not_what_a_tool_promised() -> None:
-    result = await called(giving(text("x"), structured_content={"n": 2**70}, promise={"type": "object"}))
+    result = await called(giving(text("x"), structured_content={"n": 10**4300}, promise={"type": "object"}))
 
     assert "error" == result.status
-    assert "the result is not what 'srv__look' promises: the number at $.n has more than 64 bits" in result.text
-    assert 'The call was carried out, and gave: {"n":"1180591620717411303424"}x' in result.text
+    assert "the result is not what 'srv__look' promises: the number at $.n has more than 4,300 digits" in result.text
+    assert 'The call was carried out, and gave: {"n":"[a number of more than 4,300 digits]"}x' in result.text
 
 
 @pytest.mark.spec("reliability:MC10", "reliability:MC09")

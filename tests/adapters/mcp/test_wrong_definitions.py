@@ -117,7 +117,7 @@ RESULTS: dict[str, tuple[Any, str, str]] = {
     "value": ({"structuredContent": {"a": 1}}, "ok", '{"a":1}'),
     "list": ({**SEEN, "structuredContent": [1, 2]}, "ok", "[1,2]seen"),
     "list-alone": ({"structuredContent": [1, 2]}, "ok", "[1,2]"),
-    "number": ({"structuredContent": {"a": 2**70}}, "ok", '{"a":"1180591620717411303424"}'),
+    "number": ({"structuredContent": {"a": 2**70}}, "ok", '{"a":1180591620717411303424}'),
     "unknown": (
         {"content": [*SEEN["content"], {"type": "video", "mimeType": "video/mp4"}]}, "ok", "seen[video of the type video/mp4 was left out]",
     ),

@@ -29,6 +29,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.alike import list_names
+from stepengine.data.visible import cut_end
 from stepengine.errors import ToolError, WorkspaceLost
 from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFiles, SearchFlags
 from stepengine.tools.bundled.search.ignore import Ignore
@@ -218,8 +219,8 @@ class Ripgrep:
 
     @property
     def problems(self) -> str:
-        """The error output of ripgrep, at most 4,000 characters."""
-        return self._errors[: ERROR_CHARS * 4].decode("utf-8", "replace")[:ERROR_CHARS].strip()
+        """The error output of ripgrep: its first 4,000 characters."""
+        return cut_end(self._errors.decode("utf-8", "replace").strip(), ERROR_CHARS)
 
     def hits(
         self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget

@@ -22,13 +22,13 @@ from pydantic import Field
 from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
+from stepengine.data.result_cuts import RESULT_CHARS
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.commands import CommandProgress, Shell, Slots
 from stepengine.tools.bundled.shell.output import cut_middle, fit_texts
 from stepengine.tools.bundled.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, finish_shielded
 from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import RESULT_CHARS
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.workspace.argv import Argv, Script, command_text

@@ -58,7 +58,8 @@ def _title_and_description(page: Any) -> tuple[str, str]:
 
 
 def _collapse_spaces(text: str) -> str:
-    return " ".join(text.split())[:1_000]
+    text = " ".join(text.split())
+    return text if len(text) <= 1_000 else f"{text[:1_000]}..."  # noqa: PLR2004 - a long title
 
 
 def _remove_hidden(root: Any, base: str) -> None:

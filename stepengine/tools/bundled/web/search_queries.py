@@ -21,6 +21,7 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.data.estimate import CHARS_PER_TOKEN
+from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import GIVEN, KNOWN
 from stepengine.tools.bundled.search.symbols import split_words
@@ -84,7 +85,7 @@ def _parse_hit(entry: Any, snippet: str) -> SearchHit | None:
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         return None
     texts = [str(entry.get(name) or "") for name in ("title", snippet)]
-    title, said = (" ".join(text.split())[:SNIPPET_CHARS] for text in texts)
+    title, said = (cut_end(" ".join(text.split()), SNIPPET_CHARS) for text in texts)
     return SearchHit(title, url, said)
 
 

@@ -1,0 +1,90 @@
+"""
+Shortens long tool results for a model.
+
+The record, handlers and hooks have the whole result: only the model's view is cut, and the cut says what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from stepengine.data.json import JsonDict, JsonValue, compact
+from stepengine.data.messages import JsonPart, Message, ResultPart, TextPart, ToolMessage
+
+RESULT_CHARS = 100_000
+"""About 25,000 tokens: several of them fit in a context window, and a longer text is rarely read by a model to its end."""
+MARK = "shortened"
+SMALL = frozenset({int, bool, float, type(None)})
+
+ShortenJson: TypeAlias = Callable[[JsonValue, int, str], JsonValue]
+"""Returns a JSON value with its long texts cut to a number of characters; the last argument says how to get the rest."""
+
+
+def cut_middle(text: str, limit: int, rest: str = "") -> str:
+    """Return *text*; if it is longer than *limit*, a note replaces its middle. *rest* says how to get the missing part."""
+    if len(text) <= limit:
+        return text
+    head = (limit + 1) // 2
+    tail = limit - head
+    missing = len(text) - limit
+    note = f"[... {missing:,} characters were cut here; the result has {len(text):,} in all{rest} ...]"
+    return f"{text[:head]}\n{note}\n{text[len(text) - tail :]}"
+
+
+def shorten_text(text: str, limit: int, rest: str = "") -> TextPart:
+    """Return a text over *limit* with its middle cut, as a part that is marked so that it is never cut again."""
+    # Known by a mark and not by the note: a tool may print the same words.
+    data = JsonDict({"provider": "stepengine", MARK: len(text)})
+    return TextPart(cut_middle(text, limit, rest), provider_data=data)
+
+
+def is_shortened(part: ResultPart) -> bool:
+    """Return whether a part is a text whose middle was cut."""
+    return isinstance(part, TextPart) and part.provider_data is not None and MARK in part.provider_data
+
+
+def shorten_parts(
+    parts: tuple[ResultPart, ...], limit: int, rest: str = "", shorten_json: ShortenJson | None = None
+) -> tuple[ResultPart, ...]:
+    """
+    Return the parts of a result with at most *limit* characters in all, or *parts* itself if they have no more.
+
+    A JSON value over the limit becomes text, unless *shorten_json* says how to shorten it.
+    """
+    made: list[ResultPart] = []
+    left = limit
+    for part in parts:
+        if isinstance(part, TextPart) and not is_shortened(part):
+            made.append(part if len(part.text) <= left else shorten_text(part.text, left, rest))
+            left -= min(left, len(part.text))
+        elif isinstance(part, JsonPart) and type(part.value) not in SMALL:
+            text = compact(part.value)
+            if len(text) <= left:
+                made.append(part)
+            elif shorten_json is not None:
+                made.append(JsonPart(shorten_json(part.value, limit, rest)))
+            else:
+                made.append(shorten_text(text, left, rest))
+            left -= min(left, len(text))
+        else:
+            made.append(part)
+    return parts if all(a is b for a, b in zip(made, parts, strict=True)) else tuple(made)
+
+
+def get_limit(max_chars: int | None) -> int:
+    """Return how many characters of a result a model is shown, given the option *max_chars* of its tool."""
+    return RESULT_CHARS if max_chars is None else max_chars
+
+
+def result_chars(message: Message) -> int:
+    """Return how many characters the result in a message counts; 0 for other messages."""
+    if not isinstance(message, ToolMessage):
+        return 0
+    chars = 0
+    for part in message.content:
+        if isinstance(part, JsonPart):
+            chars += 0 if type(part.value) in SMALL else len(compact(part.value))
+        elif isinstance(part, TextPart) and not is_shortened(part):
+            chars += len(part.text)
+    return chars

@@ -1,0 +1,101 @@
+"""Whole numbers over 64 bits go wherever JSON goes; the longest that Python converts have 4,300 digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Engine, InputSchema, Perform, StepContext, ToolCall, call, tool
+from stepengine.errors import StepEngineError
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
+from stepengine.testing import ScriptedModel, text, tool_call
+
+NUMBERS = st.integers() | st.integers(2**63, 2**70) | st.sampled_from([-(2**63) - 1, 10**4299, -(10**4299)])
+HUGE = 10**4300
+PARAMS = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@tool(in_thread=False)
+def twice(n: int) -> int:
+    """Double a number."""
+    return n * 2
+
+
+@tool(in_thread=False)
+def factorial(n: int) -> int:
+    """Compute a factorial."""
+    return math.factorial(n)
+
+
+def make_journal(kind: str, folder: Path) -> Journal:
+    """Return a new journal of a kind."""
+    if kind == "file":
+        return FileJournal(folder / "run.jsonl")
+    return SqliteJournal(folder / "runs.db", "run") if kind == "sqlite" else MemoryJournal()
+
+
+@pytest.mark.spec("replay:J6")
+@pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
+def test_large_whole_numbers_are_recorded_and_replayed(kind: str, tmp_path: Path) -> None:
+    number, seen = 10**24 + 1, list[Any]()
+
+    def handle(ctx: StepContext) -> Generator[Any, Any, Any]:
+        seen.extend([ctx.params["n"], (yield from call(factorial, 25)), (yield from Perform(lambda: [number]))])
+        turn = yield ToolCall("twice", {"n": number})
+        return {"n": turn.tool_result.data}
+
+    agent = AgentDefinition(
+        "a",
+        tools=[factorial, twice],
+        handle_steps=handle,
+        input_schema=InputSchema(params=PARAMS),
+        output_schema=PARAMS,
+    )
+    engine, journal = Engine([agent]), make_journal(kind, tmp_path)
+    result = engine.run_sync("a", params={"n": -number}, journal=journal)
+
+    assert [-number, math.factorial(25), [number]] == seen
+    assert {"n": 2 * number} == result.output
+    assert result.output == engine.replay_sync(journal).output
+
+
+@pytest.mark.spec("reliability:MP44")
+@given(NUMBERS)
+def test_a_model_may_pass_any_whole_number_that_json_holds(number: int) -> None:
+    model = ScriptedModel([tool_call("twice", {"n": number // 2}), text("done")])
+    result = Engine([AgentDefinition("a", model="test/m", tools=[twice])], models=model).run_sync("a", "go")
+
+    assert [number // 2 * 2] == [each.result.data for each in result.tool_calls]
+
+
+@pytest.mark.spec("replay:J6")
+@pytest.mark.parametrize("where", ["result", "input", "perform", "output", "params"])
+def test_a_number_that_is_too_long_is_refused_with_its_place(where: str) -> None:
+    @tool(in_thread=False)
+    def long() -> dict[str, Any]:
+        """Return a long number."""
+        return {"a": [1, HUGE]}
+
+    def handle(ctx: StepContext) -> Generator[Any, Any, Any]:
+        if where == "result":
+            yield from call(long)
+        if where == "input":
+            yield ToolCall("long", {"a": [1, HUGE]})
+        if where == "perform":
+            yield from Perform(lambda: {"a": [1, HUGE]})
+        return {"a": [1, HUGE]}
+
+    agent = AgentDefinition("a", tools=[long], handle_steps=handle)
+    params = {"a": [1, HUGE]} if where == "params" else None
+    try:
+        error = Engine([agent]).run_sync("a", params=params, journal=MemoryJournal()).error
+    except StepEngineError as raised:
+        error = raised
+
+    assert ".a[1] has more than 4,300 digits; make it a text (str)" in str(error)
