@@ -65,8 +65,9 @@ def parse_database_url(given: str) -> str:
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            msg = f"the database URL cannot be read from {given[1:]!r}: {error.strerror}"
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            msg = f"the database URL cannot be read from {given[1:]!r}: {why}"
             raise DefinitionError(msg) from None
     scheme, found, rest = text.partition("://")
     if not found or scheme.partition("+")[0] not in ("postgres", "postgresql"):

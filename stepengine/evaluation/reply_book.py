@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from stepengine.models import Models, Provider
 from stepengine.redaction import make_redactor
 from stepengine.runtime.prices import Pricing
 from stepengine.runtime.sizes import estimated_tokens
+from stepengine.workspace.file_formats import FileFormat
 
 MAX_BOOK = 1024 * 1024 * 1024
 UNBOUNDED = 64_000
@@ -40,6 +42,9 @@ class _Purchases:
 
     replies: dict[str, list[ModelReply]] = attrs.field(factory=dict)
     paid: Decimal = Decimal(0)
+
+
+REPLIES_FILE = FileFormat("a book of replies", re.compile(rb'\{"number":[0-9]+,'), DataError)
 
 
 class ReplyBook:
@@ -184,6 +189,7 @@ class ReplyBook:
         """Read the file; an incomplete last line of a crash is ignored."""
         if not file.is_file():
             return
+        REPLIES_FILE.check(file)
         if file.stat().st_size > MAX_BOOK:
             msg = f"{file} is larger than {MAX_BOOK} bytes"
             raise DataError(msg)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stepengine.errors import JournalError, JournalMissing
+from stepengine.errors import JournalCorrupt, JournalError, JournalMissing
 from stepengine.journal.held import HeldFile, open_closing_idle_files
 from stepengine.journal.line_journal import LineJournal
 from stepengine.journal.line_reader import Reading, read_file
-from stepengine.journal.mailbox import MAIL, FileMailbox, Mailbox, mailbox_path
+from stepengine.journal.mailbox import MAIL, MAILBOX_FILE, FileMailbox, Mailbox, mailbox_path
 from stepengine.journal.places import (
     check_regular_file,
     close_locked,
@@ -35,10 +36,18 @@ from stepengine.journal.places import (
 from stepengine.journal.store import Journal
 from stepengine.workspace.atomic import replace_path, sync_folder
 from stepengine.workspace.calls import OWNER_FILE_MODE
+from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.open_files import describe_os_error
 from stepengine.workspace.paths import to_path
 
 Sync = Literal["disk", "write"]
+JOURNAL_FILE = FileFormat(
+    "a journal",
+    re.compile(rb'\{"kind":"head","format":"stepengine\.journal/'),
+    JournalCorrupt,
+    # The file of another program may hold one line that looks like the start of a head: it is not written over.
+    has_whole_line=True,
+)
 
 
 class FileJournal(LineJournal):
@@ -153,6 +162,7 @@ class FileJournal(LineJournal):
         with contextlib.suppress(FileNotFoundError):
             # Replacing a symbolic link would leave its target as it was.
             check_regular_file(self.path, self.path.lstat())
+            self._check_own()
         make_private_folder(self.path.parent)
         try:
             replace_path(self.path, data, mode=OWNER_FILE_MODE)
@@ -168,7 +178,13 @@ class FileJournal(LineJournal):
         return is_locked(self.path)
 
     def missing(self) -> JournalMissing:
-        """Return the error for a missing or empty file; it names other journals in the folder."""
+        """
+        Return the error for a missing or empty file; it names other journals in the folder.
+
+        Raises:
+            JournalCorrupt: when the file is not a journal.
+        """
+        self._check_own()
         return missing_file(self.path)
 
     def mailbox(self) -> Mailbox:
@@ -177,6 +193,7 @@ class FileJournal(LineJournal):
 
     def discard(self) -> None:
         """Remove the file, and its mailbox."""
+        self._check_own(with_mailbox=True)
         self.path.unlink(missing_ok=True)
         mailbox_path(self.path).unlink(missing_ok=True)
 
@@ -204,6 +221,15 @@ class FileJournal(LineJournal):
             os.fsync(descriptor)
         sync_folder(self.path.parent)
 
+    def _check_own(self, *, with_mailbox: bool = False) -> None:
+        """Raise unless the file, and its mailbox, are missing, empty or ours."""
+        try:
+            JOURNAL_FILE.check(self.path)
+            if with_mailbox:
+                MAILBOX_FILE.check(mailbox_path(self.path))
+        except OSError as error:
+            raise make_unusable_error(self.path, error) from error
+
     def _get_sync_function(self) -> Callable[[int], None] | None:
         return self._to_disk or getattr(os, "fdatasync", os.fsync) if self.blocks else None
 
@@ -213,6 +239,7 @@ class FileJournal(LineJournal):
         try:
             if locks:
                 lock_file(descriptor, self.path, unsafe_no_lock=self.unsafe_no_lock)
+            JOURNAL_FILE.check(self.path, descriptor)
             make_private(self.path, descriptor)
             return JournalFile(self.path, descriptor, self._write, self._get_sync_function())
         except BaseException:

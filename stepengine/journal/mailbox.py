@@ -14,6 +14,7 @@ import abc
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 import string
@@ -57,6 +58,7 @@ from stepengine.redaction import Redactor
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import sync_folder
 from stepengine.workspace.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
+from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.open_files import describe_os_error
 
 LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
@@ -64,6 +66,7 @@ LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"
 KINDS = frozenset(get_args(LetterKind))
 MAIL = ".mail"
 """What is put behind the name of a journal's file to get that of its mailbox."""
+MAILBOX_FILE = FileFormat("a mailbox", re.compile(rb'\{"run":"'), JournalCorrupt)
 # Bounds, because everybody who may post is able to fill the disk and the memory of whoever holds the run: a reader
 # reads all that is new at once, and a sender all of the file to look for its id.
 MAX_LETTERS = 10_000
@@ -667,6 +670,7 @@ class _LetterFile:
                 self._lock_file(descriptor)
                 if self._has_same_name(descriptor):
                     self._check_trusted(descriptor)
+                    MAILBOX_FILE.check(self._path, descriptor)
                     make_private(self._path, descriptor)
                     self._locked.descriptor = descriptor
                     return partial(self._unlock, descriptor)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,6 +21,7 @@ from stepengine.journal.places import NO_LINK
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.workspace.atomic import make_folder, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE
+from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
 
 NOTES = "known-journals"
@@ -27,6 +29,7 @@ KEPT_NOTES = 10_000
 """About 700 KB. A user who has recorded more runs is asked again about the permissions of the oldest."""
 Kind: TypeAlias = Literal["own", "seen"]
 """``own``: this user's runs wrote all of it. ``seen``: this user was asked for all of its permissions."""
+NOTES_FILE = FileFormat("the list of known journals", re.compile(rb"[0-9a-f]{64} "), JournalError)
 LINE = 64 + len(" seen\n")
 PADDED: dict[Kind, str] = {"own": " own \n", "seen": " seen\n"}
 
@@ -114,6 +117,7 @@ def _append_entry(journal: Journal, kind: Kind) -> None:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_LINK
         descriptor = os.open(folder / NOTES, flags, OWNER_FILE_MODE)
         try:
+            NOTES_FILE.check(folder / NOTES, descriptor)
             # One write that appends: notes of other processes are not mixed with it.
             os.write(descriptor, line)
             size = os.fstat(descriptor).st_size

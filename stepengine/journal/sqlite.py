@@ -41,6 +41,7 @@ from stepengine.journal.places import (
 from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_letters
 from stepengine.journal.store import Journal, Writer
 from stepengine.workspace.atomic import sync_folder
+from stepengine.workspace.file_formats import check_own_database
 from stepengine.workspace.paths import to_path
 from stepengine.workspace.write_ahead import Database, describe_error
 
@@ -168,7 +169,11 @@ class SqliteJournal(LineJournal):
         """Return the locked run, the connection of this process, and the function that unlocks the run."""
         import sqlite3
 
-        run, status = self._find_only_run(), ensure_database(self.path)
+        run = self._find_only_run()
+        try:
+            status = ensure_database(self.path)
+        except sqlite3.Error as error:
+            raise _make_unusable_error(self.path, error) from error
         path = _lock_file_path(self.path, status, run)
         # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
         # in a table would outlive its process (replay:J2).
@@ -417,6 +422,7 @@ def ensure_database(path: Path) -> os.stat_result:
     Raises:
         JournalError: when it is a symbolic link, no regular file, or cannot be made; when it has two names: SQLite keeps what
             is not in the file yet beside the name, so whoever comes by the other name would damage it.
+        sqlite3.DatabaseError: when it is not a database of stepengine; nothing of it is changed.
     """
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
@@ -424,6 +430,7 @@ def ensure_database(path: Path) -> os.stat_result:
         if status.st_nlink > 1:
             msg = f"{path} has {status.st_nlink} names (hard links), and SQLite allows one; remove the others or copy the file"
             raise JournalError(msg)
+        check_own_database(path)
         for one in (path, *[path.with_name(path.name + end) for end in BESIDE]):
             with contextlib.suppress(FileNotFoundError):
                 check_regular_file(one, one.lstat())
@@ -474,15 +481,17 @@ def _open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the connection of this process in a transaction; a missing file is created."""
     import sqlite3
 
-    database = Database.open(path, ensure_database(path), seconds=BUSY_SECONDS)
+    database: Database | None = None
     try:
+        database = Database.open(path, ensure_database(path), seconds=BUSY_SECONDS)
         with database.lock, database.writing() as connection:
             connection.execute(SCHEMA)
             yield connection
     except (OSError, sqlite3.Error) as error:
         raise _make_unusable_error(path, error) from error
     finally:
-        database.close()
+        if database is not None:
+            database.close()
 
 
 def _check_not_replaced(path: Path, status: os.stat_result) -> None:

@@ -27,6 +27,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
+from stepengine.workspace.file_formats import check_own_database, mark_own_database
 
 logger = logging.getLogger("stepengine.models")
 
@@ -396,6 +397,7 @@ class _SentCalls:
         self._file = file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            check_own_database(file)
             self._db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
             raise self._make_file_error(error) from None
@@ -403,6 +405,7 @@ class _SentCalls:
             # Held until it is closed or the process dies.
             with self._convert_errors():
                 self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+                mark_own_database(self._db)
             with self._writing():
                 for each in LAYOUT:
                     self._db.execute(each)

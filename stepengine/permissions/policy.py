@@ -537,6 +537,8 @@ class Policy:
             msg = "a policy in the mode 'bypass' is not saved, because no file may set that mode; save one in another mode"
             raise DefinitionError(msg)
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
+        if FilePath(path).exists() and FilePath(path).stat().st_size:
+            _check_is_policy(path)
         with _lock_file(path):
             replace_path(FilePath(path), text.encode())
 
@@ -638,6 +640,7 @@ class PolicyFile:
         self._update_remembered(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
 
     def _update_remembered(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
+        Policy.load(self.path)  # before the lock: a file that is no policy gets no file next to it
         with _lock_file(self.path):
             policy = Policy.load(self.path)
             kept = {rule.id: rule for rule in policy.remembered}
@@ -663,6 +666,15 @@ def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
 def _is_read_only_rule(rule: Rule) -> bool:
     """Return whether a rule allows read-only commands, judged by the files that their operands name."""
     return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
+
+
+def _check_is_policy(path: str | os.PathLike[str]) -> None:
+    """Raise unless a policy can be read from an existing file: no other file is written over."""
+    try:
+        Policy.load(path)
+    except DefinitionError as error:
+        msg = f"{error.message}. It was left unchanged. Give another path"
+        raise DefinitionError(msg) from None
 
 
 @contextmanager

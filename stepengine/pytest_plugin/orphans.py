@@ -89,7 +89,7 @@ class OrphanFinder:
     def _iter_unowned(self, folder: Path, kind: str) -> Iterator[Path]:
         for path in folder.glob(f"*{SUFFIXES[kind]}") if folder.is_dir() else ():
             stem = str(path.with_suffix(""))
-            if path.name.startswith(".") or stem in self.owned:
+            if path.name.startswith(".") or stem in self.owned or not _has_format(path, kind):
                 continue
             if not any(stem.startswith(f"{owner}.") for owner in self.owned):
                 yield path
@@ -114,6 +114,14 @@ class OrphanFinder:
             for folder, names, _ in os.walk(root) if root.is_dir() else ():
                 names[:] = [n for n in names if not any(fnmatch(n, pattern) for pattern in never)]
                 yield Path(folder)
+
+
+def _has_format(path: Path, kind: str) -> bool:
+    """Return whether a file starts as recordings do; a file of somebody else is no orphan."""
+    from stepengine.journal.files import JOURNAL_FILE
+    from stepengine.testing.cassette_files import CASSETTE_FILE
+
+    return (JOURNAL_FILE if kind == "journal" else CASSETTE_FILE).matches(path)
 
 
 def _recording_files(item: pytest.Item) -> Iterable[Path]:

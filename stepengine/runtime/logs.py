@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -19,8 +20,10 @@ import attrs
 
 from stepengine.data.events import Event, ModelStarted, RunFinished, StepStarted, ToolFinished, ToolStarted
 from stepengine.data.state import AgentState, RunResult
+from stepengine.errors import DataError
 from stepengine.redaction import KNOWN
 from stepengine.workspace.calls import OWNER_FILE_MODE
+from stepengine.workspace.file_formats import FileFormat
 
 LOGGER = logging.getLogger("stepengine")
 LOGGER.addHandler(logging.NullHandler())
@@ -192,6 +195,11 @@ def _end_fields(result: RunResult) -> dict[str, object]:
     }
 
 
+EVENTS_FILE = FileFormat(
+    "a file of events", re.compile(rb'\{"type":"[a-z_]+","path":"[0-9.]*","seq":-?[0-9]+,'), DataError
+)
+
+
 class EventFile:
     """
     An observer that appends every event to a file as one line of JSON: ``Engine(observers=[EventFile("events.jsonl")])``.
@@ -212,6 +220,7 @@ class EventFile:
     def on_event(self, event: Event) -> None:
         """Append *event*."""
         line = json.dumps(self._line_members(event), ensure_ascii=True, separators=(",", ":")) + "\n"
+        EVENTS_FILE.check(self._path)
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, OWNER_FILE_MODE)
         try:
             left = memoryview(line.encode("ascii"))

@@ -243,6 +243,7 @@ class Tokens:
         """Lock the file against other threads and processes, yield its entries, and write them back if they changed."""
         import fcntl
 
+        self._load_entries()  # before the lock: a file without tokens gets no file next to it
         try:
             # A file of its own beside: the tokens are replaced as a whole file, and a lock on the old one would hold
             # nobody who opens the new one.

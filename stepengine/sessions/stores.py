@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import time
@@ -44,6 +45,7 @@ from stepengine.sessions.session import (
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import make_folder, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
+from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.open_files import describe_os_error
 from stepengine.workspace.paths import to_path
 from stepengine.workspace.write_ahead import Database, describe_error
@@ -456,6 +458,7 @@ class FileSessions(Store):
         folder = self.folder(session_id)
         if not folder.is_dir():
             return Session(info=SessionInfo(session_id=session_id))
+        _check_own_files(folder)
         with self._lock(folder):
             return self._read(session_id, folder)
 
@@ -475,6 +478,7 @@ class FileSessions(Store):
         folder = self.folder(session.session_id)
         try:
             make_folder(folder, OWNER_FOLDER_MODE)
+            _check_own_files(folder)
             with self._lock(folder):
                 described = _read_json(folder / "metadata.json")
                 stored = (
@@ -531,6 +535,7 @@ class FileSessions(Store):
         folder = self.folder(session_id)
         if not folder.is_dir():
             return
+        _check_own_files(folder)
         with self._lock(folder):
             for name in ("metadata.json", "state.json", "history.jsonl"):
                 (folder / name).unlink(missing_ok=True)
@@ -549,6 +554,7 @@ class FileSessions(Store):
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         path = self._cache_file_path(key)
         path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
+        CACHE_FILE.check(path)
         kept = canonical({"key": key, "until": _expiry_time(ttl, self._clock()), "value": freeze(value)})
         replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
@@ -566,6 +572,33 @@ class FileSessions(Store):
             # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+
+METADATA = "metadata.json"
+OWN_FILES = {
+    METADATA: FileFormat("the metadata of a session", re.compile(rb'\s*\{\s*"session_id"\s*:'), SessionError),
+    "history.jsonl": FileFormat("the history of a session", re.compile(rb'\{"type":"[a-z_]+_message",'), SessionError),
+    "state.json": FileFormat(
+        "the state of a session", re.compile(rb'\{"digest":"[0-9a-f]{64}","has_view":'), SessionError
+    ),
+}
+"""The files of a session by their names in its folder, the metadata first."""
+CACHE_FILE = FileFormat("a cached value", re.compile(rb'\{"key":"'), SessionError)
+
+
+def _check_own_files(folder: Path) -> None:
+    """
+    Raise unless the files of a session in *folder* are missing or ours; nothing is changed.
+
+    They are ours next to metadata of ours, which are written last: a history may then be cut off at any byte.
+    """
+    for name, of in OWN_FILES.items():
+        path = folder / name
+        # What is no regular file is refused where it is read.
+        if path.is_file() and not path.is_symlink() and path.stat().st_size:
+            of.check(path)
+            if name == METADATA:
+                return
 
 
 def _read_file(path: Path) -> bytes | None:

@@ -27,6 +27,7 @@ from stepengine.data.json import ABSENT, JsonDifference, differences, first_diff
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
 from stepengine.testing.cassette_files import (
+    CASSETTE_FILE,
     Interaction,
     RecordedRequest,
     RecordedResponse,
@@ -612,12 +613,13 @@ class Cassette:
 
         Raises:
             SecretFound: when a secret is left; nothing is written.
-            DataError: when there is no path.
+            DataError: when there is no path, or the file there is not a cassette.
         """
         target = self.path if path is None else Path(path)
         if target is None:
             msg = "this cassette has no path; give one to save()"
             raise DataError(msg)
+        CASSETTE_FILE.check(target)
         for exchange in [*self.open_exchanges]:
             exchange.end_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)

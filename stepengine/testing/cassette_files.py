@@ -23,6 +23,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
+from stepengine.workspace.file_formats import FileFormat
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -115,6 +116,11 @@ def is_stream(message: Any) -> bool:
     return bool(message.header("content-type").strip().lower().startswith("text/event-stream"))
 
 
+CASSETTE_FILE = FileFormat(
+    "a cassette",
+    re.compile(rb'(?:[^\n]*\n)*?interactions:|\{\s*"(?:version|interactions)"\s*:'),
+    DataError,
+)
 MAX_BYTES = 256 * 1024 * 1024
 MAX_ALIASES = 1_000
 MAX_DEPTH = 100

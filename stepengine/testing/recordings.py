@@ -25,6 +25,7 @@ from stepengine.data.outcomes import Value
 from stepengine.data.questions import AnswerLike
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal.files import JOURNAL_FILE
 from stepengine.journal.history import History
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.recorded_part import AllowedDifferences
@@ -32,7 +33,7 @@ from stepengine.journal.records import ROOT, Record, Result
 from stepengine.journal.runs import SelfOpeningJournal
 from stepengine.journal.store import Writer
 from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
-from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.cassette_files import CASSETTE_FILE, Interaction, RecordedRequest
 
 if TYPE_CHECKING:
     from stepengine.testing.transport import Chunks, Clients
@@ -136,6 +137,8 @@ class CassetteFixture(Cassette):
         **options: Any,
     ) -> None:
         self.existed = path.exists()
+        if mode == "rewrite":
+            CASSETTE_FILE.check(path)  # before the test, whose recording would be lost
         known: Iterable[Interaction] = interactions_of(path) if mode != "rewrite" and self.existed else ()
         hint = f"{command} --stepengine-record={'extend' if self.existed else 'once'}"
         super().__init__(known, path=path, hint=hint, **options)
@@ -430,6 +433,8 @@ class JournalFixture(SelfOpeningJournal):
         self._command = command
         self._keeps = keeps
         self.existed = path.exists()
+        if mode == "rewrite":
+            JOURNAL_FILE.check(path)
         self.problem: BaseException | None = None
         self.begun: JournaledRun | None = None
         self._fresh: MemoryJournal | None = None
@@ -587,7 +592,7 @@ class JournalFixture(SelfOpeningJournal):
             return False
         if self._fresh is None:
             if self.mode == "rewrite" and self.existed:
-                self.path.unlink()
+                FileJournal(self.path).discard()
             return False
         lines = self._fresh.lines()
         if not lines or (self.existed and b"".join(lines) == self.path.read_bytes()):

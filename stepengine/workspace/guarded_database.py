@@ -20,6 +20,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from stepengine.workspace.file_formats import check_own_database
+
 OPERATIONS_PER_CALL = 100_000
 """After so many operations of SQLite's machine the bound is checked; they take about 5 ms."""
 BASE_OPERATIONS = 20_000_000
@@ -83,8 +85,9 @@ def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thr
         any_thread: Allow other threads than this one to use the connection.
 
     Raises:
-        sqlite3.Error: when it cannot be opened, is not a database, or holds anything but tables and indexes.
+        sqlite3.Error: when it cannot be opened, is not a database of stepengine, or holds anything but tables and indexes.
     """
+    check_own_database(path)
     connection = sqlite3.connect(
         str(path), timeout=seconds, isolation_level=None, check_same_thread=not any_thread, factory=GuardedConnection
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stepengine.workspace import after_fork
 from stepengine.workspace.after_fork import Lock, call_after_fork, keep_referenced, register_fork_hooks
+from stepengine.workspace.file_formats import mark_own_database
 from stepengine.workspace.open_files import describe_os_error, too_many_files_advice
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _open_file_problem() -> str:
 
 def enable_write_ahead(database: sqlite3.Connection, seconds: float) -> None:
     """
-    Switch a database to a write-ahead log; retry for *seconds* while other processes hold it.
+    Mark a new database as one of stepengine, and switch it to a write-ahead log; retry for *seconds* while other processes hold it.
 
     SQLite lets one of them do it and refuses the others at once, whatever time-out the connection has, so it is asked again.
 
@@ -80,6 +81,7 @@ def enable_write_ahead(database: sqlite3.Connection, seconds: float) -> None:
     until = time.monotonic() + seconds
     while True:
         try:
+            mark_own_database(database)
             database.execute("PRAGMA journal_mode=WAL")
         except Exception as error:
             if not is_busy(error) or time.monotonic() >= until:

@@ -534,7 +534,9 @@ async def test_a_book_that_cannot_be_used_is_told_starts_nothing_and_is_tried_ag
     book.write_bytes(b"this is not a database, whatever it is called; " * 100)
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path / place)
-        with pytest.raises(JournalError, match="cannot be used to remember schedules: file is not a database"):
+        with pytest.raises(
+            JournalError, match="cannot be used to remember schedules: it is not a database of stepengine"
+        ):
             await scheduler.tick(at("2026-05-01T00:00"))
         book.unlink()
         await ticked(scheduler, at("2026-05-01T00:00"))

@@ -311,10 +311,22 @@ async def test_a_book_keeps_what_was_bought_and_counts_what_was_cut_off(tmp_path
 )
 def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) -> None:
     file = tmp_path / "book.jsonl"
-    file.write_text(f"{line}\n")
+    started = '{"number":1,"most":"0"}'
+    file.write_text(f"{started}\n{line}\n")
 
-    with pytest.raises(DataError, match="line 1, is not a line of a book"):
+    with pytest.raises(DataError, match="line 2, is not a line of a book"):
         ReplyBook(file, Decimal(1))
+
+
+@pytest.mark.spec("reliability:JR49")
+@pytest.mark.parametrize("text", ['{"a": 1}', '{"a": 1}\n', "notes"])
+def test_file_of_another_program_is_no_book(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "book.jsonl"
+    file.write_text(text)
+
+    with pytest.raises(DataError, match="is not a book of replies of stepengine, and was left unchanged"):
+        ReplyBook(file, Decimal(1))
+    assert text == file.read_text()
 
 
 TWO_CALLS = '''

@@ -665,9 +665,9 @@ def test_what_is_no_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kin
 
 
 def test_a_mailbox_that_is_far_too_long_is_not_read(journal: FileJournal) -> None:
-    with mailbox_path(journal.path).open("wb") as file:
+    journal.mailbox().post(message(1))
+    with mailbox_path(journal.path).open("ab") as file:
         file.truncate(1 << 40)
-    mailbox_path(journal.path).chmod(0o600)
 
     for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
         with pytest.raises(JournalCorrupt, match="a mailbox has at most 67,108,864; remove it"):

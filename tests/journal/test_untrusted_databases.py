@@ -15,6 +15,7 @@ from stepengine.cli.app import app
 from stepengine.errors import JournalError
 from stepengine.journal import SqliteJournal
 from stepengine.testing import ScriptedModel, text
+from stepengine.workspace.file_formats import mark_own_database
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT"
 LINES = "(run TEXT NOT NULL, number INTEGER NOT NULL, line BLOB NOT NULL, PRIMARY KEY (run, number)) WITHOUT ROWID"
@@ -28,7 +29,9 @@ SCHEMAS = {
 
 
 def made(path: Path, schema: str) -> Path:
+    """Make a database that says in its header that stepengine made it, as anybody can."""
     with contextlib.closing(sqlite3.connect(path)) as database:
+        mark_own_database(database)
         database.execute("PRAGMA journal_mode=WAL")
         database.executescript(schema)
     return path

@@ -213,11 +213,34 @@ def test_an_index_that_cannot_be_used_is_made_anew(
     assert "made anew" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage" * 999, b"SQLite format 3\0" + b"\xff" * 5_000])
-def test_a_file_that_is_no_database_is_made_anew_where_it_holds_nothing_else(tmp_path: Path, content: bytes) -> None:
+def test_empty_file_becomes_the_index(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
+    bench.file.touch()
+
+    with bench.index() as index:
+        assert bench.sleeping == index.all()
+
+
+@pytest.mark.spec("reliability:JR49")
+@pytest.mark.parametrize("content", [b"garbage" * 999, b"SQLite format 3\0" + b"\xff" * 5_000])
+def test_file_of_another_program_is_not_replaced_by_the_index(tmp_path: Path, content: bytes) -> None:
+    bench = Bench(tmp_path)
     bench.file.write_bytes(content)
+
+    with bench.index() as index, pytest.raises(JournalWriteFailed, match="is not a database of stepengine"):
+        index.all()
+    assert (content, [bench.file]) == (bench.file.read_bytes(), [*tmp_path.iterdir()])
+
+
+@pytest.mark.spec("waiting:WT21")
+def test_damaged_database_of_the_index_is_rebuilt(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
+    with bench.index() as index:
+        index.all()
+    data = bench.file.read_bytes()
+    bench.file.write_bytes(data[:100] + b"\xff" * (len(data) - 100))
 
     with bench.index() as index:
         assert bench.sleeping == index.all()
@@ -227,7 +250,7 @@ def test_a_database_of_journals_that_is_damaged_is_left_as_it_is(tmp_path: Path)
     bench = Bench(tmp_path / "runs.db")
     bench.file.write_bytes(b"garbage" * 999)
 
-    with bench.index() as index, pytest.raises(JournalWriteFailed, match="file is not a database"):
+    with bench.index() as index, pytest.raises(JournalWriteFailed, match="is not a database of stepengine"):
         index.all()
     assert b"garbage" * 999 == bench.file.read_bytes()
 

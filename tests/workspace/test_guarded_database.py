@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepengine.workspace import guarded_database
+from stepengine.workspace.file_formats import mark_own_database
 from stepengine.workspace.guarded_database import GuardedConnection, has_table, open_guarded, raise_interrupt_cause
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
@@ -22,6 +23,7 @@ TABLE = "CREATE TABLE IF NOT EXISTS words (word TEXT PRIMARY KEY)"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with contextlib.closing(sqlite3.connect(tmp_path / "words.db")) as database:
+        mark_own_database(database)
         database.execute(TABLE)
     return tmp_path / "words.db"
 

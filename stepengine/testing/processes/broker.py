@@ -25,7 +25,7 @@ import attrs
 
 from stepengine.errors import DataError, DefinitionError
 from stepengine.testing.cassette import Cassette, CassetteMiss, LeftOut, Slot
-from stepengine.testing.cassette_files import parse_extras
+from stepengine.testing.cassette_files import CASSETTE_FILE, parse_extras
 from stepengine.testing.placeholders import hosts_of, placeholder_variables
 from stepengine.testing.processes import bootstrap, channel
 from stepengine.testing.processes.child_commands import find_uncovered_reason
@@ -240,6 +240,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
 
     Raises:
         DefinitionError: when there is no such program, its processes cannot be covered, or *freeze* has an unknown word.
+        DataError: when the file is not a cassette.
         SecretFound: when a secret is left in the recording.
     """
     kinds = [*freeze]
@@ -247,6 +248,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
         msg = f"freeze has the unknown word {min(unknown)!r}; it takes {', '.join(KINDS)}"
         raise DefinitionError(msg)
     _check_command(command)
+    CASSETTE_FILE.check(path)  # before the program, whose recording would be lost
     existed = Path(path).exists()
     frozen = FrozenValues(kinds) if kinds else None
     with Broker(Cassette(path=path), replays=False, frozen=frozen) as broker:
