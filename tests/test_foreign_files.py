@@ -410,11 +410,14 @@ def _finish(ctx: Any) -> Any:
     return "done"
 
 
+IN_PROCESSES = ("acp", "mcp")
+
+
 def run_command(line: str, file: Path) -> None:
     run = file.name + "#r" if file.suffix in DATABASES else file.name
     places = {"@": file, "@@": f"@{file}", "@#r": file.with_name(run), "base=@": f"base={file}"}
     words = [str(places.get(word, word)) for word in line.split()]
-    if words[0] in ("acp", "mcp"):  # they speak by the descriptors of the process
+    if line.startswith(IN_PROCESSES):  # they speak by the descriptors of the process
         run_process(
             [sys.executable, "-m", "stepengine", *words], stdin=subprocess.DEVNULL, capture_output=True, timeout=30
         )
@@ -448,7 +451,8 @@ def test_commands_leave_files_of_other_programs_unchanged(foreign: Foreign, line
 @pytest.mark.parametrize("line", COMMANDS)
 def test_each_command_leaves_each_file_of_another_program_unchanged(foreign: Foreign, line: str) -> None:
     record_good_run(foreign.work)
-    for name in NAMES:
+    # A process for each file takes a second.
+    for name in NAMES[:: 6 if line.startswith(IN_PROCESSES) else 1]:
         run_command(line, foreign.folder / name)
 
         assert [] == foreign.changed(), name
@@ -737,6 +741,43 @@ def test_error_says_what_file_is_not_and_asks_for_another(foreign: Foreign, name
 
         assert name in caught.value.message
         assert f"is not {ours}, and was left unchanged. Give another path" in caught.value.message
+
+
+EVALUATION = """
+from stepengine import AgentDefinition
+from stepengine.evaluation import Case, Evaluation
+
+
+def handle_steps(ctx):
+    yield from ()
+    return "done"
+
+
+def is_done(run):
+    return run.result.output == "done"
+
+
+agent = AgentDefinition("a", handle_steps=handle_steps)
+evaluation = Evaluation(name="e", cases=[Case("one", "Go")], agents={"a": agent}, checks=[is_done])
+"""
+
+
+@pytest.mark.spec("reliability:JR49")
+@pytest.mark.parametrize("name", ["results.json", "report.html"])
+def test_results_replace_no_file_of_another_program(foreign: Foreign, name: str) -> None:
+    (foreign.work / "e.py").write_text(EVALUATION)
+    (foreign.work / "out").mkdir()
+    (foreign.work / "out" / name).write_text('{"a": 1}')
+    command = ["eval", "e.py", "--out", "out", "--yes", "-q", "--html", "-n", "1"]
+
+    refused = CliRunner().invoke(app, command)
+    left = [(path.name, path.read_text()) for path in (foreign.work / "out").iterdir()]
+    (foreign.work / "out" / name).unlink()
+    codes = [CliRunner().invoke(app, command).exit_code for _ in range(2)]
+
+    assert (2, [(name, '{"a": 1}')]) == (refused.exit_code, left)
+    assert f"{name}' is not a file of results of stepengine, and was left unchanged" in " ".join(refused.stderr.split())
+    assert [0, 0] == codes
 
 
 @pytest.mark.spec("reliability:JR49")

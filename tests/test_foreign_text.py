@@ -2006,6 +2006,7 @@ APART: dict[str, str] = {
     "journal/line_reader.py:_is_other_text": "the error of decoding is caught; the text is only compared",
     "machine/author.py:UNKNOWN_KEYWORD": "the error of a call that an author wrote",
     "server/problems.py:DAMAGED_RECORD": "an error of ours; nine digits at most",
+    "cli/evaluation.py:RESULTS_FILE": "a fixed start of a file; each class takes what the text after it is not",
     "evaluation/reply_book.py:REPLIES_FILE": "a fixed start of a file; each class takes what the text after it is not",
     "journal/files.py:JOURNAL_FILE": "a fixed text at the start of a file",
     "journal/mailbox.py:MAILBOX_FILE": "a fixed text at the start of a file",

@@ -24,6 +24,7 @@ from stepengine.cli.evaluation import (
     Budget,
     Yes,
     ask_for_confirmation,
+    check_result_folder,
     make_report_redactor,
     make_result_folder_path,
     parse_budget,
@@ -219,6 +220,7 @@ def _run_samples(evaluation: Evaluation, options: Options, asked: EvaluateOption
         msg = f"{earlier!r} is not a folder of results"
         raise UsageProblem(msg)
     folder = Path(asked.recheck or asked.goes_on or asked.out or make_result_folder_path("evals", evaluation.name))
+    check_result_folder(folder)
     seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
     mode = EvaluationMode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
     made = partial(

@@ -19,6 +19,7 @@ from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup, make_pricing, models_for_agents
 from stepengine.cli.evaluation import (
+    check_result_folder,
     make_report_redactor,
     make_result_folder_path,
     redact_lines,
@@ -245,6 +246,7 @@ class _PlannedSearch:
 
         asked = self.asked
         self.folder = Path(asked.goes_on or asked.out or make_result_folder_path("improvements", self.agent.id))
+        check_result_folder(self.folder)
         if asked.goes_on:
             self.plan = self._load_started_plan(budget)
             return
