@@ -261,6 +261,7 @@ fork good.jsonl --at #-1 --into forked.jsonl --edit @@ -q
 fork good.jsonl --at #-1 --agent @ -q
 fork good.jsonl --at #-1 --db @@ -q
 fork good.jsonl --at #-1 --config @ -q
+fork good.jsonl --at #-1 --script @ -q
 eval @
 eval @ --agent base=@
 eval @ --out out
@@ -661,7 +662,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
 
 WITHOUT_STORE = {
     # Folders that tools, agents and editors work in, files of agents, and names of files in values.
-    "Engine", "Workspace.bubblewrap", "Workspace.docker", "Workspace.from_command", "Workspace.kubernetes", "Workspace.named",
+    "Engine", "Workspace", "Workspace.bubblewrap", "Workspace.docker", "Workspace.from_command", "Workspace.kubernetes", "Workspace.named",
     "Workspace.podman", "Workspace.snapshot", "Workspace.ssh", "load_agent", "load_agents", "load_schedules", "check_installation",
     "check_package", "RecordedRun", "list_runs", "machine_data", "ListedAgent", "Settings.load", "list_agents", "make_project",
     "trust_folder", "untrust_folder", "skill_tools", "project_context", "mcp_tools", "EditorAgent", "ExternalAgent", "serve", "app",
