@@ -71,6 +71,7 @@ from stepengine.engine.settings import Settings
 from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
 from stepengine.evaluation.criteria import _read_verdict as judged_text
 from stepengine.journal.altered import describe_changes
+from stepengine.journal.encoding import _describe_error
 from stepengine.journal.line_reader import JournalBytes, parse_members, parse_record_lazily, parse_strictly, read_lines
 from stepengine.journal.mailbox import StoredLetter
 from stepengine.journal.records import KEY, check_address, encode_line, verify_checksum
@@ -1490,6 +1491,12 @@ PLACES = (
         ("machine/blocks.py:*",),
     ),
     Place(
+        "words of an error that are compared",
+        lambda text: _describe_error(StepEngineError(text)),
+        (of("/a"), of("/"), of("(a:1"), of(":1", "("), of("1", "(:"), of("<a"), of("0", "at 0x"), of("/a", after="'")),
+        ("journal/encoding.py:LOCATION", "journal/encoding.py:FOLDERS", "journal/encoding.py:MEMORY_ADDRESS"),
+    ),
+    Place(
         "JSON of an answer",
         answer_in,
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
@@ -2195,6 +2202,8 @@ APART: dict[str, str] = {
     "data/definition.py:CAPITAL": "keywords of a call that an author wrote; one place between two letters, nothing repeats",
     "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
     "data/state.py:OWN_CALL_ID": "at most ten characters",
+    "data/typed_values.py:model_from_json": "JSON that was just made, by pydantic",
+    "data/typed_values.py:model_to_json": "JSON that was just made, by pydantic",
     "data/wire.py:_write_source": "base64 that was just made",
     "workspace/installation.py:find_install_source": "what the installer wrote of this package",
     "engine/beside.py:WORD": "the source of an agent file, which is run next; one run of characters",
@@ -2257,6 +2266,8 @@ APART: dict[str, str] = {
     "testing/cassette_files.py:_indent_json": "a body that is recorded, capped as a reply; an error leaves it as it is",
     "tools/definition.py:NAME": "at most 64 characters",
     "tools/signatures.py:HEADER": "docstrings of the author",
+    "tools/arguments.py:FunctionInputs._load": "JSON that was just made, by pydantic",
+    "tools/conversion.py:_encode_result": "JSON that was just made, by pydantic",
     "tools/conversion.py:_text_converters": "UTF-8 that was just made",
     "workspace/connection.py:ProgramConnection._lost_text": "UTF-8 of at most 2,000 bytes",
     "workspace/whole_files.py:NAME": "names of the package's own temporary files",
