@@ -32,7 +32,6 @@ from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_notes
 from stepengine.errors import (
-    AgentError,
     AnswerRejected,
     DataError,
     HandlerError,
@@ -486,16 +485,10 @@ class Planner:
                 raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
             hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
+        if isinstance(given, AgentDefinition):
+            return self._catalog.find(given)
         spawner: Agent = parent.planned_from
-        listed = spawner.child(key)
-        # By identity, as everywhere: definitions are equal by name, and may do different things.
-        if isinstance(given, AgentDefinition) and given is not listed.definition:
-            msg = (
-                f"AgentCall was given an agent with the id {given.id!r} that is not the one which agent {parent.definition.id!r} may "
-                f"spawn under that id; put the same object into spawnable_agents=[...], or write AgentCall({given.id!r}, ...)"
-            )
-            raise AgentError(msg)
-        return listed
+        return spawner.child(key)
 
 
 def _variant_for_model(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
