@@ -32,6 +32,7 @@ from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_notes
 from stepengine.errors import (
+    AgentError,
     AnswerRejected,
     DataError,
     HandlerError,
@@ -485,10 +486,33 @@ class Planner:
                 raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
             hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
-        if isinstance(given, AgentDefinition):
-            return self._catalog.find(given)
         spawner: Agent = parent.planned_from
-        return spawner.child(key)
+        listed = spawner.child(key)
+        if not isinstance(given, AgentDefinition) or given is listed.definition:
+            return listed
+        _check_variant(parent.definition.id, given, listed.definition)
+        return self._catalog.find(given)
+
+
+OVERRIDDEN = frozenset({"model", "tools", "settings", "limits"})
+"""In what the agent of an ``AgentCall`` may differ from the listed one (requirements:A5). Another handler or prompt is another agent."""
+
+
+def _check_variant(parent_id: str, given: AgentDefinition, listed: AgentDefinition) -> None:
+    """
+    Raise unless *given* is the listed agent, with another model, tools, settings or limits at most.
+
+    Raises:
+        AgentError: naming the fields in which they differ.
+    """
+    names = [field.name for field in attrs.fields(AgentDefinition) if field.name not in OVERRIDDEN]
+    other = [name for name in names if getattr(given, name) != getattr(listed, name)]
+    if other:
+        msg = (
+            f"AgentCall has another agent {given.id!r} than spawnable_agents of {parent_id!r} lists: they differ in "
+            f"{', '.join(other)}. Give one of them an id of its own and list both, or write AgentCall({given.id!r}, ...)"
+        )
+        raise AgentError(msg)
 
 
 def _variant_for_model(agent: Agent, at_provider: Agent, model: str | None) -> Agent:

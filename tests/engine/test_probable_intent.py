@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import (
+    AgentCall,
     AgentDefinition,
     Ask,
     Change,
     Engine,
     InputSchema,
+    Limits,
     ModelSettings,
     Parallel,
     Receive,
+    Start,
     StepContext,
     Tool,
     ToolResult,
@@ -114,3 +118,34 @@ LISTS: dict[str, Callable[[Any], Any]] = {
 def test_a_text_bytes_or_mapping_is_no_list(user: str, items: Any) -> None:
     with pytest.raises(StepEngineError, match=r"list|holds AgentDefinition|Parallel holds"):
         LISTS[user](items)
+
+
+@pytest.mark.spec("generator-contract:L2", "requirements:A5")
+@pytest.mark.parametrize("way", ["AgentCall", "map_agents", "Start", "Parallel"])
+@pytest.mark.parametrize("listed", [[KID], ["kid"]], ids=["object", "id"])
+def test_another_agent_with_a_listed_id_is_refused(way: str, listed: list[Any]) -> None:
+    variant = attrs.evolve(KID, limits=Limits(max_steps=3))
+    other = AgentDefinition("kid", handle_steps=say, system_prompt="Another one.")
+    found: list[Any] = []
+
+    def handle(ctx: StepContext) -> Generator[Any, Any, None]:
+        for agent in (KID, variant, other):
+            try:
+                if way == "AgentCall":
+                    found.append((yield from AgentCall(agent, "x")))
+                elif way == "Start":
+                    found.append((yield from Start(AgentCall(agent, "x"))))
+                else:
+                    children: Any = (
+                        map_agents(agent, ["x"]) if way == "map_agents" else Parallel([AgentCall(agent, "x")])
+                    )
+                    (child,) = yield from children
+                    found.append(child.unwrap())
+            except StepEngineError as error:
+                found.append(str(error))
+
+    boss = AgentDefinition("boss", handle_steps=handle, spawnable_agents=listed)
+    Engine([boss, KID]).run_sync("boss", "go")
+
+    assert "another agent" not in f"{found[0]} {found[1]}"
+    assert "another agent 'kid' than spawnable_agents of 'boss' lists: they differ in description, system_prompt" in found[2]
