@@ -214,7 +214,13 @@ def test_a_choice_with_a_comma_in_its_name_is_one_choice(options: list[str], dat
     assert {"action": "accept", "content": {"x": chosen}} == answer
 
 
-@pytest.mark.parametrize("said", ["nan", "-inf", "1e999", "9" * 30])
+def test_a_form_takes_a_whole_number_over_64_bits() -> None:
+    answer, _ = answered(form({"type": "integer"}), "9" * 30)
+
+    assert {"action": "accept", "content": {"x": int("9" * 30)}} == answer
+
+
+@pytest.mark.parametrize("said", ["nan", "-inf", "1e999", "9" * 5_000])
 def test_a_number_that_no_json_has_is_none(said: str) -> None:
     kind = "integer" if said.isdigit() else "number"
 
