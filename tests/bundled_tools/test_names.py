@@ -172,7 +172,17 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("remember", {"text": "Prefers small commits."}),
     ("recall", {"query": "commits"}),
     ("forget", {"id": "m1"}),
-    ("spawn_agents", {"agents": [{"agent_type": "fine"}, {"agent_type": "broken"}, {"agent_type": "spent"}]}),
+    (
+        "spawn_agents",
+        {
+            "agents": [
+                {"agent_type": "fine"},
+                {"agent_type": "broken"},
+                {"agent_type": "spent"},
+                {"agent_type": "unknown"},
+            ]
+        },
+    ),
     ("spawn_agent_inline", {"agent_type": "fine"}),
     ("lookup_agent_info", {"agent_id": "fine"}),
     ("lookup_agent_info", {"agent_id": "nobody"}),
