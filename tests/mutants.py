@@ -115,7 +115,7 @@ TRUNCATING = ("tests/context/test_truncating.py", "tests/context/test_policy_pro
 HUB = ("tests/runtime/test_hub.py",)
 DRIVER = ("tests/runtime/test_driver.py", "tests/runtime/test_leaves.py")
 YIELDING = ("tests/engine/test_tools_that_yield.py",)
-LIMITS = ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py")
+LIMITS = ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py", "tests/engine/test_parallel_limits.py")
 
 MUTANTS = (
     # --- what a tool is told, and what it reports -------------------------------------------------------------------
@@ -625,8 +625,8 @@ MUTANTS = (
     Mutant(
         "an input of a built-in tool is not mended",
         "stepengine/tools/control.py",
-        "validate, make_repairer(spec.input_schema, ALIASES), runs=runs",
-        "validate, runs=runs",
+        "    mend = make_repairer(spec.input_schema, ALIASES)\n",
+        "    mend = None\n",
         ("tests/tools/test_built_in.py",),
     ),
     # --- the kernel: data -------------------------------------------------------------------------------------------
@@ -816,8 +816,8 @@ MUTANTS = (
     Mutant(
         "a spent reservation is kept",
         "stepengine/runtime/limits.py",
-        "            ledger.reserve(-tokens, -cost)\n            ledger.spend(*used)\n",
-        "            ledger.spend(*used)\n",
+        "            ledger.call_tokens += tokens\n",
+        "            ledger.call_tokens += abs(tokens)\n",
         LIMITS,
     ),
     Mutant(
@@ -852,8 +852,8 @@ MUTANTS = (
     Mutant(
         "a child may spawn what its parent may not",
         "stepengine/engine/run_plans.py",
-        "            raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)\n        if isinstance(given",
-        "            key = effect.agent_id\n        if isinstance(given",
+        "            raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)\n        spawner: Agent",
+        "            return self._catalog.find(given or effect.agent_id)\n        spawner: Agent",
         ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
     ),
     Mutant(

@@ -615,7 +615,7 @@ def _run_lines(tree: Mapping[str, Any]) -> Iterator[str]:
         words.append(f"tokens {about}{spent.get('in')} in / {spent.get('out')} out")
     if tree.get("cost_usd") is not None:
         words.append(f"cost {about}${tree['cost_usd']}")
-    elif about:
+    elif about and "cost_usd" in tree:  # a snapshot may leave the cost out
         words.append("cost unknown")
     yield _join_words(words)
     yield from _named_value_lines("prompt", tree.get("prompt"))

@@ -289,6 +289,7 @@ FINE = {
     "testing/processes/frozen.py": "renewed in a child",
     "testing/processes/frozen_values.py": "of the command that starts programs, which forks nothing that goes on",
     "testing/processes/broker.py": "of the command that starts programs, which forks nothing that goes on",
+    "workspace/file_formats.py": "an immutable connection that is closed at once",
     "workspace/worker.py": "a program of its own, which forks nothing that goes on",
     "workspace/write_ahead.py": "closed before a fork; a child has none of the parent's",
 }

@@ -307,3 +307,23 @@ def test_the_output_limit_is_the_one_that_is_sent(tmp_path: Any) -> None:
     assert limit("anthropic/unknown") == 8_192 or limit("anthropic/unknown") == 4_096
     assert limit("ollama/unknown", standard) is None
     assert limit("nowhere/unknown", standard) is None
+
+
+@pytest.mark.spec("reliability:R6")
+async def test_calls_run_together_again_after_the_bills_of_others() -> None:
+    """What each call reserves is free again with its reply: thirty calls in turns never fill the limit by reservations."""
+    model = Writer(size=10)
+    kid = child(max_tokens=1_000)
+
+    def handle(ctx: Any) -> Any:
+        for _ in range(10):
+            yield from Parallel([AgentCall(kid, str(n)) for n in range(3)])
+        model.most = 0
+        yield from Parallel([AgentCall(kid, str(n)) for n in range(3)])
+
+    parent = AgentDefinition("parent", handle_steps=handle, spawnable_agents=[kid])
+    async with Engine([parent], models=model) as engine:
+        result = await engine.run(parent, "x", limits=Limits(max_tokens=6_000))
+
+    assert RunStatus.COMPLETED is result.status
+    assert (33, 3) == (model.calls, model.most)

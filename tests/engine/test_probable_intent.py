@@ -148,4 +148,7 @@ def test_another_agent_with_a_listed_id_is_refused(way: str, listed: list[Any]) 
     Engine([boss, KID]).run_sync("boss", "go")
 
     assert "another agent" not in f"{found[0]} {found[1]}"
-    assert "another agent 'kid' than spawnable_agents of 'boss' lists: they differ in description, system_prompt" in found[2]
+    assert (
+        "another agent 'kid' than spawnable_agents of 'boss' lists: they differ in description, system_prompt"
+        in found[2]
+    )
