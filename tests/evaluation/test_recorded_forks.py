@@ -542,14 +542,20 @@ def races(office: Office) -> Any:
     return [which, child.text]
 
 
-def waits_in_a_child(office: Office) -> Any:
+def with_background(office: Office) -> Any:
+    """Return a child that starts one of its own in the background."""
+
     def inner(ctx: Any) -> Any:
         ref = yield from Start(AgentCall(office.children[0], "look around"))
         yield STEP
         return (yield from Wait(ref)).done[0].text
 
-    nested = attrs.evolve(office.children[1], spawnable_agents=[office.children[0]], handle_steps=inner)
-    ref = yield from Start(AgentCall(nested, "go"))
+    child, right = office.children
+    return attrs.evolve(right, id="nested", spawnable_agents=[child], handle_steps=inner)
+
+
+def waits_in_a_child(office: Office) -> Any:
+    ref = yield from Start(AgentCall("nested", "go"))
     yield STEP_ALL
     return (yield from Wait(ref)).done[0].text
 
@@ -565,7 +571,8 @@ async def test_a_run_with_children_in_the_background_is_forked_at_every_model_ca
     def handle_steps(ctx: Any) -> Any:
         return (yield from steps(office))
 
-    office.agent = attrs.evolve(office.agent, handle_steps=handle_steps)
+    children = [*office.children, with_background(office)]
+    office.agent = attrs.evolve(office.agent, handle_steps=handle_steps, spawnable_agents=children)
     async with office.engine(by_the_book) as engine:
         recorded = await engine.run("office", "go", journal=journal)
     assert recorded.status is RunStatus.COMPLETED
