@@ -76,6 +76,9 @@ agent = AgentDefinition(
 '''
 
 
+NOT_IN_SANDBOX = {"Complete": ("schema",)}
+"""Parameters of stepengine's classes that those of the sandbox do not have."""
+
 # --- what is said to the writer ---------------------------------------------------------------------------------------
 
 
@@ -137,7 +140,10 @@ def _docstring_summary(name: str) -> str:
 def _format_call(name: str) -> str:
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
-    return f"{name}({', '.join(inspect.signature(_find_export(name)).parameters)})"
+    parameters = [
+        one for one in inspect.signature(_find_export(name)).parameters if one not in NOT_IN_SANDBOX.get(name, ())
+    ]
+    return f"{name}({', '.join(parameters)})"
 
 
 def _first_line(text: str) -> str:

@@ -24,7 +24,7 @@ class Usage:
         cache_write_tokens: Prompt tokens written to the provider's cache.
         reasoning_tokens: Reply tokens spent on thinking.
         requests: Requests that were sent: those that were answered with a reply, and those whose reply was lost or cut off.
-            In the usage of a single reply, the lost ones before it.
+            In the usage of a single reply, its own and the lost ones before it; 0 stands for its own alone.
         at_least: Whether some part is unknown, so that the numbers are lower bounds.
     """
 
@@ -68,6 +68,12 @@ class Usage:
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:
     """Return the sum of two costs in US dollars; unknown if either is (reliability:I4)."""
     return None if a is None or b is None else a + b
+
+
+def add_lost_usage(lost: Usage, own: Usage | None) -> Usage:
+    """Return the usage of a reply, *own*, with that of the lost requests before it."""
+    own = own or Usage(at_least=True)
+    return lost + attrs.evolve(own, requests=own.requests or 1)
 
 
 def _freeze_mapping(value: Any) -> JsonDict:

@@ -32,7 +32,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, PartialUsage, Single, Stop, Value
 from stepengine.data.questions import to_answer
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.usage import NOTHING_USED, Usage, add_cost
+from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
@@ -414,7 +414,7 @@ def _add_earlier_usage(outcome: Single, earlier: PartialUsage | None) -> Single:
     reply = outcome.value
     if not isinstance(reply, ModelReply):
         return outcome
-    usage, cost = earlier.usage + (reply.usage or Usage(at_least=True)), add_cost(earlier.cost, reply.cost)
+    usage, cost = add_lost_usage(earlier.usage, reply.usage), add_cost(earlier.cost, reply.cost)
     return attrs.evolve(outcome, value=attrs.evolve(reply, usage=usage, cost=cost))
 
 

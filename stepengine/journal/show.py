@@ -203,7 +203,7 @@ def spending_of(history: History) -> Spending:
         reply = None if result is None else getattr(history.outcome(result), "value", None)
         if isinstance(reply, ModelReply):
             usage = reply.usage or Usage(at_least=True)
-            usage = attrs.evolve(usage, requests=1 + usage.requests)
+            usage = attrs.evolve(usage, requests=usage.requests or 1)
             spent += _make_spending(agents[path], reply.model or history.model(intent), usage, reply.cost)
         elif (lost := _find_usage_without_reply(history, address, result)) is not None:
             spent += _make_spending(agents[path], history.model(intent), lost.usage, lost.cost)

@@ -70,8 +70,8 @@ class UsageTotals:
 
     def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
         """Add usage and cost of a reply."""
-        lost = 0 if reply.usage is None else reply.usage.requests
-        self.count(reply.model or effect.request.model, reply.usage, reply.cost, 1 + lost)
+        sent = 1 if reply.usage is None else reply.usage.requests or 1
+        self.count(reply.model or effect.request.model, reply.usage, reply.cost, sent)
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""

@@ -16,7 +16,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Usage, add_lost_usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
 from stepengine.models._stopped_usage import known_usage
 from stepengine.models.base import Provider
@@ -192,5 +192,4 @@ def _add_model_and_usage(reply: ModelReply, model: str, spent: Usage | None) -> 
     named = reply if reply.model is not None else attrs.evolve(reply, model=model)
     if spent is None:
         return named
-    usage = Usage(at_least=True) if named.usage is None else attrs.evolve(named.usage, requests=0)
-    return attrs.evolve(named, usage=spent + usage)
+    return attrs.evolve(named, usage=add_lost_usage(spent, named.usage))

@@ -59,7 +59,7 @@ from stepengine.data.models import (
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
-from stepengine.data.usage import Usage, add_cost
+from stepengine.data.usage import Usage, add_cost, add_lost_usage
 from stepengine.data.waits import ChildRef
 from stepengine.errors import (
     ContextOverflow,
@@ -317,9 +317,9 @@ class Innermost:
             msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
             raise ModelError(msg, kind="provider")
         usage, cost = reply.usage, reply.cost
-        if usage is not None and usage.requests and "|" not in model:
+        if usage is not None and usage.requests > 1 and "|" not in model:
             # Only a row of models to fall back on has lost requests before its reply.
-            usage = attrs.evolve(usage, requests=0)
+            usage = attrs.evolve(usage, requests=1)
         # A bill that the provider states wins over our prices; these are only for replies that state none.
         if cost is None and usage is not None:
             cost = self._prices.for_reply(model, reply)
@@ -328,7 +328,7 @@ class Innermost:
                 reply = attrs.evolve(reply, provider_data={**reply.provider_data, "unpriced": missing})
         if spent is not None:
             cost = add_cost(cost, self._prices.for_usage(model, spent) if spent.total_tokens else Decimal(0))
-            usage = spent + (usage or Usage(at_least=True))
+            usage = add_lost_usage(spent, usage)
         if usage is reply.usage and cost is reply.cost:
             return reply
         return attrs.evolve(reply, usage=usage, cost=cost)
@@ -764,7 +764,7 @@ def _add_usage_to_stop(late: Stop, value: object) -> Stop:
         return late
     usage = value.usage or Usage(at_least=True)
     cost = Decimal(0) if value.cost is None and value.usage is None else value.cost
-    return attrs.evolve(late, begun=PartialUsage(attrs.evolve(usage, requests=1 + usage.requests), cost))
+    return attrs.evolve(late, begun=PartialUsage(attrs.evolve(usage, requests=usage.requests or 1), cost))
 
 
 def _add_usage_of_failure(late: Stop, error: StepEngineError) -> Stop:

@@ -379,7 +379,7 @@ class WatchedRun:
                 self._replied = True
                 self._steps += 1
             used = used or Usage()
-            self._used = self._used + attrs.evolve(used, requests=used.requests + isinstance(outcome, Value))
+            self._used = self._used + attrs.evolve(used, requests=used.requests or int(isinstance(outcome, Value)))
         elif isinstance(effect, CallTool):
             self._replaced = self._replaced or bool(getattr(getattr(outcome, "value", None), "change", None))
             if isinstance(outcome, Value):
