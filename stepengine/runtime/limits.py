@@ -721,6 +721,8 @@ class UsageMeter:
         if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
             reply = outcome.value
             usage, stated, computed = reply.usage, reply.cost, self._prices.for_reply(model, reply)
+            if usage is not None and usage.at_least and not usage.total_tokens:
+                usage = computed = None  # of a reply that reports nothing only lost requests are known
         elif isinstance(outcome, Failure) and isinstance(outcome.error, ModelError):
             usage = outcome.error.usage or Usage()
             computed = self._prices.for_usage(model, usage)

@@ -327,3 +327,24 @@ async def test_calls_run_together_again_after_the_bills_of_others() -> None:
 
     assert RunStatus.COMPLETED is result.status
     assert (33, 3) == (model.calls, model.most)
+
+
+@pytest.mark.spec("reliability:R6", "reliability:I11")
+async def test_a_resumed_run_reaches_its_limit_at_the_same_call() -> None:
+    """A reply that reports nothing counts as reserved, also behind a request that the crash has lost."""
+
+    def handle(ctx: Any) -> Any:
+        for _ in range(5):
+            yield STEP
+
+    agent = AgentDefinition("stepper", model=MODEL, settings=ModelSettings(max_tokens=100), handle_steps=handle)
+    journal, limits = MemoryJournal(), Limits(max_tokens=350, max_steps=5, on_max_steps="stop")
+    async with Engine([agent], models=Writer(is_billed=False)) as engine:
+        whole = await engine.run(agent, "x", limits=limits, journal=journal)
+        lines = journal.lines()
+        for cut in range(2, len(lines)):
+            result = await engine.resume(MemoryJournal(lines[:cut]))
+            assert (whole.status, whole.state.step_index) == (result.status, result.state.step_index), cut
+
+    assert isinstance(whole.error, LimitExceeded)
+    assert 0 < whole.state.step_index < 5

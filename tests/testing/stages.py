@@ -176,7 +176,7 @@ class Voice(Provider):
 @attrs.define
 class Deeds:
     """
-    What was done for real: how often each effect began, which replies arrived, how many children ran at once.
+    What was done for real: how often each effect began, which requests were sent, how many children ran at once.
     """
 
     begun: Counter[tuple[str, int]] = attrs.field(factory=Counter)
@@ -205,11 +205,11 @@ class _Counting:
             deeds.most = max(deeds.most, deeds.at_once[item.path])
         elif not isinstance(effect, AskPerson):
             deeds.begun[(item.path, effect.seq)] += 1
+        deeds.requests += isinstance(effect, CallModel)
         try:
             outcome = await self.inner.perform(item, io)
         finally:
             deeds.at_once[item.path] -= isinstance(effect, Spawn)
-        deeds.requests += isinstance(outcome, Value) and isinstance(outcome.value, ModelReply)
         return outcome
 
 

@@ -95,7 +95,7 @@ def journal_of(journal: Any, **options: Any) -> Any:
 
 
 TRANSCRIPT = """\
-run desk  suspended  9 effects  4 model calls  tokens 412 in / 5 out
+run desk  suspended  9 effects  4 model calls  tokens at least 412 in / 5 out
 prompt
   Review the parser.
 #0  spawn helper

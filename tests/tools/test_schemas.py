@@ -656,7 +656,7 @@ def test_a_schema_that_would_take_too_long_is_refused_at_construction(schema: An
         tool_for(schema)
 
 
-WORDS = (
+ODD_KEYWORDS = (
     "type",
     "properties",
     "required",
@@ -670,8 +670,8 @@ WORDS = (
 
 
 @given(
-    schema=json_values() | st.dictionaries(st.sampled_from(WORDS), json_values()),
-    below=st.none() | st.dictionaries(st.sampled_from(WORDS), json_values()),
+    schema=json_values() | st.dictionaries(st.sampled_from(ODD_KEYWORDS), json_values()),
+    below=st.none() | st.dictionaries(st.sampled_from(ODD_KEYWORDS), json_values()),
     value=json_values(),
 )
 @pytest.mark.spec("reliability:R23")
