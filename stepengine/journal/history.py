@@ -251,7 +251,9 @@ class History:
     def find_lost_usage(self, address: Address) -> PartialUsage | None:
         """Return what is known of the usage of a model call without a result; ``None`` if none was sent."""
         intent = self.open.get(address)
-        if address in self.begun or intent is None or intent.type != "model_call" or address in self._stopped:
+        # In a run that has ended, a call without a word of its usage was stopped before it was sent.
+        is_over = address in self._stopped or (address[0], -1) in self.results
+        if address in self.begun or intent is None or intent.type != "model_call" or is_over:
             return self.begun.get(address)
         # The process ended between the start and the reply of the call, without a word.
         return PartialUsage(Usage(requests=1, at_least=True), Decimal(0))

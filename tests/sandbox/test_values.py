@@ -104,13 +104,18 @@ async def test_a_last_line_whose_value_cannot_be_shown_is_told_beside_what_was_p
 @pytest.mark.spec("programs:PG21")
 @pytest.mark.deep
 async def test_what_is_given_to_calls_at_once_has_the_room_of_a_program() -> None:
+    @tool
+    def take(x: str) -> str:
+        """Take what is given."""
+        return ""
+
     code = """
 import asyncio
 s = "a" * 1_000_000
 
 async def one(n):
     try:
-        await echo(s)
+        await take(s)
     except TypeError as error:
         return str(error)
     return "given"
@@ -118,7 +123,7 @@ async def one(n):
 came = await asyncio.gather(*[one(n) for n in range(70)])
 [came.count("given"), came[-1]]
 """
-    assert ['[67, "what is given to calls at once has more than 67,108,864 bytes"]'] == await said(code)
+    assert ['[67, "what is given to calls at once has more than 67,108,864 bytes"]'] == await said(code, tools=(take,))
 
 
 @pytest.mark.spec("programs:PG23")
