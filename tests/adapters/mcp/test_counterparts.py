@@ -502,7 +502,7 @@ async def test_a_server_of_the_second_typescript_package_asks_and_grows(
 
     ordered, roots, *_, grown = [one.result.text for one in lived.tool_calls]
     assert "tea in l" == ordered
-    assert [("Small", "Large")] == [one.options for one in person.asked]
+    assert [("Small", "Large", "default")] == [one.options for one in person.asked]
     assert tmp_path.as_uri() in roots
     assert "new" == grown
     assert [one.result.text for one in lived.tool_calls] == [one.result.text for one in again.tool_calls]
