@@ -139,7 +139,7 @@ async def test_what_failed_attempts_used_is_counted(world):
     reply = ModelReply("done", usage=Usage(input_tokens=100, output_tokens=5))
     await world.tree(one_call(seen), models=world.Provider([known, lost, reply]), clock=clock).run()
 
-    assert Usage(input_tokens=110, output_tokens=5, requests=2, at_least=True) == seen[0].value.usage
+    assert Usage(input_tokens=110, output_tokens=5, requests=3, at_least=True) == seen[0].value.usage
 
 
 @pytest.mark.spec("requirements:D15")

@@ -182,7 +182,7 @@ async def test_the_cost_of_failed_attempts_is_added_and_is_unknown_when_their_pr
     tree = world.tree(calls(world, 1), models=provider, clock=world.JumpingClock(), pricing=pricing)
     outcome = (await tree.run()).output[0]
 
-    assert Usage(input_tokens=27, requests=1) == outcome.value.usage
+    assert Usage(input_tokens=27, requests=2) == outcome.value.usage
     assert cost == outcome.value.cost
 
 
