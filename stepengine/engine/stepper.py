@@ -331,7 +331,7 @@ class Stepper:
     @property
     def kept(self) -> list[str]:
         """The addresses of changed model requests that got the recorded reply; see ``AllowedDifferences``."""
-        return [format_address(note.path, note.seq) for note in self._replayer.accepted]
+        return [format_address(note.path, note.seq) for note in self._replayer.acceptance.notes]
 
     @property
     def last(self) -> int:

@@ -48,6 +48,41 @@ class RunToReplay(Protocol):
     machines: RecordedMachines
 
 
+class Acceptance:
+    """
+    Decides which differences from a record the caller accepts, and records those that are kept.
+
+    Attributes:
+        notes: Notes about recorded effects that serve although something else is asked for now.
+    """
+
+    def __init__(self, run: RunToReplay, past: RecordedPart) -> None:
+        self.notes: list[Input] = []
+        self._past = past
+        self._leeway = past.leeway
+        self._mode, self._writer, self._timing = run.mode, run.writer, run.timing
+
+    def record(self, address: Address, fp: str) -> None:
+        """Record that the record at an address answers an effect with this fingerprint, for later replays."""
+        note = Input(*address, self._timing.last, {"type": "accepted_difference", "fp": fp})
+        self.notes.append(note)
+        if self._mode.appends_to_source(self._past.history):
+            # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
+            self._writer.unwritten.append(note)
+
+    def require(self, error: ReplayDivergence, address: Address, fp: str, *, keeps: bool | None = None) -> None:
+        """
+        Record a difference that is kept, by default as the caller's leeway says; else raise unless the caller accepts it.
+
+        Raises:
+            ReplayDivergence: *error*, when the effect is of another kind or the caller does not accept it.
+        """
+        if self._leeway.keeps if keeps is None else keeps:
+            self.record(address, fp)
+        elif error.kind not in ("changed", "end") or self._leeway.accepts is None or not self._leeway.accepts(error):
+            raise self._writer.fail(error)
+
+
 class Replayer:
     """
     The part of a run that handles recorded effects.
@@ -57,13 +92,13 @@ class Replayer:
         past: What was recorded.
 
     Attributes:
-        accepted: Notes about recorded effects that serve although something else is asked for now.
+        acceptance: Which differences the caller accepts.
         ends: Where the record of each run ends.
         models: Where providers are that are told of the model calls which the record answers; ``None`` to tell nobody.
     """
 
     def __init__(self, run: RunToReplay, past: RecordedPart) -> None:
-        self.accepted: list[Input] = []
+        self.acceptance = Acceptance(run, past)
         self.models: ModelRegistry | None = None
         self._mode = run.mode
         self._writer = run.writer
@@ -138,11 +173,9 @@ class Replayer:
             return True
         if self._mode.cuts_off:
             return False
-        keeps = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "model_call")
-        if keeps and known.type == asked.type and not self._permissions.has_wider_approval(address, item):
-            self._record_acceptance(address, asked.fp)
-        else:
-            self._raise_unless_accepted(self._errors.changed(known, asked, item))
+        is_kept_kind = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "model_call")
+        keeps = is_kept_kind and known.type == asked.type and not self._permissions.has_wider_approval(address, item)
+        self.acceptance.require(self._errors.changed(known, asked, item), address, asked.fp, keeps=keeps)
         return True
 
     def starts_alike(self, asked: Intent) -> None:
@@ -156,26 +189,13 @@ class Replayer:
             return
         if not self._leeway.keeps:
             raise self._errors.make_start_error(asked)
-        self._record_acceptance(ROOT, asked.fp)
-
-    def _record_acceptance(self, address: Address, fp: str) -> None:
-        """Record that the record at an address answers an effect with this fingerprint, for later replays."""
-        note = Input(*address, self._timing.last, {"type": "accepted_difference", "fp": fp})
-        self.accepted.append(note)
-        if self._mode.appends_to_source(self._past.history):
-            # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
-            self._writer.unwritten.append(note)
+        self.acceptance.record(ROOT, asked.fp)
 
     def _cut_off_record(self, address: Address) -> None:
         try:
             self._past.cut_off(address)
         except JournalError as error:
             raise self._writer.fail(error) from None
-
-    def _raise_unless_accepted(self, error: ReplayDivergence) -> None:
-        """Raise *error* unless the effect is of the recorded kind, or only an end differs, and the caller accepts it."""
-        if error.kind not in ("changed", "end") or self._leeway.accepts is None or not self._leeway.accepts(error):
-            raise self._writer.fail(error)
 
     def result(self, address: Address) -> Result | None:
         """Return the recorded result at an address."""
@@ -321,11 +341,7 @@ class Replayer:
         error = past.find_end_difference(finished, is_closed=self._closed)
         if error is None:
             return finished
-        fp = past.fingerprint_child_end(finished.as_child())
-        if self._leeway.keeps:
-            self._record_acceptance(ROOT, fp)
-        else:
-            self._raise_unless_accepted(error)
+        self.acceptance.require(error, ROOT, past.fingerprint_child_end(finished.as_child()))
         was = past.find_root_end()
         if was is None:
             return finished
@@ -352,10 +368,7 @@ class Replayer:
             raise self._writer.fail(error)
         fp = past.fingerprint_child_end(child)
         if not past.was_difference_accepted(address, fp):
-            if self._leeway.keeps:
-                self._record_acceptance(address, fp)
-            else:
-                self._raise_unless_accepted(error)
+            self.acceptance.require(error, address, fp)
         path = item.path if item.effect.seq == -1 else child_path(*address)
         # The recorded output is JSON, and the handler expects its agent's own type: the child that was run again says
         # how to make it.
@@ -374,10 +387,7 @@ class Replayer:
         error = self._errors.make_result_error(recorded, outcome, item, "changed")
         fp = past.fingerprint_result(outcome.value)
         if not past.was_difference_accepted(item.address, fp):
-            if self._leeway.keeps:
-                self._record_acceptance(item.address, fp)
-            else:
-                self._raise_unless_accepted(error)
+            self.acceptance.require(error, item.address, fp)
         self._copy_computed(known, outcome)
         self._count_and_copy_result(known, recorded, item)
         return Value(recorded.value, known.at, recorded.inputs, outcome.body)

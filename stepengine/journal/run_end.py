@@ -126,7 +126,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
 
 def _warn_of_replaced_effects(run: JournaledRun) -> None:
     """Add a warning that lists the effects answered by records of other effects."""
-    kept = () if run.replayer is None else run.replayer.accepted
+    kept = () if run.replayer is None else run.replayer.acceptance.notes
     if kept:
         places = [format_address(note.path, note.seq) for note in kept]
         listed = ", ".join(places[:LISTED_EFFECTS]) + (

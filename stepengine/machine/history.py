@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import attrs
 
@@ -42,6 +42,29 @@ class RecordAndView(NamedTuple):
 
     record: Transcript
     view: Transcript
+
+
+ShortenMessage: TypeAlias = Callable[[ToolMessage, int], ToolMessage]
+
+
+def _shorten_transcript(transcript: Transcript, shorten: ShortenMessage | None) -> Transcript:
+    """Return *transcript* as the model sees it, with long results shortened; itself if there is none."""
+    if shorten is None:
+        return transcript
+    results: dict[str, ToolResult] = {}
+    # Each message is measured once, also in later runs of the conversation.
+    for message, chars in zip(transcript, transcript.memo("result_chars", result_chars), strict=True):
+        if chars and isinstance(message, ToolMessage) and (shown := shorten(message, chars)) is not message:
+            results[message.tool_call_id] = shown.result
+    return transcript.resolve_all(results)
+
+
+def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | None) -> Sequence[Message]:
+    """Return *messages* with long results shortened; *messages* itself if there is none."""
+    if shorten is None:
+        return messages
+    shown = [shorten(m, result_chars(m)) if isinstance(m, ToolMessage) else m for m in messages]
+    return messages if all(a is b for a, b in zip(shown, messages, strict=True)) else shown
 
 
 class RunHistory:
@@ -85,7 +108,7 @@ class RunHistory:
         view: Transcript,
         keeps: Mapping[str, int],
         *,
-        shorten: Callable[[ToolMessage, int], ToolMessage] | None = None,
+        shorten: ShortenMessage | None = None,
         is_callers: bool = False,
         left_out: tuple[Message, ...] = (),
         keeps_left_out: bool = False,
@@ -93,7 +116,8 @@ class RunHistory:
         """
         Start with *record* and *view*; *keeps* is the number of newest results shown per ephemeral tool.
 
-        *shorten* returns a result of so many characters as a model is shown it. With *keeps_left_out* what a replaced record held is put behind *left_out*.
+        *shorten* returns a tool message of so many characters as the model sees it. With *keeps_left_out* what a replaced record
+        held is put behind *left_out*.
 
         Nothing is added to one that is the caller's, so nothing in it is looked at: a call would grow with the conversation.
         """
@@ -115,7 +139,7 @@ class RunHistory:
         self._shown_results: dict[str, deque[str]] = {}
         """The calls of ephemeral tools whose results are in the view, oldest first."""
         if view is record and not is_callers:
-            self.view = self._shortened(record)
+            self.view = _shorten_transcript(record, shorten)
         if keeps:
             self._index_results()
 
@@ -140,7 +164,7 @@ class RunHistory:
         # While nobody has changed the view it is the very same object as the record: one transcript is kept, and
         # whether they differ is seen by identity.
         record = self.record.with_messages(messages)
-        shown = self._shorten_results(messages)
+        shown = _shorten_messages(messages, self._shorten)
         if shown is messages and self.view is self.record:
             self.view = record
         else:
@@ -187,30 +211,11 @@ class RunHistory:
             own, length = self.added(), len(record)
             is_kept = record[length - len(own) :] == own and (own or not has_begun)
             self.start = length - len(own) if is_kept else min(self.start, length)
-            self.record, self.view = record, self._shortened(record)
+            self.record, self.view = record, _shorten_transcript(record, self._shorten)
         if view is not None:
-            self.view = self._shortened(view)
+            self.view = _shorten_transcript(view, self._shorten)
         self._index_results()
         self._record_lifetimes(self.view)
-
-    def _shortened(self, transcript: Transcript) -> Transcript:
-        """Return *transcript* as a model is shown it, with long results shortened: itself if there is none."""
-        if self._shorten is None:
-            return transcript
-        results: dict[str, ToolResult] = {}
-        # Each message is measured once, also in later runs of the conversation.
-        for message, chars in zip(transcript, transcript.memo("result_chars", result_chars), strict=True):
-            if chars and isinstance(message, ToolMessage) and (shown := self._shorten(message, chars)) is not message:
-                results[message.tool_call_id] = shown.result
-        return transcript.resolve_all(results)
-
-    def _shorten_results(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return *messages* with long results shortened: *messages* itself if there is none."""
-        shorten = self._shorten
-        if shorten is None:
-            return messages
-        shown = [shorten(m, result_chars(m)) if isinstance(m, ToolMessage) else m for m in messages]
-        return messages if all(a is b for a, b in zip(shown, messages, strict=True)) else shown
 
     def end_with(self, word: str) -> None:
         """Set the message of an ``end_turn``."""

@@ -525,7 +525,9 @@ class McpTools:
         if isinstance(given.structured, Mapping) and GREW in given.structured:
             return (yield from self._adopt_tools(known, given, given.structured))
         for _ in range(self._asking.rounds):
-            answers = yield from self._asking.answered(waits["requests"], self._open_check(waits, known.run))
+            answers = yield from self._asking.answered(
+                waits["requests"], _make_open_check(partial(self._connection, known.run), waits)
+            )
             outcome: Any = yield from Perform(
                 partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
@@ -533,21 +535,6 @@ class McpTools:
                 return self._recorded_result(listed, outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
-
-    def _open_check(self, waits: Mapping[str, Any], run: McpRun) -> IsOpen | None:
-        """Return the check that a server of an older protocol still waits; ``None`` for one that can be called again."""
-        if waits["state"] is not None:
-            return None
-
-        def check() -> Generator[Any, Any, bool]:
-            return (yield from Perform.idempotent(partial(self.is_waiting, run=run), waits["ticket"]))
-
-        return check
-
-    async def is_waiting(self, ticket: str, *, run: McpRun) -> bool:
-        """Return whether the call with this ticket is still open in this process."""
-        call = self._connection(run).open_call(ticket)
-        return call is not None and not call.task.done()
 
     def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
@@ -611,6 +598,21 @@ class McpTools:
         An engine that is closed ends those which no other engine has.
         """
         await self._connections.aclose(self, is_shared=self._is_shared, blocked=blocked)
+
+
+def _make_open_check(connect: Callable[[], ServerConnection], waits: Mapping[str, Any]) -> IsOpen | None:
+    """Return the check that a server of an older protocol still waits; ``None`` for one that can be called again."""
+    if waits["state"] is not None:
+        return None
+
+    async def is_waiting(ticket: str) -> bool:
+        call = connect().open_call(ticket)
+        return call is not None and not call.task.done()
+
+    def check() -> Generator[Any, Any, bool]:
+        return (yield from Perform.idempotent(is_waiting, waits["ticket"]))
+
+    return check
 
 
 def _find_schema_problem(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:

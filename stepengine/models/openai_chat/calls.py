@@ -89,6 +89,27 @@ class _CallSlot:
     more_of_function: dict[str, Any] = attrs.field(factory=dict)
 
 
+class _OfferedNames:
+    """
+    The names of the tools that the model was offered; they decide how a name in pieces is read.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def join(self, name: str, more: str) -> list[str]:
+        """Return the names, or beginnings of them, that two pieces of a name make: joined, or the second as all of it so far."""
+        made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
+        return [each for each in made if any(offered.startswith(each) for offered in self.names)]
+
+    def may_grow(self, name: str) -> bool:
+        """Return whether *name* may be the beginning of a longer one."""
+        return bool(self.names) and name not in self.names
+
+
 class CallPieces:
     """
     Collects the tool call deltas of one reply.
@@ -100,7 +121,7 @@ class CallPieces:
 
     def __init__(self, refuse: Callable[[str], NoReturn], offered: Collection[str] = ()) -> None:
         self._refuse = refuse
-        self._offered = offered
+        self._offered = _OfferedNames(offered)
         self._slots: list[_CallSlot] = []
         self._by_index: dict[int, _CallSlot] = {}
         self._chunk = 0
@@ -277,19 +298,14 @@ class CallPieces:
             return self._refuse(
                 f"the name {piece.name!r} inside of the call of {slot.name!r}, without another id or index"
             )
-        if has_same_id or not self._offered:
+        if has_same_id or not self._offered.names:
             return not has_other_id
-        is_more, is_tool = bool(self._offered_names(slot.name, piece.name)), slot.name in self._offered
+        is_more, is_tool = bool(self._offered.join(slot.name, piece.name)), slot.name in self._offered
         if has_other_id:
             return self._ids_change and is_more and not is_tool
         if is_more and is_tool and piece.name in self._offered:
             self._refuse(f"the names {slot.name!r} and {piece.name!r}, which are two tools and also one")
-        return is_more or not (is_tool and self._offered_names("", piece.name))
-
-    def _offered_names(self, name: str, more: str) -> list[str]:
-        """Return the offered tools, or beginnings of their names, that two pieces of a name make."""
-        made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
-        return [each for each in made if any(offered.startswith(each) for offered in self._offered)]
+        return is_more or not (is_tool and self._offered.join("", piece.name))
 
     def _continues_elsewhere(self, slot: _CallSlot, piece: _CallPiece) -> bool:
         """Return whether *piece*, with the id and name of *slot* and another index, is more of it."""
@@ -337,7 +353,7 @@ class CallPieces:
         """Return the name of a call with a piece that is its rest, the name once more, or all of it so far."""
         if not name or name == more:
             return more
-        found = self._offered_names(name, more)
+        found = self._offered.join(name, more)
         if len(found) > 1:
             self._refuse(f"the names {name!r} and {more!r} for one call, which make {' and '.join(map(repr, found))}")
         return found[0] if found else name + more
@@ -382,7 +398,7 @@ class CallPieces:
             return []
         deltas: list[ModelDelta] = []
         for slot in before:
-            if not (slot.ended or slot.arguments.count or slot.name in (self._offered or (slot.name,))):
+            if not (slot.ended or slot.arguments.count or not self._offered.may_grow(slot.name)):
                 break  # its name may grow
             if not slot.announced and (slot.name or slot is last):
                 slot.announced = True
