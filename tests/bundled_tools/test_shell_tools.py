@@ -41,6 +41,7 @@ from stepengine.tools.bundled.shell import process
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.shell.tools import FLOODED
 from stepengine.tools.context import RunResources
+from tests.waits import until, until_async
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 TEST = "SHELL_TEST_RUN"
@@ -133,13 +134,6 @@ class Sh:
         result = await self(command, **input)
         assert not result.is_error, result.text
         return str(result.data["stdout"])
-
-
-async def until(happened: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(50):
-        while not (found := happened()):  # noqa: ASYNC110  (another process makes it happen)
-            await asyncio.sleep(0.01)
-    return found
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -347,7 +341,7 @@ async def test_what_left_the_process_group_is_found_and_killed(root: Path, elsew
 @pytest.mark.usefixtures("soon")
 async def test_cancelling_the_call_kills_the_whole_tree(root: Path, elsewhere: Any) -> None:
     task = asyncio.create_task(Sh(root, allow_shell=True)("trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"))
-    pid = int(await until(lambda: (root / "pid").exists() and (root / "pid").read_text()))
+    pid = int(await until_async(lambda: (root / "pid").exists() and (root / "pid").read_text()))
     assert elsewhere.running([pid])
     task.cancel()
     await asyncio.sleep(0)
@@ -355,7 +349,9 @@ async def test_cancelling_the_call_kills_the_whole_tree(root: Path, elsewhere: A
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    await until(lambda: not elsewhere.running([pid]))  # a signal takes a moment to arrive; unkilled it lives 100 s
+    await until_async(
+        lambda: not elsewhere.running([pid])
+    )  # a signal takes a moment to arrive; unkilled it lives 100 s
 
 
 ESCAPING = """
@@ -400,7 +396,7 @@ async def test_what_left_session_and_environment_ends_with_its_command(
     job = way == "killed with its job"
     options: dict[str, Any] = {"process_type": "BACKGROUND"} if job else {}
     task = asyncio.create_task(sh(command, **options, **({"timeout_seconds": 3} if way == "timeout" else {})))
-    pid = int(await until(lambda: (root / "pid").exists() and (root / "pid").read_text()))
+    pid = int(await until_async(lambda: (root / "pid").exists() and (root / "pid").read_text()))
     assert way == "it ends" or elsewhere.running([pid])
     (root / "seen").touch()
     if way == "cancelled":
@@ -453,19 +449,13 @@ def test_a_command_and_what_left_it_end_with_a_process_that_is_killed(root: Path
         """
     command = json.dumps(escaping("left", "open('here', 'w').write(str(os.getpid())); time.sleep(100)"))
     env = {**os.environ, "TMPDIR": str(root.parent)}
-    deadline = time.monotonic() + 50
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(root), command], env=env) as parent:
         try:
-            while not (root / "here").exists() or not (root / "here").read_text():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: (root / "here").exists() and (root / "here").read_text())
         finally:
             parent.kill()
     pids = [int((root / name).read_text()) for name in ("left", "here")]
-    while elsewhere.running(pids, here=True) and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-    assert [] == elsewhere.running(pids, here=True)
+    until(lambda: not elsewhere.running(pids, here=True))
 
 
 @LINUX
@@ -492,24 +482,15 @@ def test_a_command_ends_with_a_process_that_is_killed_before_it_was_told_that_th
         words = [str(line), str(folder), "", "/bin/sh", "sh", "-c", "sleep 100 & echo $! > new; mv new left; wait"]
         subprocess.run([sys.executable, "-c", sys.argv[2], *words], pass_fds=[line, folder])
         """
-    deadline = time.monotonic() + 50
     words = [sys.executable, "-c", textwrap.dedent(code), str(root), textwrap.dedent(late)]
     with subprocess.Popen(words) as parent:
         try:
-            while not (root / "left").exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until((root / "left").exists)
         finally:
             parent.kill()
     left = [int((root / "left").read_text())]
-    while elsewhere.running(left, here=True) and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-    assert [] == elsewhere.running(left, here=True)
-    while (
-        carrying(f"{TEST}={nothing_survives}") and time.monotonic() < deadline
-    ):  # the supervisor ends after its command
-        time.sleep(0.01)
+    until(lambda: not elsewhere.running(left, here=True))
+    until(lambda: not carrying(f"{TEST}={nothing_survives}"))  # the supervisor ends after its command
 
 
 async def test_private_folders_are_removed_with_the_command(root: Path) -> None:
@@ -635,7 +616,7 @@ async def test_output_is_shown_while_the_command_runs(root: Path) -> None:
     events: list[Event] = []
     sh = Sh(root, {"emit": events.append}, allow_shell=True)
     shown = asyncio.create_task(sh("echo one; while [ ! -e go ]; do sleep 0.02; done; echo two"))
-    await until(lambda: events)
+    await until_async(lambda: events)
     assert not shown.done()
     (root / "go").touch()
     await shown

@@ -21,7 +21,8 @@ from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.server import Tokens, app
 from stepengine.testing import ScriptedModel, text, tool_call
-from tests.server.house import run_server, until
+from tests.server.house import run_server
+from tests.waits import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("provenance:PV12")]
 RECIPIENT = "US133000000121212121212"

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from stepengine.sandbox import MontySandbox, code_mode
 from stepengine.sandbox.check_workers import CheckWorkers
 from stepengine.sandbox.program_checks import LIMITS, MOST_FUNCTIONS, MOST_SCOPES
 from stepengine.sandbox.untrusted_handlers import load_source
+from tests.waits import until_async as until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.leaks_allowed("what the sandbox opens once for a process stays")]
 
@@ -65,13 +65,6 @@ def said(result: RunResult[Any]) -> str:
 
 async def answer_of(code: str, sandbox: MontySandbox) -> str:
     return said(await ran(code, sandbox))
-
-
-async def until(fact: Callable[[], bool]) -> None:
-    end = time.monotonic() + 50
-    while not fact():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
 
 
 NESTED = {

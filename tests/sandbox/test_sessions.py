@@ -30,6 +30,7 @@ from stepengine.sandbox.sessions import (
     ProgramTurn,
     ProgramWaiting,
 )
+from tests.waits import until
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LIMITS = {"seconds": 30.0, "memory": 1 << 26, "printed": 1_000, "seed": 1}
@@ -65,13 +66,6 @@ def in_thread(turn: Any) -> tuple[threading.Thread, list[Any]]:
 
 def busy(sandbox: MontySandbox) -> bool:
     return any(seat.is_busy and seat.pid for seat in sandbox._seats)
-
-
-def until(fact: Any) -> None:
-    end = time.monotonic() + 50
-    while not fact():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.mark.spec("programs:PG25")

@@ -8,7 +8,6 @@ import asyncio
 import json
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -24,6 +23,7 @@ from stepengine.server import Tokens, app
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
+from tests.waits import until
 
 SECONDS = 50.0
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -181,17 +181,6 @@ def run_server(served: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-def until(holds: Any) -> Any:
-    """
-    Wait until something holds, and return it.
-    """
-    end = time.monotonic() + SECONDS
-    while not (found := holds()):
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.01)
-    return found
 
 
 def started(client: httpx2.Client, agent: str = "asker", prompt: str = "hi") -> str:

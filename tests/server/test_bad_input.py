@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from stepengine.server import Caps, run_messenger
 from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
+from tests.waits import until
 
-from .house import House, ended, events, question_of, started, until
+from .house import House, ended, events, question_of, started
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"

@@ -22,8 +22,9 @@ from stepengine.server.ledger import Ledger
 from stepengine.server.reports import Reports
 from stepengine.sessions import FileSessions, MemorySessions
 from stepengine.testing import ScriptedModel
+from tests.waits import until
 
-from .house import House, ended, question_of, started, until, written
+from .house import House, ended, question_of, started, written
 
 pytestmark = pytest.mark.leaks_allowed(
     "the server outlasts a test: its threads and what its runs hold are the module's"

@@ -26,6 +26,7 @@ from stepengine.workspace.http_connections import (
     note_verified,
 )
 from tests.server.served import Served
+from tests.waits import until
 
 pytestmark = [pytest.mark.anyio]
 KEYED = {"Authorization": "Bearer k"}
@@ -73,13 +74,6 @@ def served(limits: ConnectionLimits, app: Any = app) -> Iterator[tuple[int, Conn
     finally:
         server.should_exit = True
         thread.join()
-
-
-def until(fact: Any) -> None:
-    end = time.monotonic() + 50
-    while not fact():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def connected(port: int, sent: bytes = b"") -> socket.socket:

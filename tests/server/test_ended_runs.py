@@ -13,7 +13,8 @@ import pytest
 from stepengine.runtime.handle import RunHandle
 from stepengine.server import ended_runs
 from stepengine.server.ended_runs import EndedRuns
-from tests.server.house import House, ended, events, started, until
+from tests.server.house import House, ended, events, started
+from tests.waits import until
 
 
 @pytest.fixture(params=["folder", "database"])

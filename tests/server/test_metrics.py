@@ -22,8 +22,9 @@ from stepengine.data.usage import Usage
 from stepengine.server import Tokens, app
 from stepengine.server.ledger import Ledger, RunRow, make_register_act
 from stepengine.testing import ScriptedModel
+from tests.waits import until
 
-from .house import House, answered, ended, question_of, started, until
+from .house import House, answered, ended, question_of, started
 
 PROMTOOL = "promtool"
 COUNTERPARTS = (

@@ -23,8 +23,9 @@ from stepengine.server import Webhooks, app, sign
 from stepengine.server.access import SCOPES
 from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
+from tests.waits import until
 
-from .house import AGENTS, House, ended, question_of, started, until, written
+from .house import AGENTS, House, ended, question_of, started, written
 
 SECRET = "sixteen characters and more"
 GENERATOR = "openapi-python-client"

@@ -15,7 +15,8 @@ from stepengine.durable import DurableEngine
 from stepengine.errors import DefinitionError
 from stepengine.server import Problem, Quotas, Tokens, app
 from stepengine.server.quotas import QuotaTable, QuotaUsage, parse_quotas
-from tests.server.house import AGENTS, House, answered, ended, question_of, run_server, started, until
+from tests.server.house import AGENTS, House, answered, ended, question_of, run_server, started
+from tests.waits import until
 
 MIB = 1024 * 1024
 

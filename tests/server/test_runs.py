@@ -28,8 +28,9 @@ from stepengine.journal import FileJournal
 from stepengine.server import Caller, Tokens, app
 from stepengine.server.ledger import Ledger
 from stepengine.testing import ScriptedModel
+from tests.waits import until
 
-from .house import House, ended, question_of, started, until
+from .house import House, ended, question_of, started
 
 DONE: list[str] = []
 

@@ -39,8 +39,9 @@ from stepengine.server.watchers import (
     stream_live_events,
 )
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from tests.waits import until
 
-from .house import House, ended, started, until
+from .house import House, ended, started
 
 pytestmark = pytest.mark.spec("studio:SV3")
 

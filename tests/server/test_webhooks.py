@@ -30,8 +30,9 @@ from stepengine.server import Tokens, Webhooks, app, sign, sse_line, verify
 from stepengine.server import webhooks as own
 from stepengine.server.ledger import Ledger
 from stepengine.server.webhooks import MAX_SIGNATURES, TOLERANCE, Topic
+from tests.waits import until
 
-from .house import AGENTS, House, ended, question_of, started, until
+from .house import AGENTS, House, ended, question_of, started
 from .served import Served
 
 COUNTERPARTS = (

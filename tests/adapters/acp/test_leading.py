@@ -12,8 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Every, Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
+from tests.waits import until_async as until
 
 HERE = Path(__file__).parent
 OTHER = str(HERE / "other.py")
@@ -60,13 +59,6 @@ def is_gone(pid: int) -> bool:
     except OSError:
         return True
     return state == "Z"
-
-
-async def until(holds: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 50
-    while not holds():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.spec("interfaces:IF120")

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +30,7 @@ from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.server.served import Served
+from tests.waits import until_async as until
 
 THERE = Path(__file__).with_name("there.py")
 ROOT = THERE.parents[3]
@@ -80,13 +80,6 @@ def leading(agent: AgentDefinition, prompt: str = "hello", **params: Any) -> Age
         return (yield from AgentCall(agent, prompt, params or None))
 
     return AgentDefinition("boss", spawnable_agents=[agent], handle_steps=handle)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    give_up = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.02)
 
 
 @pytest.mark.deep

@@ -11,12 +11,13 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
+
+from tests.waits import until
 
 SECONDS = 60.0
 HELPER = """
@@ -143,17 +144,6 @@ def _below(pid: int) -> list[tuple[int, str]]:
         for child, state in parents.get(left.pop(), ()):
             found += [(child, state)] if state != "Z" else []
             left.append(child)
-    return found
-
-
-def until(holds: Any) -> Any:
-    """
-    Wait until something holds, and return it.
-    """
-    end = time.monotonic() + SECONDS
-    while not (found := holds()):
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.02)
     return found
 
 

@@ -37,7 +37,8 @@ from stepengine.permissions import Policy, Rule
 from stepengine.server import Tokens, app
 from stepengine.server.access import Logins
 from stepengine.testing import ScriptedModel, tool_call
-from tests.server.house import run_server, until
+from tests.server.house import run_server
+from tests.waits import until
 
 SECONDS = 30.0
 WORDS = (

@@ -15,9 +15,10 @@ import httpx2
 import pytest
 
 from tests.debugging.browser import AXE, CHROMIUM, Browser, faults
+from tests.waits import until
 
 from .conftest import Page
-from .shop import CODE, Shop, done, rests, save, until
+from .shop import CODE, Shop, done, rests, save
 
 pytestmark = [
     pytest.mark.deep,

@@ -14,7 +14,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from .shop import CODE, HELPER, Shop, agreed, done, judged, looking, rests, save, until, variables
+from tests.waits import until
+
+from .shop import CODE, HELPER, Shop, agreed, done, judged, looking, rests, save, variables
 
 pytestmark = pytest.mark.deep
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.debugging.browser import CHROMIUM
+from tests.waits import until
 
 from .conftest import Page
-from .stage import ACCOUNT, HOSTILE, WORDS, Model, Stage, png, until
+from .stage import ACCOUNT, HOSTILE, WORDS, Model, Stage, png
 
 pytestmark = [
     pytest.mark.deep,

@@ -13,7 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from .shop import CODE, HELPER, Shop, done, rests, save, until
+from tests.waits import until
+
+from .shop import CODE, HELPER, Shop, done, rests, save
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the server of these tests is ended by a signal")
 

@@ -14,8 +14,9 @@ import pytest
 
 from stepengine import AgentDefinition, Engine
 from stepengine.server import Tokens
+from tests.waits import until
 
-from .shop import Shop, agreed, done, judged, rests, save, until
+from .shop import Shop, agreed, done, judged, rests, save
 from .stage import Stage
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the server of these tests is ended by a signal")
