@@ -80,9 +80,11 @@ def _explain_arguments(
     fields = list(signature.parameters)[1:]
     unknown = next((name for name in kwargs if name not in fields), None)
     if unknown is not None:
-        near = find_nearest(unknown, fields, n=1)
-        hint = elsewhere.get(unknown) or (f"did you mean {near[0]!r}? It takes" if near else "it takes")
-        hint = f"write {hint}. It takes" if unknown in elsewhere else hint
+        if unknown in elsewhere:
+            hint = f"write {elsewhere[unknown]}. It takes"
+        else:
+            near = find_nearest(unknown, fields, n=1)
+            hint = f"did you mean {near[0]!r}? It takes" if near else "it takes"
         return f"{cls.__name__} takes no {unknown!r}; {hint}: {list_names(fields)}"
     try:
         signature.bind(*args, **kwargs)
@@ -99,19 +101,16 @@ def format_literal(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else format_value(value)
 
 
-def list_problem(value: object, example: str = "") -> str:
+def find_list_problem(value: object) -> str:
     """
-    Return the problem with a value that is iterated where several are meant, or ``""``.
+    Return the problem with a value that would be iterated by mistake, or ``""``.
 
-    A text falls apart into characters, bytes into numbers, a mapping into its keys, and nobody means that.
-
-    Args:
-        value: What was given.
-        example: A valid value; by default a list of *value*.
+    A text falls apart into characters, bytes into numbers, a mapping into its keys.
     """
     if not isinstance(value, str | bytes | bytearray | Mapping):
         return ""
-    return f"a list is needed, not {format_literal(value)}; write {example or f'[{format_literal(value)}]'}"
+    shown = format_literal(value)
+    return f"a list is needed, not {shown}; write [{shown}]"
 
 
 def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from stepengine.errors import DataError
 
 UNKNOWN = "application/octet-stream"
+IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Image types that models and browsers commonly accept."""
 ALIASES = {
     **dict.fromkeys(("image/jpg", "image/pjpeg", "image/jfif"), "image/jpeg"),
     "image/x-png": "image/png",
@@ -75,8 +77,8 @@ def normalize_media_type(stated: str) -> str:
 def resolve_media_type(stated: str, data: bytes | None) -> str:
     """Return the type of a file with the bytes *data*, if they are known: what they say, else what is *stated*."""
     kind = normalize_media_type(stated)
-    for fits, found, before in SIGNATURES if data else ():
-        if fits(data or b""):
+    for fits, found, before in SIGNATURES:
+        if data is not None and fits(data):
             return kind if kind.startswith(before) and kind != UNKNOWN else found
     return kind
 
@@ -92,9 +94,9 @@ def parse_data_url(url: str) -> tuple[str, bytes]:
     if not comma:
         msg = "a data: address needs a comma before its content, as in data:image/png;base64,..."
         raise DataError(msg)
-    kind, mark, _ = head.rpartition(";")
+    kind, mark, encoding = head.rpartition(";")
     raw = ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), text.encode("utf-8", "replace"))
-    if not (mark and head.rpartition(";")[2].strip().lower() == "base64"):
+    if not mark or encoding.strip().lower() != "base64":
         return head, raw
     # Encoders break lines, leave the padding out, or use the alphabet for addresses.
     packed = b"".join(raw.split()).translate(bytes.maketrans(b"-_", b"+/")).rstrip(b"=")

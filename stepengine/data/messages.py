@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 import attrs
 from attrs import frozen
 
-from stepengine.data.checks import list_problem
+from stepengine.data.checks import find_list_problem
 from stepengine.data.json import JsonDict, JsonValue, check_text, compact, freeze, freeze_object, mended
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.provenance import Trust
@@ -304,7 +304,7 @@ def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
     Raises:
         DataError: for a text, bytes or a mapping.
     """
-    if problem := list_problem(value):
+    if problem := find_list_problem(value):
         raise DataError(problem)
     return tuple(value)
 

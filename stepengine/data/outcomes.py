@@ -88,7 +88,7 @@ class Failure:
 @frozen
 class PartialUsage:
     """
-    The usage of a model call that was stopped before it was done.
+    The usage of a model call that was stopped or failed.
 
     Attributes:
         usage: Tokens, always a lower bound: what the provider had said, else what was streamed.
@@ -97,6 +97,15 @@ class PartialUsage:
 
     usage: Usage
     cost: Decimal | None
+
+
+def find_failure_usage(error: object) -> PartialUsage | None:
+    """Return the usage of the failed attempts that an error reports, or ``None``."""
+    usage = getattr(error, "usage", None)
+    if not isinstance(usage, Usage):
+        return None
+    # Without known tokens the known part costs nothing, and the usage says that it is a lower bound.
+    return PartialUsage(usage, None if usage.total_tokens else Decimal(0))
 
 
 @frozen

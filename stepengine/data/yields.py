@@ -41,8 +41,8 @@ from stepengine.data.checks import (
     TEXT,
     FieldCheck,
     allow_none,
+    find_list_problem,
     instance_check,
-    list_problem,
     make_validator,
     with_keyword_hints,
 )
@@ -57,7 +57,7 @@ from stepengine.data.tools import ToolChoice, ToolLike, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.typed_values import is_model, model_from_json, model_to_json
 from stepengine.data.waits import ChildRef
-from stepengine.errors import BadYield, OutputMissing, PerformError, ToolError
+from stepengine.errors import BadYield, DataError, OutputMissing, PerformError, ToolError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -304,8 +304,8 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
 
 
 def _check_options(value: Iterable[str]) -> tuple[str, ...]:
-    options = () if list_problem(value) else tuple(value)
-    if list_problem(value) or not all(isinstance(o, str) for o in options):
+    options = tuple(value)
+    if find_list_problem(value) or not all(isinstance(o, str) for o in options):
         msg = f"the options of an Ask are a list of strings, not {value!r}"
         raise BadYield(msg)
     if len(options) == 1:
@@ -1128,14 +1128,13 @@ def parse_reply(reply: ModelReply, schema: type[Reply]) -> Reply:
     Raises:
         OutputMissing: when the text is not JSON or does not fit.
     """
-    model: Any = schema
     found = parse_json_answer(reply.said)
     if found is NO_JSON:
         issues = [f"its text is not JSON: {format_value(reply.said)}"]
     else:
         try:
-            made: Reply = model.model_validate(found)
-        except ValueError as error:
+            made: Reply = model_from_json(schema, freeze(found))
+        except (DataError, ValueError) as error:
             issues = _describe_issues(error)
         else:
             return made

@@ -204,7 +204,7 @@ async def write_journal(
         launcher: The engine's, with the agents of the run's release.
         archive: What is recorded.
         journal: A journal that holds no run.
-        recorded: The stored result of a run that has ended; the journal has its end, whatever the agents come to now.
+        recorded: The stored result of an ended run. If the replayed end differs, the journal gets the stored one.
 
     Raises:
         JournalError: when the journal cannot be written, or holds a run; when the run's turn in its session has not come.
@@ -230,7 +230,7 @@ async def write_journal(
 
 
 def _write_recorded_end(journal: Journal, recorded: RunResult) -> None:
-    """Replace the end that the agents come to now by the stored one, if another is stored."""
+    """Replace the replayed end in *journal* by the stored one if they differ."""
     made, records = find_root_end(journal.history()), journal.records()
     end = records[-1]
     if made is None or not isinstance(end, Result):

@@ -661,8 +661,12 @@ class Engine:
         """
         Replace models or dependencies for the runs that this context starts, such as in a test.
 
-        Overrides of concurrent tasks do not meet; nested ones add up. All runs of one *budget* are paid from it, besides
-        their own limits.
+        Overrides of concurrent tasks do not meet; nested ones add up.
+
+        Args:
+            models: As in ``Engine(models=...)``; by default ``None``, which keeps them.
+            dependency_overrides: Factories by the dependency that each replaces; by default ``None``.
+            budget: US dollars that all these runs share, besides their own limits; by default ``None``, no bound.
         """
         with self._launcher.replace_temporarily(models, dependency_overrides, budget):
             yield self

@@ -15,7 +15,6 @@ from stepengine.models.registry import Models
 
 if TYPE_CHECKING:
     from stepengine.journal.recorded_forks import Purse
-    from stepengine.runtime.performer import Performer
     from stepengine.runtime.services import Services, ToolSetting
 
 
@@ -43,14 +42,15 @@ class Override(NamedTuple):
 
     def pay_for_calls(self, services: Services) -> Services:
         """Return *services* whose model calls the purse pays for, if there is one."""
-        if self.purse is None:
+        purse = self.purse
+        if purse is None:
             return services
         from stepengine.journal.recorded_forks import PaidPerformer
 
-        def pay(inner: Performer, purse: Purse = self.purse) -> Performer:
-            return PaidPerformer(inner, purse, services.estimate_call)
-
-        return attrs.evolve(services, middlewares=(*services.middlewares, pay))
+        return attrs.evolve(
+            services,
+            middlewares=(*services.middlewares, lambda inner: PaidPerformer(inner, purse, services.estimate_call)),
+        )
 
     def with_replacements(
         self, models: ModelsLike, dependencies: Overrides | None, purse: Purse | None = None

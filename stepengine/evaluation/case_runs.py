@@ -968,9 +968,9 @@ class _Judges:
             if reserved is None:
                 raise JudgeNeeded(self._ledger.stopped)
             limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=self._models is not None or None)
-        place.unlink(missing_ok=True)
         result: RunResult | None = None
         try:
+            place.unlink(missing_ok=True)
             async with self._bench(definition) as engine:
                 with engine.override(models=self._models, budget=self._ledger.purse):
                     journal = FileJournal(place, sync="write")

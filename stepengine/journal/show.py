@@ -43,7 +43,7 @@ from stepengine.data.messages import (
     ToolResult,
 )
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.outcomes import Failure, PartialUsage
+from stepengine.data.outcomes import Failure, PartialUsage, find_failure_usage
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Spending, Usage, known_costs
@@ -214,10 +214,7 @@ def _find_usage_without_reply(history: History, address: Address, result: Result
     """Return what a model call without a reply used: one that failed, or one that was cut off."""
     if result is None:
         return history.find_lost_usage(address)
-    usage = getattr(getattr(history.outcome(result), "error", None), "usage", None)
-    if not isinstance(usage, Usage):
-        return None
-    return PartialUsage(usage, None if usage.total_tokens else Decimal(0))
+    return find_failure_usage(getattr(history.outcome(result), "error", None))
 
 
 def _make_spending(agent: str, model: str, usage: Usage, cost: Decimal | None) -> Spending:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from decimal import Decimal
 from typing import Any
 
 from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
-from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
-from stepengine.data.usage import NOTHING_USED, Usage
+from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value, find_failure_usage
+from stepengine.data.usage import NOTHING_USED
 from stepengine.errors import StepEngineError
 from stepengine.machine.budget import Budget, is_budget_spent, raisable_error
 from stepengine.machine.history import RunHistory
@@ -122,11 +121,9 @@ class EffectChannel:
     def _record_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
         # By name: some errors of models tell what the failed attempts had used, and the sums of the run hold it
         # (reliability:I4).
-        usage = getattr(error, "usage", None)
-        if isinstance(effect, CallModel) and isinstance(usage, Usage):
-            # Without known tokens the known part costs nothing, and the usage says that it is a lower bound.
-            cost = None if usage.total_tokens else Decimal(0)
-            self._spent.count(effect.request.model, usage, cost, usage.requests)
+        lost = find_failure_usage(error)
+        if isinstance(effect, CallModel) and lost is not None:
+            self._spent.count(effect.request.model, lost.usage, lost.cost, lost.usage.requests)
         if is_budget_spent(error):
             self._budget.reach(error)
 

@@ -399,7 +399,7 @@ def _receive_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply
     # The value is taken here without a call where there is one, as nearly always.
     reply: ModelReply = outcome.value if isinstance(outcome, Value) else run.effects.unwrap(outcome)
     used, request = reply.usage, effect.request
-    run.spent.count(reply.model or request.model, used, reply.cost, 1 if used is None else used.requests or 1)
+    run.spent.count_reply(effect, reply)
     # How large the next request is can only be estimated; what the provider counted for this one corrects the
     # estimate (generator-contract:P2). Only steps send the conversation, so only they measure it.
     if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:

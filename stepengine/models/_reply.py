@@ -84,10 +84,10 @@ def make_reply(
             and for one that comes twice with the same id, name and arguments, which would run twice.
     """
     stop = _resolve_stop_reason(stop, raw, content)
-    calls = [part for part in content if isinstance(part, ToolCallPart) and _find_call_id(part)]
-    for one, other in combinations(calls, 2):
-        if _are_one_call(one, other):
-            what = f"the call {_find_call_id(other)!r} of {other.tool_name!r} comes twice with the same arguments"
+    keys = [_make_call_key(part) for part in content if isinstance(part, ToolCallPart)]
+    for one, other in combinations([key for key in keys if key[0]], 2):
+        if one == other:
+            what = f"the call {one[0]!r} of {one[1]!r} comes twice with the same arguments"
             raise make_protocol_error(call, what, usage)
     for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
         if isinstance(part, ToolCallPart) and not part.tool_name.strip():
@@ -104,13 +104,9 @@ def make_reply(
     )
 
 
-def _find_call_id(part: ToolCallPart) -> str:
-    return find_text(part.provider_data, "id")
-
-
-def _are_one_call(one: ToolCallPart, other: ToolCallPart) -> bool:
-    arguments = (one.input, one.raw_input), (other.input, other.raw_input)
-    return (_find_call_id(one), one.tool_name, arguments[0]) == (_find_call_id(other), other.tool_name, arguments[1])
+def _make_call_key(part: ToolCallPart) -> tuple[str, str, object, object]:
+    """Return id, name and arguments of a call; two calls with equal keys are one call that came twice."""
+    return find_text(part.provider_data, "id"), part.tool_name, part.input, part.raw_input
 
 
 def add_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:

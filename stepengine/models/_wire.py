@@ -12,6 +12,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import compact
+from stepengine.data.media_types import IMAGES
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -37,7 +38,6 @@ NUDGE = "Continue."
 BETAS = "anthropic-beta"
 RESERVED = frozenset({"headers", "body"})
 
-IMAGES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 TEXTS = frozenset({"application/json", "application/xml", "application/yaml", "application/x-yaml", "application/toml"})
 """Texts beside those of the family ``text/``."""
 OFFICE_FAMILIES = ("application/vnd.openxmlformats-officedocument.", "application/vnd.oasis.opendocument.")

@@ -244,7 +244,7 @@ class Provider(ABC):
         return None
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit in tokens that is sent with *request* if it names none; by default ``None``: none is sent."""
+        """Return the output limit in tokens that is sent with a *request* that sets none; ``None`` (the default) for none."""
         return None
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:

@@ -360,10 +360,10 @@ class Models:
 
     def output_limit(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the reply to *request* has at most; ``None`` when nothing bounds them.
+        Return the most tokens that the reply to *request* can have; ``None`` if there is no bound.
 
-        That is the limit that is sent with the request, else the largest output of the model. Nothing bounds what tools of the
-        provider add in the same call, nor what models of its own that stand in.
+        The bound is the limit that is sent with the request, else the model's largest output. With server tools or the provider's
+        own fallback models there is none.
         """
         settings = request.settings
         if settings.server_tools or settings.fallbacks:

@@ -530,7 +530,8 @@ class Policy:
         Write the policy to a file, all of it or nothing, and durably.
 
         Raises:
-            DefinitionError: for a rule with a function, and the mode ``bypass``, which no file may set.
+            DefinitionError: for a rule with a function; for the mode ``bypass``, which no file may set; when the file exists
+                and is not a policy, and is left unchanged.
             OSError: when the file cannot be written.
         """
         if self.mode == "bypass":

@@ -56,7 +56,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value
+from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value, find_failure_usage
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost, add_lost_usage
@@ -769,10 +769,8 @@ def _add_usage_to_stop(late: Stop, value: object) -> Stop:
 
 def _add_usage_of_failure(late: Stop, error: StepEngineError) -> Stop:
     """Return a stop that came after a failure, with the usage of the failed attempts."""
-    usage = getattr(error, "usage", None)
-    if not isinstance(usage, Usage):
-        return late
-    return attrs.evolve(late, begun=PartialUsage(usage, None if usage.total_tokens else Decimal(0)))
+    begun = find_failure_usage(error)
+    return late if begun is None else attrs.evolve(late, begun=begun)
 
 
 def _to_step_error(model: str, raised: BaseException) -> StepEngineError:

@@ -371,6 +371,7 @@ class MeteredCall:
         turn: Is done when it may run or is refused.
         error: Why it is refused; ``None`` if it is not.
         is_running: Whether it counts as running in the ledger.
+        is_late: Whether it reserves only when it is performed.
         settled: The tokens and dollars of failed attempts, which are counted already.
     """
 
@@ -379,6 +380,7 @@ class MeteredCall:
     turn: asyncio.Future[None] | None = None
     error: LimitExceeded | None = None
     is_running: bool = False
+    is_late: bool = False
     settled: tuple[int, Decimal] = (0, FREE)
 
     def find_error(self) -> LimitExceeded | None:
@@ -513,9 +515,8 @@ class UsageMeter:
         self._prices = prices
         self._find_output_limit = find_output_limit
         self._find_record = find_record
-        # What each call is metered for, and those that ask for room only when they are performed.
+        # What each call is metered for.
         self._calls: dict[str, dict[int, MeteredCall]] = {}
-        self._late: set[tuple[str, int]] = set()
         self._queue = CallQueue()
         # Children that were counted and have not started, by path: their numbers, and whether a model asked for them.
         self._admitted: dict[str, dict[int, bool]] = {}
@@ -546,7 +547,7 @@ class UsageMeter:
         count = 0
         for item in items:
             call = self._estimate(item) if isinstance(item.effect, CallModel) else None
-            if call is not None and self._state(item) == "new" and call.find_error() is None:
+            if call is not None and self._get_record_state(item) == "new" and call.find_error() is None:
                 if count and not self._queue.has_room(call):
                     break
                 call.ledger.count_call(call.estimate, 1)
@@ -568,15 +569,14 @@ class UsageMeter:
         """Release the reservations of an ended run."""
         for by_model in self._admitted.pop(path, {}).values():
             self._ledgers.get_ledger(path).count_children(-1, by_model=by_model)
-        for seq, call in self._calls.pop(path, {}).items():
-            self._late.discard((path, seq))
+        for call in self._calls.pop(path, {}).values():
             self._queue.end(call)
 
     def start_waiting_calls(self) -> None:
         """Start the waiting calls that have room since a limit was raised."""
         self._queue.start_waiting_calls()
 
-    def _state(self, item: Item) -> RecordState:
+    def _get_record_state(self, item: Item) -> RecordState:
         return "new" if self._find_record is None else self._find_record(item)
 
     def _estimate(self, item: Item) -> MeteredCall | None:
@@ -595,14 +595,14 @@ class UsageMeter:
         # It is metered also if it is refused: where runs beside each other are replayed, one that is recorded to have
         # found room may come before what made that room, and what it spent counts.
         self._calls.setdefault(item.path, {})[item.effect.seq] = call
-        state = self._state(item)
+        state = self._get_record_state(item)
         # What a record answers is paid for. What it has the start of may have to wait until all runs have reached the end of
         # their records, so it reserves nothing before it is performed.
         if state == "new":
             self._queue.start(call)
             self._refuse(item, call)
         elif state == "begun":
-            self._late.add(item.address)
+            call.is_late = True
         return call
 
     def _refuse(self, item: Item, call: MeteredCall) -> None:
@@ -613,7 +613,7 @@ class UsageMeter:
         try:
             await self._wait(item, call)
         except BaseException:
-            del self._calls[item.path][item.effect.seq]
+            self._calls.get(item.path, {}).pop(item.effect.seq, None)
             raise
         await self._inner.begin((item,))
 
@@ -676,8 +676,7 @@ class UsageMeter:
 
     async def _perform_metered(self, item: Item, io: IO) -> Single:
         call = self._calls[item.path].pop(item.effect.seq)
-        if item.address in self._late:
-            self._late.remove(item.address)
+        if call.is_late:
             self._queue.start(call)
             self._refuse(item, call)
         if call.turn is not None:

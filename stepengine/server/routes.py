@@ -18,7 +18,7 @@ from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.alike import list_names
 from stepengine.data.choices import describe_scope
 from stepengine.data.codec import bare, plain
-from stepengine.data.media_types import resolve_media_type
+from stepengine.data.media_types import IMAGES, resolve_media_type
 from stepengine.data.origins import sort_origins
 from stepengine.data.questions import Answer, AnswerLike, Question, offered_rules
 from stepengine.data.visible import truncate_text
@@ -90,9 +90,6 @@ class RunLimits(Body):
 
     max_steps: Annotated[int | None, Field(description="Calls of the model.", ge=1, le=1_000_000)] = None
     max_cost_usd: Annotated[float | None, Field(description="US dollars of the run and its children.", gt=0)] = None
-
-
-PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 class Picture(Body):
@@ -673,8 +670,9 @@ def _check_picture(picture: Picture) -> str:
         msg = "images: data is no base64"
         raise InputError(msg, issues=(msg,)) from None
     kind = resolve_media_type(picture.mime_type, data)
-    if kind not in PICTURES:
-        msg = f"images: the data is {kind or 'of no type that is known'!r}; these are taken: {', '.join(PICTURES)}"
+    if kind not in IMAGES:
+        found = repr(kind) if kind else "of an unknown type"
+        msg = f"images: the data is {found}; these are taken: {', '.join(IMAGES)}"
         raise InputError(msg, issues=(msg,))
     return kind
 

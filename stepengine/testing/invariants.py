@@ -118,22 +118,23 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
 
 
 def without_lost_requests(finished: Finished) -> Finished:
-    """Return an end without the numbers of requests, which grow by those that a crash has cut off."""
+    """Return the end of a run without numbers of requests, which grow by those that a crash cut off."""
     children = [attrs.evolve(child, spending=_without_requests(child.spending)) for child in finished.children]
-    state = attrs.evolve(finished.state, usage=_without_requests(Spending(finished.state.usage)).usage)
+    state = attrs.evolve(finished.state, usage=_clear_requests(finished.state.usage))
     spending = _without_requests(finished.spending)
     return attrs.evolve(finished, spending=spending, children=tuple(children), state=state)
 
 
+def _clear_requests(usage: Usage) -> Usage:
+    return attrs.evolve(usage, requests=0, at_least=False)
+
+
 def _without_requests(spending: Spending) -> Spending:
-    usage, *parts = (
-        {key: attrs.evolve(used, requests=0, at_least=False) for key, used in group.items()}
-        for group in ({"": spending.usage}, spending.by_agent, spending.by_model)
-    )
-    by_agent, by_model = ({key: used for key, used in part.items() if used.total_tokens} for part in parts)
+    by_agent = {key: _clear_requests(used) for key, used in spending.by_agent.items() if used.total_tokens}
+    by_model = {key: _clear_requests(used) for key, used in spending.by_model.items() if used.total_tokens}
     return attrs.evolve(
         spending,
-        usage=usage[""],
+        usage=_clear_requests(spending.usage),
         by_agent=by_agent,
         by_model=by_model,
         agent_costs={key: cost for key, cost in spending.agent_costs.items() if key in by_agent},

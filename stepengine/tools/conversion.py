@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from stepengine.data.json import JsonDict, JsonList, JsonValue, canonical, compact, freeze, hint_at_mistake
-from stepengine.data.media_types import find_media_type
+from stepengine.data.media_types import IMAGES, find_media_type
 from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
@@ -51,7 +51,6 @@ PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
 PLAIN = SMALL | {str, JsonDict, JsonList}
 """Types whose values are JSON."""
 SURROGATE = re.compile("[\ud800-\udfff]")
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 PDF = "application/pdf"
 
 

@@ -56,7 +56,11 @@ class FileFormat:
         """
         if descriptor is None:
             # By its size first: pipes and terminals have none, and are not opened to look into them.
-            if not Path(path).exists() or not Path(path).stat().st_size:
+            try:
+                size = Path(path).stat().st_size
+            except FileNotFoundError:
+                return
+            if not size:
                 return
             opened = os.open(path, CAREFULLY)
             try:

@@ -4,6 +4,7 @@ One model call whose reply is an object: `Complete(schema=)`.
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,17 @@ def test_a_schema_that_is_no_model_is_refused() -> None:
 def test_two_schemas_for_one_reply_are_refused() -> None:
     with pytest.raises(BadYield, match="leave one of them out"):
         Complete("Which?", schema=Choice, settings=ModelSettings(response_schema={"type": "object"}))
+
+
+class Appointment(BaseModel, strict=True):
+    day: date
+    places: tuple[int, ...]
+
+
+def test_a_strict_model_reads_dates_and_tuples_from_a_reply() -> None:
+    def ask(ctx: Any) -> Any:
+        return (yield from Complete("When?", schema=Appointment))
+
+    agent = AgentDefinition("planner", model="test/model", handle_steps=ask)
+    with Engine([agent], models=ScriptedModel(['{"day": "2026-11-28", "places": [1, 2]}'])) as engine:
+        assert Appointment(day=date(2026, 11, 28), places=(1, 2)) == engine.run_sync(agent).unwrap()

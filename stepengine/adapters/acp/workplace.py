@@ -7,6 +7,7 @@ What must not be here: whether a file may be used or a command may run, which ru
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import os
 import secrets
@@ -126,9 +127,8 @@ class BorrowedFiles:
         if type(line) is not int and type(limit) is not int:
             return text
         first = max(1, line) - 1 if type(line) is int else 0
-        # Only line ends count: other characters that break lines somewhere, such as a page break, are in a line.
-        whole = text.split("\n")
-        lines = [*[f"{line}\n" for line in whole[:-1]], whole[-1]][first:]
+        # Only "\n" ends a line; `str.splitlines` would also split at page breaks.
+        lines = io.StringIO(text).readlines()[first:]
         return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
 
     def content(self, file: RequestedFile) -> str:

@@ -27,6 +27,7 @@ LEFT_OUT, AS_SENT = "stepengine/left_out", "stepengine/as_sent"
 LISTS = {"tools": "tools/list", "prompts": "prompts/list"}
 BARE = {"resources": "resources/list", "resourceTemplates": "resources/templates/list"}
 """Lists whose members are data: what is odd there is left out of the list and named in its ``_meta``."""
+LIST_METHODS = frozenset({*LISTS.values(), *BARE.values()})
 RESULTS = {"tools/call": "content", "prompts/get": "messages", "resources/read": "contents"}
 """Requests whose results are also read when the package would reject them, and the member that it requires of each."""
 WHOLE = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
@@ -50,7 +51,7 @@ class MessageRepair:
     def note_request(self, request: Any) -> None:
         """Store the method of a request, so that its reply can be repaired."""
         method, number = getattr(request, "method", None), getattr(request, "id", None)
-        if number is not None and (method in RESULTS or method in (*LISTS.values(), *BARE.values())):
+        if number is not None and (method in RESULTS or method in LIST_METHODS):
             self._methods[number] = method
 
     def reread(self, content: bytes, number: int | str) -> Any:
@@ -59,7 +60,7 @@ class MessageRepair:
 
         One tool with half a character or with a schema of a thousand levels would cost the whole list.
         """
-        if self._methods.get(number) not in (*LISTS.values(), *BARE.values()):
+        if self._methods.get(number) not in LIST_METHODS:
             return None
         import mcp_types
 

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from stepengine.adapters.mcp._caps import BLOCK_CHARS, ERROR_CHARS, MEDIA_BYTES, PAGE_SCHEME, PARTS, RESULT_DEPTH
 from stepengine.data.json import MAX_DIGITS, MAX_NUMBER, MIN_NUMBER, JsonValue, canonical, compact, freeze
-from stepengine.data.media_types import resolve_media_type
+from stepengine.data.media_types import IMAGES, resolve_media_type
 from stepengine.data.messages import (
     CUT_OFF,
     DocumentPart,
@@ -40,7 +40,6 @@ BLOB = "mcp_blob"
 
 BEGIN_CHARS = 64
 """Base64 of 48 bytes, more than a file needs to tell its type."""
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 PDF = "application/pdf"
 SHOWN = "[shown beside this]"
 HELD_DEPTH = 3
@@ -242,7 +241,7 @@ def _shorten(value: object) -> str:
 
 
 def recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
-    """Return JSON of a server without what no record can hold: numbers and values that are too large become words."""
+    """Return JSON of a server in a form that a record can hold: too large numbers and too deep values become words, NaN ``None``."""
     if isinstance(value, Mapping | list | tuple) and not levels:
         return "[nested too deep]"
     if isinstance(value, Mapping):

@@ -64,8 +64,8 @@ CATEGORY = "mcp"
 GREW = "list_changed"
 """What stands in a pending result while the run asks for a list of tools that has changed."""
 LEFT_OUT_TEXT = (
-    "The MCP server {server!r} offers what this run cannot use. Fix it at the server, or choose its tools with include= and exclude= of "
-    "mcp_tools. It is left out: {reason}"
+    "The MCP server {server!r} offers an item that this run cannot use. Fix the server, or select its tools with include= and "
+    "exclude= of mcp_tools. The item is left out: {reason}"
 )
 SETTLED = ("ok", "error")
 GONE = (ToolServerError.__name__, ConnectionLost.__name__)

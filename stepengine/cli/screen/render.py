@@ -35,7 +35,6 @@ __all__ = (
     "format_value",
     "is_terminal",
     "one_line",
-    "output_to_json",
     "print_output",
     "print_visible",
     "result_to_json",
@@ -178,7 +177,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "run_id": state.run_id,
         "status": result.status.value,
         "stop_reason": result.stop_reason and result.stop_reason.value,
-        "output": output_to_json(result.output),
+        "output": plain(result.output),
         "text": plain(result.text),
         "error": error_to_json(result.error),
         "usage": {**attrs.asdict(result.usage), "total_tokens": result.usage.total_tokens},
@@ -189,7 +188,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "waits_for": [wait_to_json(one) for one in result.waits_for],
         "wakes_at": result.wakes_at and result.wakes_at.isoformat(),
         "children": [
-            {"agent": c.agent_id, "run_id": c.run_id, "status": c.status.value, "output": output_to_json(c.output)}
+            {"agent": c.agent_id, "run_id": c.run_id, "status": c.status.value, "output": plain(c.output)}
             for c in result.children
         ],
         "session_id": result.session_id,
@@ -198,14 +197,9 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
     }
 
 
-def output_to_json(output: object) -> object:
-    """Return an output as JSON; a pydantic model by its own JSON form."""
-    return plain(output)
-
-
 def print_output(output: object) -> None:
     """Print an output, if there is one: for a person as text, for a pipe as JSON, texts as they are."""
-    told = output_to_json(output)
+    told = plain(output)
     if told in (None, ""):
         return
     if isinstance(told, str):

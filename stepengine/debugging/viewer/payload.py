@@ -25,7 +25,7 @@ import attrs
 from stepengine.data.codec import bare, plain, restored
 from stepengine.data.effects import KINDS
 from stepengine.data.json import compact, thaw
-from stepengine.data.media_types import find_media_type
+from stepengine.data.media_types import IMAGES, find_media_type
 from stepengine.data.messages import (
     AssistantMessage,
     CitationPart,
@@ -94,8 +94,6 @@ MAX_SAFE = 2**53 - 1
 MAX_ORIGINS = 50
 """The most arguments of a call whose origins the page shows, untrusted ones first."""
 MAX_IMAGE = 2 * 1024 * 1024
-SHOWN_IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-"""What every browser shows."""
 
 
 def _make_visible(text: str) -> str:
@@ -200,7 +198,7 @@ class PageTexts:
             return {"media": f"{part.mime_type} {where}"}
         told: Form = {"media": f"{part.mime_type}, {len(part.data):,} bytes"}
         kind = find_media_type(part.data)
-        if kind in SHOWN_IMAGES and len(part.data) <= MAX_IMAGE:
+        if kind in IMAGES and len(part.data) <= MAX_IMAGE:
             written = f"data:{kind};base64,{base64.b64encode(self._redactor.binary(part.data)).decode()}"
             told["image"] = self._pictures.setdefault(written, len(self.images))
             self.images += [written] if told["image"] == len(self.images) else []
