@@ -172,15 +172,6 @@ class Foreign:
         now = self.look()
         return sorted(name for name in {*now, *self.before} if now.get(name) != self.before.get(name))
 
-    def restore(self) -> None:
-        for name in self.changed():
-            path = self.folder / name
-            if path.is_dir():
-                path.rmdir()
-            elif path.exists():
-                path.unlink()
-        self.fill()
-
 
 AGENT = """\
 from stepengine import AgentDefinition
@@ -483,8 +474,7 @@ def write_journal(file: Path) -> None:
     """
     Try each method of a journal that writes.
     """
-    run = ["r"] if file.suffix in DATABASES else []
-    for kind, given in ((FileJournal, []), (SqliteJournal, run or ["r"])):
+    for kind, given in ((FileJournal, []), (SqliteJournal, ["r"])):
         for act in (
             lambda journal: journal.writer().close(),
             lambda journal: journal.replace([]),

@@ -86,7 +86,7 @@ def test_a_fork_gets_the_replies_after_those_that_it_keeps() -> None:
 
 
 @pytest.mark.spec("requirements:A17")
-def test_max_cost_bounds_a_run_and_replies_of_a_script_are_free() -> None:
+def test_max_cost_bounds_a_run_and_scripted_replies_are_free() -> None:
     free = typed("run", "./talker.py", "go", "--script", "replies.json", "--max-cost", "0.5", "--no-journal")
     Path("priced.py").write_text(
         "from decimal import Decimal\nfrom stepengine.models import ModelReply\n"
@@ -114,7 +114,6 @@ def test_max_cost_bounds_a_run_and_replies_of_a_script_are_free() -> None:
         ("eval talker.py", "talker.py holds no 'evaluation'; for example:"),
         ("run ./talker.py go --script reply.json", "No such file or directory; did you mean 'replies.json'?"),
         ("run ./talker.py go --script askr.py", "there is no file 'askr.py'; did you mean 'asker.py'?"),
-        ("serve talkr", "there is no talkr; pass a Python file, a folder of agent files, or an importable module"),
         ("serve empty", "the folder empty holds no agent files; `stepengine init` creates a project with one"),
         ("runs", "no run is recorded in this folder; `stepengine run AGENT` records one"),
         ("runs --waiting", "no run that waits is recorded in this folder"),

@@ -136,7 +136,7 @@ def test_a_broken_data_url_is_an_error_that_says_so(url):
 @pytest.mark.spec("providers:PV140")
 @pytest.mark.parametrize("wire", FOUR)
 @pytest.mark.parametrize("kind", ["image/tiff", "image/heic"])
-def test_an_image_that_a_provider_refuses_is_named_by_its_bytes(wire, kind):
+def test_an_unsupported_image_is_named_by_its_bytes(wire, kind):
     part = ImagePart(data=FILES[kind], mime_type="image/png")
     if wire == "google":  # takes any type
         assert kind in json.dumps(body(wire, UserMessage([part])))

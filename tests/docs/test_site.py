@@ -55,7 +55,7 @@ def test_the_reference_holds_every_public_name_and_the_options_of_runs(site: Pat
     assert set() == {*public, *typed} - found
 
 
-def test_pages_of_modules_tell_readers_of_a_checkout_where_the_names_are() -> None:
+def test_pages_of_modules_name_the_pydoc_command() -> None:
     blocks = [
         (page, found[1], found[2])
         for page in PAGES

@@ -167,7 +167,7 @@ def test_outputs_of_children_are_whole_for_a_handler() -> None:
 
 
 @pytest.mark.spec("requirements:E10")
-def test_a_result_that_its_body_cut_is_named_as_the_reason() -> None:
+def test_the_error_names_the_cut_made_by_the_tool() -> None:
     @tool(in_thread=False)
     def rows(ctx: ToolContext) -> list[int]:
         """Count."""
@@ -184,7 +184,7 @@ def test_a_result_that_its_body_cut_is_named_as_the_reason() -> None:
 
 
 @pytest.mark.spec("reliability:TL10")
-def test_a_marked_text_of_a_tool_is_cut_like_any_other() -> None:
+def test_a_text_that_imitates_a_note_is_cut() -> None:
     """
     Only the mark of the engine counts, never the words of a note in a result.
     """

@@ -21,7 +21,6 @@ from stepengine import (
     Race,
     RateLimit,
     RetryPolicy,
-    Sleep,
 )
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
@@ -29,6 +28,7 @@ from stepengine.errors import ModelError, TruncatedReply
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.journal.show import render, result_tree, run_tree
 from stepengine.models import Provider, fallback
+from tests.loop_clock import put_clock_ahead
 
 MODEL = "anthropic/claude-sonnet-4-5"
 BILLED = Usage(input_tokens=1_000, output_tokens=1_000)
@@ -61,40 +61,54 @@ class Model(Provider):
 KID = AgentDefinition("kid", model=MODEL)
 
 
-def lose_race(ctx: Any) -> Any:
-    yield from Race([AgentCall(KID, "a"), Sleep(0.02)])
-
-
-def fail_together(ctx: Any) -> Any:
-    async def fail() -> None:
-        await asyncio.sleep(0.02)
-        msg = "broken"
-        raise ValueError(msg)
-
-    yield from Parallel([AgentCall(KID, "a"), Perform(fail)], fail_fast=True)
-
-
 def parent(handle: Callable[..., Any]) -> AgentDefinition:
     return AgentDefinition("parent", model=MODEL, handle_steps=handle, spawnable_agents=[KID])
 
 
-WAYS = {
-    "loser of a race": (parent(lose_race), ["hang"], {}),
-    "time limit": (KID, ["hang"], {"limits": Limits(max_seconds=0.02)}),
-    "sibling of a failed child": (parent(fail_together), ["hang"], {}),
-    "stream that broke off": (KID, ["cut"], {}),
-    "streams that broke off for good": (KID, ["cut"] * 4, {}),
-    "model before a fallback": (AgentDefinition("kid", model=fallback(MODEL, f"{MODEL}-20250929")), ["cut"], {}),
+def lose_race(model: Model, *prompts: str) -> AgentDefinition:
+    def handle(ctx: Any) -> Any:
+        yield from Race([*[AgentCall(KID, prompt) for prompt in prompts or "a"], Perform(model.is_busy.wait)])
+
+    return parent(handle)
+
+
+def fail_together(model: Model) -> AgentDefinition:
+    async def fail() -> None:
+        await model.is_busy.wait()
+        msg = "broken"
+        raise ValueError(msg)
+
+    def handle(ctx: Any) -> Any:
+        yield from Parallel([AgentCall(KID, "a"), Perform(fail)], fail_fast=True)
+
+    return parent(handle)
+
+
+WAYS: dict[str, tuple[Callable[[Model], AgentDefinition], list[str]]] = {
+    "loser of a race": (lose_race, ["hang"]),
+    "time limit": (lambda _: KID, ["hang"]),
+    "sibling of a failed child": (fail_together, ["hang"]),
+    "stream that broke off": (lambda _: KID, ["cut"]),
+    "streams that broke off for good": (lambda _: KID, ["cut"] * 4),
+    "model before a fallback": (
+        lambda _: AgentDefinition("kid", model=fallback(MODEL, f"{MODEL}-20250929")),
+        ["cut"],
+    ),
 }
 
 
 @pytest.mark.spec("reliability:R3", "reliability:I4", "requirements:D15")
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_request_without_a_reply_counts_as_sent(way: str) -> None:
-    agent, plan, options = WAYS[way]
+async def test_a_request_without_a_reply_counts_as_sent(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_agent, plan = WAYS[way]
     model, journal = Model(list(plan)), MemoryJournal()
+    agent = make_agent(model)
     async with Engine([agent], models=model, retry=RetryPolicy(base=0)) as engine:
-        result = await engine.run(agent, "x", journal=journal, **options)
+        handle = engine.start(agent, "x", journal=journal, limits=Limits(max_seconds=3_000))
+        if way == "time limit":
+            await model.is_busy.wait()
+            put_clock_ahead(monkeypatch, 6_000)
+        result = await handle.result()
         again = await engine.replay(journal)
 
     assert (model.sent, True) == (result.usage.requests, result.usage.at_least)
@@ -134,13 +148,9 @@ async def test_an_interrupted_request_counts_in_every_process(tmp_path: Path) ->
 async def test_a_cost_without_lost_requests_is_exact(error: ModelError | None) -> None:
     """A refusal is not billed, and a call that waits for a rate limit is not sent."""
     model = Model([error] if error else ["hang"])
-    agent = KID if error else parent(lose_race_twice)
+    agent = KID if error else lose_race(model, "a", "b")
     limits = {} if error else {"rate_limits": {"anthropic": RateLimit(max_concurrency=1)}}
     async with Engine([agent], models={"anthropic": model}, retry=RetryPolicy(base=0), **limits) as engine:
         result = await engine.run(agent, "x")
 
     assert (1, not error) == (result.usage.requests, result.usage.at_least)
-
-
-def lose_race_twice(ctx: Any) -> Any:
-    yield from Race([AgentCall(KID, "a"), AgentCall(KID, "b"), Sleep(0.05)])

@@ -590,23 +590,6 @@ def test_an_obvious_mistake_raises_a_typed_error(wrong: Any, words: str) -> None
     assert words in str(raised.value)
 
 
-def test_a_long_result_is_read_back_whole() -> None:
-    @tool
-    def numbers() -> list[int]:
-        """
-        Count.
-        """
-        return list(range(50_000))
-
-    def handle_steps(ctx: Any) -> Any:
-        return (yield from call(numbers))
-
-    with Engine() as engine:
-        result = engine.run_sync(AgentDefinition("a", tools=[numbers], handle_steps=handle_steps), "go")
-
-    assert list(range(50_000)) == result.output
-
-
 @pytest.mark.parametrize("is_child", [False, True])
 def test_a_limit_in_dollars_names_the_model_without_a_price(is_child: bool) -> None:
     model, child = "acme/unheard-of", AgentDefinition("kid", model="acme/unheard-of")

@@ -28,7 +28,7 @@ from stepengine import (
     Start,
     Wait,
 )
-from stepengine.data.models import ModelReply
+from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError
 from stepengine.evaluation import Case, Evaluation, contains, evaluate
@@ -296,15 +296,12 @@ def test_the_output_limit_is_the_one_that_is_sent(tmp_path: Any) -> None:
     standard = Models.standard()
 
     def limit(model: str, registry: Models = models, **options: Any) -> int | None:
-        from stepengine.data.models import ModelRequest
-
         return registry.output_limit(ModelRequest(model, settings=ModelSettings(**options)))
 
-    assert 4_096 == limit(MODEL) == limit("short") == limit("batched/claude-sonnet-4-5")
+    assert 4_096 == limit(MODEL) == limit("short") == limit("batched/claude-sonnet-4-5") == limit("anthropic/unknown")
     assert 100 == limit(MODEL, max_tokens=100)
     assert 64_000 == limit(MODEL, standard) == limit("bedrock/us.anthropic.claude-sonnet-4-5")
     assert 128_000 == limit(fallback(MODEL, "anthropic/claude-opus-4-6"), standard)
-    assert limit("anthropic/unknown") == 8_192 or limit("anthropic/unknown") == 4_096
     assert limit("ollama/unknown", standard) is None
     assert limit("nowhere/unknown", standard) is None
 

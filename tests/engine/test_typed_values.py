@@ -7,6 +7,7 @@ import datetime as dt
 import enum
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -361,18 +362,15 @@ def test_json_is_validated_once(kind: Any, said: Any, expected: BaseModel) -> No
 
 @pytest.mark.spec("generator-contract:S15")
 @pytest.mark.parametrize(
-    ("value", "place"),
-    [
-        (Read(number=5), "Read.n"), (Added(n=1), "Added.n"), (Hidden(n=5), "Hidden.n"), (Shown(n=1), "Shown.n"),
-        (Locked(token="abc"), "Locked.token"),
-    ],
+    ("value", "field"),
+    [(Read(number=5), "n"), (Added(n=1), "n"), (Hidden(n=5), "n"), (Shown(n=1), "n"), (Locked(token="abc"), "token")],
     ids=lambda v: type(v).__name__,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("way", WAYS)
-def test_lossy_objects_are_refused_with_field_and_remedy(way: Any, value: BaseModel, place: str) -> None:
+def test_lossy_objects_are_refused_with_field_and_remedy(way: Any, value: BaseModel, field: str) -> None:
     with pytest.raises(REFUSALS) as caught:
         way(value)
-    assert place.partition(".")[2] in str(caught.value)
+    assert re.search(rf"\.{field}\b", str(caught.value))
     assert "write" in str(caught.value) or "alias" in str(caught.value) or "secret is not stored" in str(caught.value)
     assert "abc" not in str(caught.value)
 

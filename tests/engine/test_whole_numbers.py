@@ -76,7 +76,7 @@ def test_a_model_may_pass_any_whole_number_that_json_holds(number: int) -> None:
 
 @pytest.mark.spec("replay:J6")
 @pytest.mark.parametrize("where", ["result", "input", "perform", "output", "params"])
-def test_a_number_that_is_too_long_is_refused_with_its_place(where: str) -> None:
+def test_a_number_with_too_many_digits_is_refused_with_its_place(where: str) -> None:
     @tool(in_thread=False)
     def long() -> dict[str, Any]:
         """Return a long number."""

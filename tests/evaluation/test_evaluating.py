@@ -702,7 +702,7 @@ class Total(BaseModel):
     n: int
 
 
-def test_a_check_sees_the_output_as_the_type_of_the_agent() -> None:
+def test_a_check_receives_the_output_as_its_type() -> None:
     seen: list[object] = []
 
     def is_three(run: Any) -> bool:

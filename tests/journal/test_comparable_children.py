@@ -38,7 +38,7 @@ def test_children_that_failed_are_alike_when_their_errors_are_of_one_kind(first,
         ("3/4 done", "1/4 done", False),
     ],
 )
-def test_the_words_of_an_error_are_compared_without_what_differs_by_machine(first, second, same) -> None:
+def test_error_words_are_compared_without_differences_by_machine(first, second, same) -> None:
     one, other = (to_comparable_form(attrs.evolve(FAILED, error=ToolError(words))) for words in (first, second))
 
     assert same == (one == other)

@@ -187,7 +187,7 @@ STORES: dict[str, Callable[[Path], Journal]] = {
 
 @pytest.mark.spec("replay:D16")
 @pytest.mark.parametrize("store", STORES)
-def test_resuming_a_failed_run_that_was_mended_reports_what_is_stored(store: str, tmp_path: Path) -> None:
+def test_resuming_a_mended_failed_run_reports_the_stored_ending(store: str, tmp_path: Path) -> None:
     async def check() -> None:
         journal = STORES[store](tmp_path)
         broken, mended = make_agent("root", lambda: fail(ValueError("no"))), make_agent("root", lambda: "1")

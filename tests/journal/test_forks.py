@@ -389,7 +389,7 @@ def test_a_journal_in_memory_can_be_copied_to_a_file(recorded, tmp_path):
 
 @pytest.mark.spec("replay:D11", "replay:J11")
 @pytest.mark.parametrize("tools", [None, "working-copy"])
-def test_the_time_of_a_fork_counts_from_when_it_was_made(tools: str | None) -> None:
+def test_the_time_of_a_fork_starts_at_its_creation(tools: str | None) -> None:
     clock = Clock()
 
     def work(n: int) -> int:

@@ -266,7 +266,7 @@ def test_responses_items_without_arguments_have_those_of_their_pieces(pieces, do
 
 
 @pytest.mark.spec("reliability:MP49")
-def test_a_call_that_comes_twice_under_one_id_runs_in_no_stream():
+def test_a_call_with_a_repeated_id_is_refused():
     part = {"functionCall": {"id": "g1", "name": "look", "args": {"n": 1}}}
     it = wire_reader("google")
     for each in (google_chunk([part]), google_chunk([part], "STOP")):

@@ -82,9 +82,7 @@ class CountingExecutor(ThreadPoolExecutor):
         return self.made[-1]
 
 
-async def test_a_result_that_is_there_when_the_time_is_over_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_result_that_exists_at_the_time_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.runtime.driver.LAST_TURN_SECONDS", SOON)
     begun, go_on, executor = threading.Event(), threading.Event(), CountingExecutor()
     asyncio.get_running_loop().set_default_executor(executor)

@@ -224,7 +224,7 @@ async def test_lines_of_files_are_counted_and_written_by_their_line_ends(project
 
 
 @pytest.mark.spec("interfaces:IF124")
-async def test_commands_run_in_the_workspace_if_rules_allow_them_and_end_with_the_turn(project: Path) -> None:
+async def test_files_are_read_and_written_by_line_ends(project: Path) -> None:
     code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"
     words = [[sys.executable, "-c", code], ["rm", "-rf", "."], ["no-such-program"]]
     given = ["env", "GIVEN=by me"]

@@ -234,7 +234,7 @@ async def test_tools_of_two_servers_and_of_the_agent_have_names_of_their_own() -
 
 
 @pytest.mark.spec("interfaces:IF61")
-async def test_names_fit_and_of_two_that_clash_the_first_is_taken() -> None:
+async def test_names_fit_and_the_first_of_two_clashing_ones_counts() -> None:
     """A server that adds a tool must not end the runs that use another one."""
     long, lines = "x" * 128, list[str]()
 
@@ -391,7 +391,7 @@ def giving(*content: Any, **more: Any) -> Foreign:
 
 
 @pytest.mark.spec("reliability:MC10")
-async def test_of_a_result_of_many_megabytes_a_model_is_shown_a_part() -> None:
+async def test_a_model_is_shown_a_part_of_a_large_result() -> None:
     """
     A handler has all of it.
     """

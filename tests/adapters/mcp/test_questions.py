@@ -109,7 +109,7 @@ async def test_a_question_of_a_server_outlives_the_process_where_the_server_can_
 
 
 @pytest.mark.spec("interfaces:IF64")
-async def test_no_further_field_is_asked_after_an_old_server_is_gone(near: Any, agent: Any, tmp_path: Any) -> None:
+async def test_no_further_field_is_asked_after_an_old_server_ends(near: Any, agent: Any, tmp_path: Any) -> None:
     """The call cannot have its answers any more, so that a person would fill in the rest of the form for nothing."""
     path = tmp_path / "run.jsonl"
     model, source = ordering(), near(protocol="legacy")

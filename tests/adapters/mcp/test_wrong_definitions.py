@@ -158,7 +158,7 @@ RESULTS: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.spec("reliability:MC10", "interfaces:IF62")
-async def test_a_wrong_result_is_shown_as_far_as_it_can_be_read(odd: Any, tmp_path: Path) -> None:
+async def test_a_wrong_result_is_shown_as_far_as_readable(odd: Any, tmp_path: Path) -> None:
     """The call was carried out, so nobody is told that it failed because of the form of its result."""
     tools = [{**LOOK, "name": name} for name in RESULTS]
     tools[-1]["outputSchema"] = {"type": "object"}
