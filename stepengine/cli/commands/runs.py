@@ -94,7 +94,7 @@ def runs(
             raise UsageProblem(msg)
         return list_schedules(files or (), runs=place, db=db, app=app, as_json=as_json, config=config)
     if place or db or config or app != APP:
-        msg = "--runs, --db, --app and --config need --schedules; to list recorded runs, leave them out"
+        msg = "--runs, --db, --app and --config need --schedules; add --schedules, or leave them out to list recorded runs"
         raise UsageProblem(msg)
     chosen = _find_runs(files or (), everywhere=everywhere, waiting=waiting)
     if as_json:
