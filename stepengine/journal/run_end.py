@@ -140,10 +140,9 @@ def _warn_of_replaced_effects(run: JournaledRun) -> None:
 def _choose_root_end(run: JournaledRun, end: Value) -> Value:
     """Return the outcome of the root run; a replay uses the recorded form if it is equal."""
     past = run.recorded_part
-    known = past.history.results.get(ROOT) if past is not None and run.mode.repeats(past) else None
-    if past is None or known is None:
+    if past is None or not run.mode.repeats(past):
         return end
-    recorded = past.history.outcome(known)
+    recorded = past.find_root_outcome()
     return recorded if isinstance(recorded, Value) and past.is_same_child(recorded, end.value) else end
 
 

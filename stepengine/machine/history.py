@@ -63,8 +63,11 @@ def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | Non
     """Return *messages* with long results shortened; *messages* itself if there is none."""
     if shorten is None:
         return messages
-    shown = [shorten(m, result_chars(m)) if isinstance(m, ToolMessage) else m for m in messages]
-    return messages if all(a is b for a, b in zip(shown, messages, strict=True)) else shown
+    shown = messages
+    for position, message in enumerate(messages):
+        if isinstance(message, ToolMessage) and (short := shorten(message, result_chars(message))) is not message:
+            shown = [*shown[:position], short, *shown[position + 1 :]]
+    return shown
 
 
 class RunHistory:
