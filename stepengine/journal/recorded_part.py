@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from functools import cached_property
 
 from attrs import frozen
 
@@ -260,7 +261,6 @@ class RecordedPart:
         self.refused: JournalError | None = None
         self.answered = 0
         self._handler = ""
-        self._root_outcome: Value | Failure | None = None
         # Made when first asked: only a fork with `tools=` looks for an effect by what it is and not by where it stands.
         self._by_print: dict[str, dict[str, list[Address]]] | None = None
         # That a replay has come by every record is what makes it a test: an agent that silently stops doing something
@@ -420,15 +420,14 @@ class RecordedPart:
 
     def find_root_end(self) -> ChildResult | None:
         """Return the recorded end of the root run, unless it was cut off."""
-        value = None if self.result(ROOT) is None else getattr(self.find_root_outcome(), "value", None)
+        value = None if self.result(ROOT) is None else getattr(self.root_outcome, "value", None)
         return value if isinstance(value, ChildResult) else None
 
-    def find_root_outcome(self) -> Value | Failure | None:
-        """Return the recorded outcome of the root run, also if it was cut off; it is read once."""
+    @cached_property
+    def root_outcome(self) -> Value | Failure | None:
+        """The recorded outcome of the root run, also if it was cut off."""
         known = self.history.results.get(ROOT)
-        if known is not None and self._root_outcome is None:
-            self._root_outcome = self.history.outcome(known)
-        return self._root_outcome
+        return None if known is None else self.history.outcome(known)
 
     def unused(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
         """Return the error for records that a run did not reach, or ``None``; *why* made the run fail."""

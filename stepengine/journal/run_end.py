@@ -142,7 +142,7 @@ def _choose_root_end(run: JournaledRun, end: Value) -> Value:
     past = run.recorded_part
     if past is None or not run.mode.repeats(past):
         return end
-    recorded = past.find_root_outcome()
+    recorded = past.root_outcome
     return recorded if isinstance(recorded, Value) and past.is_same_child(recorded, end.value) else end
 
 

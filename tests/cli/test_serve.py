@@ -12,9 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from stepengine.cli.app import app
 from stepengine.server import Tokens
 from tests import forked_processes
 from tests.offline import NO_NETWORK, ROOT
+from tests.waits import until
 
 pytestmark = pytest.mark.usefixtures("forks")
 SECONDS = 30
@@ -225,6 +226,11 @@ agent = AgentDefinition("asker", tools=["write_file"], handle_steps=writes)
 """
 
 
+def read_questions(client: httpx2.Client, run: str) -> list[Any]:
+    questions: list[Any] = client.get(f"/runs/{run}").json()["questions"]
+    return questions
+
+
 @pytest.mark.spec("studio:SV2")
 def test_what_its_tools_wrote_is_undone_in_their_folder_and_reports_are_shown(folder: Path) -> None:
     (folder / "writer.py").write_text(WRITER)
@@ -237,15 +243,13 @@ def test_what_its_tools_wrote_is_undone_in_their_folder_and_reports_are_shown(fo
         url, token = told(process)
         with httpx2.Client(base_url=url, headers={"authorization": f"Bearer {token}"}, timeout=SECONDS) as client:
             run = client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
-            until = time.monotonic() + SECONDS
-            while (stands := client.get(f"/runs/{run}").json())["status"] in ("running", "suspended"):
-                assert time.monotonic() < until, stands
-                time.sleep(0.02)
+            until(lambda: client.get(f"/runs/{run}").json()["status"] not in ("running", "suspended"))
+            ended = client.get(f"/runs/{run}").json()
             wrote = (folder / "work" / "plan.txt").read_text()
             undone = client.post(f"/runs/{run}/undo")
             reports = client.get("/reports").json()["reports"]
 
-    assert ("completed", "Rome") == (stands["status"], wrote), stands
+    assert ("completed", "Rome") == (ended["status"], wrote), ended
     assert ["plan.txt"] == undone.json()["removed"], undone.text
     assert not (folder / "work" / "plan.txt").exists()
     assert ["nightly"] == [one["id"] for one in reports]
@@ -264,10 +268,7 @@ def test_what_waits_when_it_is_killed_is_there_at_the_next_start_under_the_same_
             url = re.findall(r"http://\S+", line)[0]
             with httpx2.Client(base_url=url, headers=bearer, timeout=SECONDS) as client:
                 run = run or client.post("/runs", json={"agent": "asker", "prompt": "Rome"}).json()["run_id"]
-                until = time.monotonic() + SECONDS
-                while not (questions := client.get(f"/runs/{run}").json()["questions"]):
-                    assert time.monotonic() < until
-                    time.sleep(0.02)
+                questions = until(partial(read_questions, client, run))
             process.send_signal(signal.SIGKILL)
 
     assert token not in line

@@ -18,6 +18,7 @@ from stepengine.engine.trust import trust_folder
 from stepengine.journal import FileJournal
 from stepengine.journal.questions import in_doubt
 from tests import forked_processes
+from tests.waits import until
 
 pytestmark = pytest.mark.usefixtures("forks")
 
@@ -91,11 +92,8 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + SECONDS
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: path.exists() or process.poll() is not None)
+    assert path.exists(), process.communicate()
 
 
 def killed(folder: Path, shape: str, number: int) -> subprocess.Popen[str]:

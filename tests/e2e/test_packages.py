@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 import venv
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import pytest
 import yaml
 
 from stepengine.engine import make_project
+from tests.waits import until
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "todo-plans"
@@ -29,6 +29,14 @@ UNASKED = ("--model", "nobody", "--base-url", "http://127.0.0.1:9/v1")
 """A model that is not there: the run asks for none."""
 
 pytestmark = pytest.mark.deep
+
+
+def answers(address: str) -> bool:
+    try:
+        urllib.request.urlopen(address, timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +68,8 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     address = f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/simple/", timeout=5).close()
-                break
-            except OSError:
-                assert server.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        until(lambda: answers(f"{address}/simple/") or server.poll() is not None)
+        assert server.poll() is None
         yield address
     finally:
         server.terminate()

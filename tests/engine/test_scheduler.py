@@ -24,6 +24,7 @@ from stepengine.engine.scheduler import standings
 from stepengine.errors import AgentError, DefinitionError, JournalError
 from stepengine.journal import FileJournal, SqliteJournal
 from stepengine.journal.sleepers import open_wake_index
+from tests.waits import until, until_async
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 PLACES = pytest.mark.parametrize("place", ["runs", "runs.db"])
@@ -293,10 +294,7 @@ def test_a_run_whose_process_is_killed_in_the_middle_is_gone_on_with_by_whoever_
     script.write_text(DYING)
     words = [sys.executable, str(script), str(log), str(tmp_path / place)]
     with subprocess.Popen([*words, "start"]) as process:
-        until = time.monotonic() + 30
-        while not log.exists() or "begins" not in log.read_text():
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        until(lambda: log.exists() and "begins" in log.read_text())
         process.send_signal(signal.SIGKILL)
     (run,) = names(tmp_path / place)
     woken = subprocess.run([*words, "resume", "--due"], check=False, capture_output=True, text=True)
@@ -598,29 +596,22 @@ def test_ids_are_unique_and_agents_known_before_anything_comes(tmp_path: Path) -
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-async def until(condition: Any) -> None:
-    # How long it takes is nobody's promise.
-    async with asyncio.timeout(50):
-        while not condition():  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.spec("waiting:WT27")
 async def test_in_the_background_times_are_waited_for_and_a_change_is_noticed(tmp_path: Path) -> None:
     clock = HandClock(at("2026-05-01T06:59:30"))
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
         async with scheduler:
-            await until(lambda: clock.asleep)
+            await until_async(lambda: clock.asleep)
             assert 30.0 == clock.sleeps[0]
             await clock.set(at("2026-05-01T07:00"))
-            await until(lambda: names(tmp_path))
+            await until_async(lambda: names(tmp_path))
             await scheduler.finished()
             scheduler.replace([*scheduler.schedules, Schedule(agent, cron="* * * * *", id="minutely")])
             # Who begins to sleep when the clock was set already, for as long as it meant to before, sleeps too long.
-            await until(lambda: "minutely" in scheduler.book.load_known_schedules() and clock.asleep)
+            await until_async(lambda: "minutely" in scheduler.book.load_known_schedules() and clock.asleep)
             await clock.set(at("2026-05-01T07:01"))
-            await until(lambda: len(names(tmp_path)) == 2)
+            await until_async(lambda: len(names(tmp_path)) == 2)
             await scheduler.finished()
 
     assert ["daily-20260501T070000Z", "minutely-20260501T070100Z"] == names(tmp_path)
@@ -633,13 +624,13 @@ async def test_a_broken_book_does_not_end_the_loop(tmp_path: Path, caplog: pytes
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
         async with scheduler:
-            await until(lambda: "cannot be used to remember schedules" in caplog.text)
+            await until_async(lambda: "cannot be used to remember schedules" in caplog.text)
             (tmp_path / ".schedules.db").unlink()
             scheduler.replace(scheduler.schedules)
-            await until(lambda: "daily" in scheduler.book.load_known_schedules())
+            await until_async(lambda: "daily" in scheduler.book.load_known_schedules())
             await clock.set(at("2026-05-01T07:00"))
             scheduler.replace(scheduler.schedules)
-            await until(lambda: names(tmp_path))
+            await until_async(lambda: names(tmp_path))
             await scheduler.finished()
 
     assert ["daily-20260501T070000Z"] == names(tmp_path)
@@ -653,12 +644,12 @@ async def test_whatever_goes_wrong_with_a_look_the_next_one_comes(
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
         monkeypatch.setattr(scheduler.book, "passed", lambda *_: 1 / 0)
         async with scheduler:
-            await until(lambda: "they are looked at again" in caplog.text)
+            await until_async(lambda: "they are looked at again" in caplog.text)
             monkeypatch.undo()
             scheduler.replace(scheduler.schedules)
-            await until(lambda: "daily" in scheduler.book.load_known_schedules() and clock.asleep)
+            await until_async(lambda: "daily" in scheduler.book.load_known_schedules() and clock.asleep)
             await clock.set(at("2026-05-01T07:00"))
-            await until(lambda: names(tmp_path))
+            await until_async(lambda: names(tmp_path))
             await scheduler.finished()
 
     assert ["daily-20260501T070000Z"] == names(tmp_path)

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from stepengine.events import Event
 from stepengine.journal import FileJournal, Follower, MemoryJournal, SqliteJournal, follow_events
 from stepengine.journal import follower as module
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from tests.waits import until_async
 
 LIVE_ALONE = {"text_delta", "thinking_delta", "tool_input_delta", "phase_changed", "log_line", "notification", "warned"}
 AGENT = """
@@ -348,10 +348,8 @@ def test_who_follows_a_run_whose_process_is_killed_and_resumed_sees_what_the_who
     async def seen() -> list[str]:
         holder = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, "run", str(path))
         reader = asyncio.create_task(followed(make()))
-        ends = time.monotonic() + 60
-        while not (path.exists() and make().is_there() and len(make().records()) > 10 + 10 * seed):
-            assert time.monotonic() < ends
-            await asyncio.sleep(chance.random() / 50)
+        await until_async(lambda: path.exists() and make().is_there() and len(make().records()) > 10 + 10 * seed)
+        await asyncio.sleep(chance.random() / 50)
         holder.send_signal(signal.SIGKILL)
         await holder.wait()
         if place == "run.jsonl":

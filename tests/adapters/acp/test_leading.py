@@ -209,7 +209,7 @@ async def test_files_are_those_of_the_workspace_and_no_others(project: Path, tmp
 
 
 @pytest.mark.spec("interfaces:IF124", "reliability:FS16")
-async def test_lines_of_files_are_counted_and_written_by_their_line_ends(project: Path) -> None:
+async def test_files_are_read_and_written_by_line_ends(project: Path) -> None:
     """A page break and a line separator are characters of a line."""
     file = project / "mixed.py"
     file.write_bytes("a\x0cb\u2028\r\nsecond\nthird\r\n".encode())
@@ -224,7 +224,7 @@ async def test_lines_of_files_are_counted_and_written_by_their_line_ends(project
 
 
 @pytest.mark.spec("interfaces:IF124")
-async def test_files_are_read_and_written_by_line_ends(project: Path) -> None:
+async def test_commands_run_in_the_workspace_if_rules_allow_them(project: Path) -> None:
     code = "import os; print(sorted(os.listdir()), os.environ['GIVEN']); raise SystemExit(3)"
     words = [[sys.executable, "-c", code], ["rm", "-rf", "."], ["no-such-program"]]
     given = ["env", "GIVEN=by me"]
