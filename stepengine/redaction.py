@@ -59,8 +59,15 @@ SECRET_LAST_PARTS = ("_AUTH", "_PWD")
 """So is a variable whose last word is one of these; ``PWD`` alone is a folder, and ``SSH_AUTH_SOCK`` a socket."""
 SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key", "x-goog-api-key"})
 """Headers of requests, in lower case."""
-SECRET_HEADER_ENDINGS = ("-key", "-token", "-secret", "-password", "-authorization")
+SECRET_HEADER_ENDINGS = (
+    "-auth", "-authorization", "-cookie", "-credential", "-credentials", "-jwt", "-key", "-passphrase", "-password", "-secret",
+    "-session", "-signature", "-token",
+)  # fmt: skip
 """How headers end that a user gives to a provider and that are secret too."""
+PLAIN_HEADERS = frozenset({
+    "access-control-allow-credentials", "cache-key", "idempotency-key", "surrogate-key", "x-cache-key", "x-idempotency-key",
+})  # fmt: skip
+"""Headers that end so and hold no secret."""
 SECRET_MEMBERS = frozenset({
     "accesskey", "accesstoken", "apikey", "apitoken", "authorization", "authtoken", "bearertoken", "clientsecret", "cookie",
     "idtoken", "passphrase", "passwd", "password", "privatekey", "refreshtoken", "secret", "secretaccesskey", "secretkey",
@@ -404,7 +411,7 @@ def _normalize_name(name: str) -> str:
 def is_secret_header(name: str) -> bool:
     """Return whether a header that a provider is given is named like a secret, in whatever case."""
     low = name.lower()
-    return low in SECRET_HEADERS or low.endswith(SECRET_HEADER_ENDINGS)
+    return low in SECRET_HEADERS or (low.endswith(SECRET_HEADER_ENDINGS) and low not in PLAIN_HEADERS)
 
 
 class QuietFlag:
@@ -536,6 +543,7 @@ class Redactor:
         shapes: Whether texts that look like keys, and members with telling names, are replaced too.
         rules: What users add and except.
         keys: Values that are told of meanwhile; *known* names win over theirs. None by default.
+        mark: Returns what tells a secret from others of its name, ``<redacted:NAME~MARK>``; None by default.
 
     Attributes:
         shapes: As given.
@@ -550,7 +558,9 @@ class Redactor:
         shapes: bool,
         rules: RedactionRules = NO_RULES,
         keys: KnownSecrets | None = None,
+        mark: Callable[[str], str] | None = None,
     ) -> None:
+        self._mark = mark
         self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_of(v) not in rules.allowed}
         self._own_spellings = _make_spellings({v: self._own[v] for v in sorted(self._own, key=len, reverse=True)})
         self._keys = keys
@@ -608,7 +618,11 @@ class Redactor:
         """Return a redactor that replaces further *known* values."""
         if not known:
             return self
-        return Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys)
+        return Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
+
+    def with_marks(self, mark: Callable[[str], str]) -> Redactor:
+        """Return a redactor whose placeholders tell secrets of one name apart, by what *mark* returns for each."""
+        return Redactor(self._own, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=mark)
 
     def suspicious(self, text: str) -> bool:
         """Return whether *text*, plain or JSON, may hold something to replace; cheap, and true too often."""
@@ -755,7 +769,11 @@ class Redactor:
         return "".join([*made, text[at:]]) if made else text
 
     def _make_placeholder(self, text: str, name: str) -> str:
-        return text if not text or self._is_exempt(text) else f"<redacted:{name}>"
+        return text if not text or self._is_exempt(text) else self.placeholder(text, name)
+
+    def placeholder(self, secret: str, name: str) -> str:
+        """Return what stands for *secret*, which has this *name*."""
+        return f"<redacted:{name}>" if self._mark is None else f"<redacted:{name}~{self._mark(secret)}>"
 
     def _is_exempt(self, text: str) -> bool:
         allowed = self.rules.allowed
@@ -796,7 +814,9 @@ class Redactor:
 
     def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
-        return f"<redacted:{name}>" if self._is_secret_member(name, value) else self._redact_tree(value, level)
+        if isinstance(value, str) and self._is_secret_member(name, value):
+            return self.placeholder(value, name)
+        return self._redact_tree(value, level)
 
     def frozen(self, value: Any) -> Any:
         """

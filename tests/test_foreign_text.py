@@ -18,6 +18,7 @@ import asyncio
 import base64
 import contextlib
 import gc
+import gzip
 import json
 import struct
 import sys
@@ -116,7 +117,9 @@ from stepengine.server.webhooks import (
     _parse_event,
 )
 from stepengine.sessions.stores import _parse_json, _parse_messages, _read_json
+from stepengine.testing.cassette_bodies import decode_body, indent_json
 from stepengine.testing.cassette_files import RecordedRequest, parse_cassette
+from stepengine.testing.cassette_matching import MARK
 from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.package_checks import HOMES, HOSTS
@@ -1907,6 +1910,23 @@ PLACES = (
         ("testing/stream_ends.py:*",),
     ),
     Place(
+        "JSON of a recorded reply",
+        indent_json,
+        (*BRACKETS, of('{"a":1},', "[", "{}]"), of("\n", "{}"), of("\u0085", '"', '"')),
+        ("testing/cassette_bodies.py:*",),
+    ),
+    Place(
+        "compressed body of a recorded reply",
+        lambda data: decode_body(data, "gzip"),
+        (lambda n: gzip.compress(b"") * (n // 20), lambda n: gzip.compress(b"a" * n), ofb("\x1f")),
+    ),
+    Place(
+        "placeholder of a cassette",
+        MARK.findall,
+        (of("<redacted:"), of("<redacted:a~"), of("a"), of("~0")),
+        ("testing/cassette_matching.py:MARK",),
+    ),
+    Place(
         "error of a test that replays",
         CREDENTIAL.search,
         (of("api"), of("api_"), of("credential"), of("_API_KE"), of(" ")),
@@ -2250,20 +2270,26 @@ APART: dict[str, str] = {
     "workspace/network.py:_audit": "a host that a test of the user's asks for",
     "pytest_plugin/places.py:UNFIT": "names of the user's tests",
     "testing/recordings.py:JournalFixture.write": "a line that this package just wrote",
-    "testing/cassette.py:Matcher._body_key": "UTF-8 of a request of the user's tests",
-    "testing/cassette.py:_without_boundary": "a header of a request of the user's tests",
-    "testing/cassette.py:json_body": "a request of the user's tests",
-    "testing/cassette.py:_describe_body_cause": "a JSON pointer of ours",
-    "testing/cassette.py:find_nearest": "UTF-8 of requests of the user's tests",
     "testing/simulation.py:TOOL_NAME": "at most 64 characters",
     "testing/snapshots.py:RequestSnapshot.to_value": "a request of the user's tests",
     "testing/snapshots.py:UNSEEN": "one character",
-    "testing/exchanges.py:Exchange._is_complete": "UTF-8 of a body that is recorded",
+    "testing/cassette_matching.py:UNRESERVED": "three characters",
+    "testing/cassette_matching.py:Matcher.read": "UTF-8 of a request of the user's tests",
+    "testing/cassette_matching.py:Matcher._body_key": "UTF-8 of a request of the user's tests",
+    "testing/cassette_matching.py:_header_value": "a header of a request of the user's tests",
+    "testing/cassette_matching.py:_without_marks_in_bytes": "UTF-8 of a request of the user's tests",
+    "testing/cassette_matching.py:_without_boundary": "a header of a request of the user's tests",
+    "testing/cassette_matching.py:json_body": "a request of the user's tests",
+    "testing/cassette_misses.py:_describe_body_cause": "a JSON pointer of ours",
+    "testing/cassette_misses.py:find_nearest": "UTF-8 of requests of the user's tests",
+    "testing/exchanges.py:Exchange._read_reply": "UTF-8 of a body that is recorded",
     "testing/exchanges.py:headers_from_raw": "Latin-1 of headers",
-    "testing/patching/urllib3_pools.py:_decode_text": "Latin-1 of headers",
-    "testing/cassette_files.py:UNPRINTABLE": "one character",
+    "testing/patching/aiohttp_sessions.py:_watch": "Latin-1 of a reason",
+    "testing/patching/httpcore_pools.py:_read_request": "Latin-1 of a request of the user's program",
+    "testing/patching/httpcore_pools.py:_watch": "Latin-1 of a reason",
+    "testing/patching/wire.py:parse_sent": "a request of the user's program",
+    "testing/patching/wire.py:is_whole": "a request of the user's program",
     "testing/cassette_files.py:_body_to_yaml": "UTF-8 of a body that is recorded",
-    "testing/cassette_files.py:_indent_json": "a body that is recorded, capped as a reply; an error leaves it as it is",
     "tools/definition.py:NAME": "at most 64 characters",
     "tools/signatures.py:HEADER": "docstrings of the author",
     "tools/arguments.py:FunctionInputs._load": "JSON that was just made, by pydantic",

@@ -114,7 +114,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the mark, and raise an error for unusable modes."""
     config.addinivalue_line(
         "markers",
-        "stepengine(record=, ignore=, match_headers=, allow_unused=, extra=, chunks=, redact=, live=, patch=, "
+        "stepengine(record=, ignore=, ignore_headers=, allow_unused=, extra=, chunks=, redact=, live=, patch=, "
         "record_errors=): how the fixtures `cassette`, `journal` and `stepengine_engine` behave",
     )
     check_modes(config)
@@ -135,7 +135,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     given, rules = read_mark_arguments(item), make_redaction_rules(item)
     if given.get("patch"):
         given["ignore"] = (*given.get("ignore", ()), *CACHE_HINTS)
-    passed = ("ignore", "match_headers", "allow_unused", "chunks", "record_errors")
+    passed = ("ignore", "ignore_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
         recording_file(item, "cassette"),
         "rewrite" if is_live(item) else choose_mode(item),

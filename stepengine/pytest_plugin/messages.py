@@ -67,7 +67,7 @@ def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = 
 
 
 def _describe_environment_problem(error: BaseException) -> str:
-    from stepengine.testing.cassette import CassetteMiss
+    from stepengine.testing.cassette_misses import CassetteMiss
     from stepengine.testing.placeholders import key_variables
 
     if isinstance(error, CassetteMiss):

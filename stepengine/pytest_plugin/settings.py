@@ -12,7 +12,7 @@ import pytest
 MODES = ("none", "once", "new", "extend", "rewrite")
 FIXTURES = frozenset({"stepengine_journal", "stepengine_cassette", "stepengine_engine"})
 MARK_ARGUMENTS = frozenset({
-    "record", "ignore", "match_headers", "allow_unused", "extra", "chunks", "redact", "live", "patch", "record_errors",
+    "record", "ignore", "ignore_headers", "allow_unused", "extra", "chunks", "redact", "live", "patch", "record_errors",
 })  # fmt: skip
 CASSETTES = frozenset({"cassette", "stepengine_cassette"})
 CHUNKS = ("events", "whole", "recorded", "random")
@@ -81,7 +81,7 @@ def read_mark_arguments(item: pytest.Item) -> dict[str, Any]:
         given = {**mark.kwargs, **given}
     if given.get("record") is not None:
         _check_mode(given["record"])
-    for name in ("ignore", "match_headers", "extra", "redact"):
+    for name in ("ignore", "ignore_headers", "extra", "redact"):
         if isinstance(given.get(name, ()), str) or not hasattr(given.get(name, ()), "__iter__"):
             msg = f"the mark stepengine takes {name} as a list, not {given[name]!r}"
             raise pytest.UsageError(msg)

@@ -22,7 +22,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepengine.models.scripted import RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
-from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
+from stepengine.testing.cassette import Cassette, CassetteUnused
+from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.faults import Fault
 from stepengine.testing.rehearsal import run_with
 from stepengine.testing.simulation import Simulated, SimulationFailed, simulate

@@ -1,17 +1,15 @@
 """
 Recorded requests with their responses, and the files that hold them: vcrpy's YAML version 1, readable in a diff.
 
-Bodies are bytes as they are handed over; header names are lower-case, and values that came several times are several pairs.
-Reading constructs strings, bytes, numbers, lists and mappings, and nothing else: every other tag is refused. Size, aliases
-and depth are bounded before a tree is built, since a nested file would overflow the C stack and an aliased one the memory.
-JSON bodies are written as indented text in a literal block, one field per line, so that plain vcrpy reads what we write; a
-character that YAML would not print is written as JSON escape, which keeps the block.
+Bodies are bytes as they are handed over, and values of a header that came several times are several pairs. Reading constructs
+strings, bytes, numbers, lists and mappings, and nothing else: every other tag is refused. Size, aliases and depth are bounded before
+a tree is built, since a nested file would overflow the C stack and an aliased one the memory. Text stands in literal blocks, which
+plain vcrpy reads, JSON with one member per line.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
@@ -23,6 +21,8 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.errors import DataError
+from stepengine.testing.cassette_bodies import STYLES, decode_body, indent_json, restore_json, write_indented_json
+from stepengine.testing.recorded_errors import error_from_json
 from stepengine.workspace.file_formats import FileFormat
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -32,7 +32,11 @@ Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 def _parse_headers(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
     pairs = value.items() if isinstance(value, Mapping) else value
-    return tuple([(name.lower(), content) for name, content in pairs])
+    return tuple([(name, content) for name, content in pairs])
+
+
+def _parse_request_headers(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+    return tuple([(name.lower(), content) for name, content in _parse_headers(value)])
 
 
 def _to_upper_case(method: str) -> str:
@@ -53,7 +57,7 @@ class RecordedRequest:
 
     method: str = attrs.field(converter=_to_upper_case)
     url: str
-    headers: Headers = attrs.field(default=(), converter=_parse_headers)
+    headers: Headers = attrs.field(default=(), converter=_parse_request_headers)
     body: bytes = b""
 
     def header(self, name: str) -> str:
@@ -69,8 +73,8 @@ class RecordedResponse:
     Attributes:
         status: The status code.
         reason: The reason phrase; ``""`` when unknown.
-        headers: Pairs of lower-case name and value.
-        body: The body; compressed only when ``content-encoding`` says so.
+        headers: Pairs of name and value, in their order and spelled as they came.
+        body: The body; compressed if ``content-encoding`` says so.
     """
 
     status: int
@@ -79,8 +83,8 @@ class RecordedResponse:
     body: bytes = b""
 
     def header(self, name: str) -> str:
-        """Return the values of header *name* joined by commas; ``""`` when there is none."""
-        return ", ".join([v for n, v in self.headers if n == name])
+        """Return the values of header *name* in lower case, joined by commas; ``""`` when there is none."""
+        return ", ".join([v for n, v in self.headers if n.lower() == name])
 
 
 @frozen
@@ -92,17 +96,36 @@ class Interaction:
         request: What was asked.
         response: What came back.
         extras: What stands beside them under ``x_stepengine``: ``chunks`` (sizes of the pieces as they arrived),
-            ``complete`` (false when the reply was not read to its end).
+            ``complete`` (false when the reply was not read to its end), ``error`` (what the program met in place of a reply, or of its
+            rest), ``transport`` (the name of the program's own transport of httpx that gave the reply).
+        mark_key: The key of the marks in placeholders. Who recorded with one recorded all headers that count; ``""`` for other
+            recordings.
     """
 
     request: RecordedRequest
     response: RecordedResponse
     extras: JsonDict = attrs.field(factory=JsonDict, converter=freeze)
+    mark_key: str = ""
 
     @property
     def complete(self) -> bool:
         """Whether the reply was read to its end while recording."""
         return bool(self.extras.get("complete", True))
+
+    @property
+    def error(self) -> Exception | None:
+        """What the program met in place of a reply, or of the rest of it; a new object each time."""
+        return error_from_json(self.extras["error"]) if "error" in self.extras else None
+
+    @property
+    def is_error_of_sending(self) -> bool:
+        """Whether the program met an error before it asked for the reply."""
+        return bool(self.extras.get("error", {}).get("while_sending"))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether it can be played: a stream of events that was not read to its end cannot, since its events come one by one."""
+        return self.complete or "error" in self.extras or not is_stream(self.response)
 
 
 def is_json(message: RecordedRequest | RecordedResponse) -> bool:
@@ -129,6 +152,9 @@ SHOWN_CHARACTERS = 100
 TOP_KEYS = {"version", "interactions", "metadata", "x_stepengine"}
 INTERACTION_KEYS = {"request", "response", "x_stepengine", "recorded_at"}
 REQUEST_KEYS = {"method", "uri", "headers", "body", "parsed_body"}
+IN_FILE = {"json", "text", "headers"}
+"""Our additions that say how a reply stands in its file, and are not a part of it in memory."""
+PAIR = 2
 RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_version", "protocol"}
 
 
@@ -150,7 +176,12 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
         msg = f"{source} has cassette version {tree['version']!r}; this reads version 1"
         raise DataError(msg)
     _refuse_unknown_keys(tree, TOP_KEYS, source, "$")
-    return tuple([_read_interaction(item, source, index) for index, item in enumerate(tree["interactions"])])
+    extras = tree.get("x_stepengine") or {}
+    _check_mapping(extras, source, "x_stepengine")
+    key = extras.get("mark_key", "")
+    if not isinstance(key, str) or not re.fullmatch(r"(?:[0-9a-f]{2})*", key):
+        raise _make_misfit_error(key, "hexadecimal digits, in quotes", source, "x_stepengine.mark_key")
+    return tuple([_read_interaction(item, source, index, key) for index, item in enumerate(tree["interactions"])])
 
 
 def parse_extras(data: bytes, source: str) -> dict[str, Any]:
@@ -257,7 +288,7 @@ def _check_limit(count: int, limit: int, what: str, event: Any, source: str) -> 
         raise DataError(msg)
 
 
-def _read_interaction(item: Any, source: str, index: int) -> Interaction:
+def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Interaction:
     at = f"interactions[{index}]"
     _check_mapping(item, source, at)
     _refuse_unknown_keys(item, INTERACTION_KEYS, source, at)
@@ -272,7 +303,12 @@ def _read_interaction(item: Any, source: str, index: int) -> Interaction:
     body, decoded = _read_body(response, source, f"{at}.response", bare=False)
     headers = _header_pairs(response.get("headers"), source, f"{at}.response.headers")
     if decoded:  # the recorder took the compression away and may have left its header
-        headers = tuple([(n, v) for n, v in headers if n != "content-encoding"])
+        headers = tuple([(n, v) for n, v in headers if n.lower() != "content-encoding"])
+    kept = {name: value for name, value in extras.items() if name not in IN_FILE}
+    if "headers" in extras:
+        headers = _read_ordered_headers(extras["headers"], source, f"{at}.x_stepengine.headers")
+    if "json" in extras:
+        body = _restore_body(body, extras["json"], source, at)
     return Interaction(
         RecordedRequest(
             _parse_text(request.get("method"), source, f"{at}.request.method"),
@@ -281,8 +317,25 @@ def _read_interaction(item: Any, source: str, index: int) -> Interaction:
             _read_body(request, source, f"{at}.request", bare=True)[0],
         ),
         RecordedResponse(status, reason, headers, body),
-        JsonDict(freeze(extras)),
+        JsonDict(freeze(kept)),
+        mark_key,
     )
+
+
+def _read_ordered_headers(value: Any, source: str, at: str) -> Headers:
+    if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == PAIR for pair in value):
+        return tuple([(_parse_text(n, source, at), _parse_text(v, source, at)) for n, v in value])
+    raise _make_misfit_error(value, "a list of pairs of name and value", source, at)
+
+
+def _restore_body(body: bytes, style: Any, source: str, at: str) -> bytes:
+    if not isinstance(style, str) or style not in STYLES:
+        raise _make_misfit_error(style, f"one of {list_names(STYLES)}", source, f"{at}.x_stepengine.json")
+    try:
+        return restore_json(body.decode(), style).encode()
+    except ValueError:
+        msg = f"{source}: {at}.response.body is not JSON, as {at}.x_stepengine.json says; correct the body, or take that line out"
+        raise DataError(msg, path=f"{at}.response.body") from None
 
 
 def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
@@ -328,8 +381,9 @@ def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[byt
 
 
 def _encode_json(tree: object, source: str, at: str) -> bytes:
+    """Return the body of which a file has the tree: as our files have it, since nobody knows its bytes."""
     try:
-        return json.dumps(thaw(freeze(tree)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return write_indented_json(thaw(freeze(tree))).encode()
     except DataError as error:
         msg = f"{source}: {at} is not JSON: {error.message}"
         raise DataError(msg, path=at) from None
@@ -407,8 +461,6 @@ def _make_misfit_error(value: object, fine: str, source: str, at: str) -> DataEr
     return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
 
 
-# What libyaml does not print inside a literal block, and what YAML 1.1 counts as a line break there.
-UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
 ENDLESS = 1 << 30
 
 
@@ -416,9 +468,14 @@ def dump_cassette(interactions: Iterable[Interaction], extras: Mapping[str, obje
     """Return the file that holds *interactions*, and *extras* that belong to none of them."""
     import yaml
 
-    tree = {"interactions": [_interaction_to_yaml(i) for i in interactions], "version": 1}
-    if extras:
-        tree["x_stepengine"] = dict(extras)
+    held = [*interactions]
+    keys = {interaction.mark_key for interaction in held}
+    beside = dict(extras or {})
+    if len(keys) == 1 and (key := keys.pop()):
+        beside["mark_key"] = key
+    tree: dict[str, Any] = {"interactions": [_interaction_to_yaml(i) for i in held], "version": 1}
+    if beside:
+        tree["x_stepengine"] = beside
     text = yaml.dump(
         tree, Dumper=_make_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
     )
@@ -444,21 +501,30 @@ def _make_dumper() -> object:
 
 def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
     request, response = interaction.request, interaction.response
+    extras = thaw(interaction.extras)
+    body, style = _body_to_yaml(response)
+    headers = _headers_to_yaml(response)
+    if style:
+        extras["json"] = style
+    if response.header("content-encoding") and (text := _readable_text(response)):
+        extras["text"] = text
+    if [(n, v) for n, values in headers.items() for v in values] != [*response.headers]:
+        extras["headers"] = [[*pair] for pair in response.headers]
     tree: dict[str, object] = {
         "request": {
             "method": request.method,
             "uri": request.url,
             "headers": _headers_to_yaml(request),
-            "body": _body_to_yaml(request),
+            "body": _body_to_yaml(request)[0],
         },
         "response": {
             "status": {"code": response.status, "message": response.reason},
-            "headers": _headers_to_yaml(response),
-            "body": {"string": _body_to_yaml(response)},
+            "headers": headers,
+            "body": {"string": body},
         },
     }
-    if interaction.extras:
-        tree["x_stepengine"] = thaw(interaction.extras)
+    if extras:
+        tree["x_stepengine"] = extras
     return tree
 
 
@@ -469,27 +535,21 @@ def _headers_to_yaml(message: RecordedRequest | RecordedResponse) -> dict[str, l
     return headers
 
 
-def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> str | bytes:
-    if message.header("content-encoding"):
-        return message.body
+def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | bytes, str]:
+    """Return what stands in the file for a body, and the style of its JSON; text would say that its encoding was taken away."""
+    if any(name.lower() == "content-encoding" for name, _ in message.headers):
+        return message.body, ""
     try:
         text = message.body.decode()
     except UnicodeDecodeError:
-        return message.body
-    return text if is_stream(message) else _indent_json(text)
+        return message.body, ""
+    return (text, "") if is_stream(message) else indent_json(text)
 
 
-def _indent_json(text: str) -> str:
-    """Return a JSON object or array with one member per line; any other text as it is."""
-    if text[:1] not in ("{", "["):
-        return text
+def _readable_text(response: RecordedResponse) -> str:
+    """Return the text of a compressed body, for people who read the file; ``""`` if it holds none."""
     try:
-        tree = json.loads(text)
-        written = json.dumps(tree, ensure_ascii=False, allow_nan=False, indent=2)
-    except (ValueError, RecursionError):
-        return text
-    return UNPRINTABLE.sub(_escape_char, written)
-
-
-def _escape_char(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
+        text = decode_body(response.body, response.header("content-encoding")).decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if is_stream(response) else indent_json(text)[0]

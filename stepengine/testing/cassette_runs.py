@@ -114,7 +114,7 @@ def _clean_interaction(interaction: Interaction) -> Interaction:
 def _decompress(response: RecordedResponse) -> RecordedResponse:
     """Return a response without its compression; one that is not compressed as its header says, or is too long, as it is."""
     encoding = response.header("content-encoding")
-    if not encoding:
+    if not encoding or not encoding.isascii():
         return response
     import httpx2
 
@@ -129,7 +129,7 @@ def _decompress(response: RecordedResponse) -> RecordedResponse:
                 return response
     except httpx2.DecodingError:
         return response
-    headers = tuple([(name, value) for name, value in response.headers if name != "content-encoding"])
+    headers = tuple([(name, value) for name, value in response.headers if name.lower() != "content-encoding"])
     return attrs.evolve(response, headers=headers, body=bytes(content))
 
 
@@ -182,7 +182,7 @@ def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> 
 
 
 def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
-    headers = dict(response.headers)
+    headers = {name.lower(): value for name, value in response.headers}
     content = response.body
     if not OK <= response.status < MULTIPLE_CHOICES:
         raise error_from_body(content, response.status, headers, call.label)

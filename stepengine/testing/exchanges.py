@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Protocol
 
+import attrs
+
 from stepengine.data.json import JsonDict
-from stepengine.redaction import Redactor
-from stepengine.testing.cassette import CassetteMiss, LeftOut, OpenExchange, Slot
+from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
+from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_misses import CassetteMiss, as_raised_here
+from stepengine.testing.recorded_errors import error_to_json
 from stepengine.testing.stream_ends import stream_is_complete
 from stepengine.testing.traffic_redaction import (
-    Cleaner,
     clean_url,
     is_credential_exchange,
     is_presigned,
@@ -32,10 +35,11 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 
 NOT_RECORDED = frozenset({408, 409, 429})
 FIRST_SERVER_ERROR = 500
-# They describe the bytes of the original connection; a library frames those that it is given itself.
-FRAMING = frozenset({"connection", "content-length", "transfer-encoding"})
+WITHOUT_BODY = frozenset({204, 304})
 PASSING: ContextVar[bool] = ContextVar("PASSING", default=False)
 """Whether a request is on its way to the network through a transport that records it."""
+SEEN: ContextVar[list[str] | None] = ContextVar("SEEN", default=None)
+"""Where the requests and connections are noted that a transport of a program's own makes by patched libraries."""
 
 
 class KnownReplies(Protocol):
@@ -47,21 +51,20 @@ class KnownReplies(Protocol):
     def forget(self, miss: CassetteMiss) -> None:
         """Remove a miss, because another source answers the request."""
 
+    def has_transport(self, name: str) -> bool:
+        """Return whether replies were recorded that a transport of the program's own gave."""
+
 
 class RecordingTarget(Protocol):
     """The cassette that recordings are stored in, in this or another process."""
 
     open_exchanges: set[OpenExchange]
 
-    @property
-    def redactor(self) -> Redactor:
-        """The rules for secrets."""
-
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
         """Reserve the next position for a request that starts now."""
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
-        """Store an interaction at its reserved position."""
+        """Store an interaction at its reserved position, without its secrets."""
 
     def leave_out(self, left: LeftOut) -> None:
         """Store the fact that a reply was not recorded."""
@@ -76,6 +79,11 @@ class Exchange:
         request: The request.
         record_errors: Store replies with status 408, 409, 429 and 5xx, and streams that end in an error event.
         keep_chunks: Store the sizes of a stream's pieces.
+        transport: The name of the program's own transport that gives the reply.
+
+    Attributes:
+        pieces: What has arrived.
+        unframe: Returns the body in the pieces, and whether its end is there; None for pieces of the body itself.
     """
 
     def __init__(
@@ -85,15 +93,18 @@ class Exchange:
         *,
         record_errors: bool = False,
         keep_chunks: bool = False,
+        transport: str = "",
     ) -> None:
         self._cassette = cassette
         self._request = request
         self._record_errors = record_errors
         self._keep_chunks = keep_chunks
+        self._about: dict[str, object] = {"transport": transport} if transport else {}
         self._slot: Slot | None = cassette.reserve(secrets_in_headers(request.headers))
         cassette.open_exchanges.add(self)
         self._head = RecordedResponse(200)
-        self._pieces: list[bytes] = []
+        self.pieces: list[bytes] = []
+        self.unframe: Callable[[bytes], tuple[bytes, bool]] | None = None
 
     def start_reply(self, status: int, reason: str, headers: Iterable[tuple[str, str]]) -> bool:
         """Store status and headers of the reply; return False if the reply is not recorded."""
@@ -107,52 +118,64 @@ class Exchange:
 
     def add(self, piece: bytes) -> None:
         """Store a piece of the body as it arrived."""
-        self._pieces.append(piece)
+        self.pieces.append(piece)
 
-    def end(self, *, read_to_end: bool) -> None:
-        """Store the exchange. Only the first call counts, since clients read to the end and close then."""
+    def end(self, *, read_to_end: bool, error: BaseException | None = None) -> None:
+        """
+        Store the exchange. Only the first call counts, since clients read to the end and close then.
+
+        Args:
+            read_to_end: Whether the client read until nothing came any more.
+            error: What the client met while it read.
+        """
         slot, self._slot = self._slot, None
         if slot is None:
             return
         self._cassette.open_exchanges.discard(self)
-        raw, whole = b"".join(self._pieces), self._decompressed_reply()
-        complete = self._is_complete(whole, read_to_end=read_to_end)
-        if not complete:
+        reply, complete = self._read_reply(read_to_end=read_to_end)
+        extras = self._about if complete else {**self._about, "complete": False}
+        form = None if complete or error is None or not self._record_errors else error_to_json(error)
+        if form is not None:
+            extras["error"] = form
+        elif not complete and is_stream(reply):
             self._report_left_out("cut" if read_to_end else "not_read")
-            whole = RecordedResponse(self._head.status, self._head.reason, self._head.headers, raw)
-        cleaner = Cleaner(slot.secrets, base=self._cassette.redactor)
-        clean = cleaner.response(whole)
-        extras: dict[str, object] = {} if complete else {"complete": False}
-        if self._keep_chunks and is_stream(whole) and clean.body == raw:
-            extras["chunks"] = [len(piece) for piece in self._pieces]
-        self._cassette.finish(slot, Interaction(cleaner.request(self._request), clean, JsonDict(extras)))
+        if self._keep_chunks and is_stream(reply):
+            extras["chunks"] = [len(piece) for piece in self.pieces]
+        self._cassette.finish(slot, Interaction(self._request, reply, JsonDict(extras)))
 
-    def fail(self) -> None:
-        """Discard the exchange, because there was no reply."""
-        self._head = RecordedResponse(0)
-        self._report_left_out("no_reply")
-        self._slot = None
+    def fail(self, error: BaseException, *, while_sending: bool = False) -> None:
+        """Store that there was no reply but *error*, if errors are recorded; *while_sending* says that the client met it then."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return
         self._cassette.open_exchanges.discard(self)
+        form = error_to_json(error) if self._record_errors else None
+        self._head = RecordedResponse(0)
+        if form is None:
+            self._report_left_out("no_reply")
+        else:
+            error_form = {**form, "while_sending": True} if while_sending else form
+            extras = JsonDict({**self._about, "error": error_form})
+            self._cassette.finish(slot, Interaction(self._request, self._head, extras))
 
     def end_if_complete(self) -> None:
         """Store the exchange if nothing is missing, although the client has not closed the reply yet."""
-        if self._is_complete(self._decompressed_reply(), read_to_end=False):
+        if self._read_reply(read_to_end=False)[1]:
             self.end(read_to_end=False)
 
-    def _decompressed_reply(self) -> RecordedResponse:
-        head, body = self._head, b"".join(self._pieces)
-        encoding = head.header("content-encoding")
-        if not encoding:
-            return RecordedResponse(head.status, head.reason, head.headers, body)
-        headers = tuple([(n, v) for n, v in head.headers if n != "content-encoding"])
-        return RecordedResponse(head.status, head.reason, headers, _decompress_pieces(encoding, self._pieces))
-
-    def _is_complete(self, reply: RecordedResponse, *, read_to_end: bool) -> bool:
+    def _read_reply(self, *, read_to_end: bool) -> tuple[RecordedResponse, bool]:
+        """Return the reply as far as it has arrived, and whether that is all of it."""
+        body, whole = b"".join(self.pieces), read_to_end
+        if self.unframe is not None:
+            body, whole = self.unframe(body)
+        reply = attrs.evolve(self._head, body=body)
+        if self._request.method == "HEAD" or reply.status in WITHOUT_BODY:
+            return reply, True
         if is_stream(reply):
-            text = reply.body.decode(errors="replace")
-            return stream_is_complete(text, read_to_end=read_to_end, with_errors=self._record_errors)
-        length = self._head.header("content-length")
-        return read_to_end or length == str(sum(map(len, self._pieces)))
+            text = decode_body(body, reply.header("content-encoding")).decode(errors="replace")
+            return reply, stream_is_complete(text, read_to_end=whole, with_errors=self._record_errors)
+        length = reply.header("content-length")
+        return reply, len(body) >= int(length) if length.isdecimal() and self.unframe is None else whole
 
     def _report_left_out(self, reason: str) -> None:
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
@@ -161,25 +184,30 @@ class Exchange:
 
 @contextlib.contextmanager
 def bypass_patches(exchange: Exchange | None) -> Iterator[None]:
-    """Inside the block, patched libraries send requests unrecorded; an error there discards *exchange*."""
+    """Inside the block, patched libraries send requests unrecorded; an error there ends *exchange*."""
     token = PASSING.set(True)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if exchange is not None:
-            exchange.fail()
+            exchange.fail(error)
         raise
     finally:
         PASSING.reset(token)
 
 
 def start_exchange(
-    cassette: RecordingTarget, request: RecordedRequest, *, record_errors: bool = False, keep_chunks: bool = False
+    cassette: RecordingTarget,
+    request: RecordedRequest,
+    *,
+    record_errors: bool = False,
+    keep_chunks: bool = False,
+    transport: str = "",
 ) -> Exchange | None:
     """Start to record *request*; return ``None`` for a request about credentials, which is never recorded."""
     if is_credential_exchange(request):
         return None
-    return Exchange(cassette, request, record_errors=record_errors, keep_chunks=keep_chunks)
+    return Exchange(cassette, request, record_errors=record_errors, keep_chunks=keep_chunks, transport=transport)
 
 
 class Exchanges:
@@ -200,36 +228,58 @@ class Exchanges:
         self._record_errors = record_errors
 
     @property
+    def plays(self) -> bool:
+        """Whether anything is played, so that a request is sent only after a look for its reply."""
+        return self._known is not None
+
+    @property
     def replaying(self) -> bool:
         """Whether nothing is recorded."""
         return self._fresh is None
 
-    def find_reply(self, request: RecordedRequest) -> RecordedResponse | None:
+    def find_interaction(self, request: RecordedRequest) -> Interaction | None:
         """
-        Return the recorded reply to *request*, or None if the request is to be sent.
+        Return the recorded interaction of *request*, or None if the request is to be sent.
 
         Raises:
             CassetteMiss: if there is none and nothing is recorded.
         """
+        _note_seen(request.url)
         if is_telemetry(request):
-            return NO_TELEMETRY if self.replaying else None
+            return Interaction(request, NO_TELEMETRY) if self.replaying else None
         if is_credential_exchange(request) and not is_presigned(request):
-            return _make_placeholder_reply(request) if self.replaying else None
+            return Interaction(request, _make_placeholder_reply(request)) if self.replaying else None
         if self._known is None:
             return None
         try:
-            return self._known.take(request).response
+            return self._known.take(request)
         except CassetteMiss as miss:
             if self._fresh is None:
-                raise
+                raise as_raised_here(miss) from None
             self._known.forget(miss)
             return None
 
-    def start(self, request: RecordedRequest) -> Exchange | None:
-        """Start to record a request that is sent; None for one that is not recorded."""
+    def has_transport(self, name: str) -> bool:
+        """Return whether replies are played that a transport of the program's own gave."""
+        return self._known is not None and self._known.has_transport(name)
+
+    def leave_out_connection(self, address: str) -> None:
+        """Store that a connection to *address* was opened by a client that is not recorded, such as one on plain sockets."""
+        _note_seen(address)
+        if self._fresh is not None:
+            self._fresh.leave_out(LeftOut("CONNECT", address, 0, "other_client"))
+
+    def start(self, request: RecordedRequest, transport: str = "") -> Exchange | None:
+        """Start to record a request that is sent, by a *transport* of the program's own if it has a name; None for one that is not recorded."""
         if self._fresh is None or is_telemetry(request):
             return None
-        return start_exchange(self._fresh, request, record_errors=self._record_errors)
+        return start_exchange(self._fresh, request, record_errors=self._record_errors, transport=transport)
+
+
+def _note_seen(what: str) -> None:
+    seen = SEEN.get()
+    if seen is not None:
+        seen.append(what)
 
 
 NO_TELEMETRY = RecordedResponse(200, "OK", {"content-type": "application/json"}, b"{}")
@@ -243,17 +293,6 @@ def _make_placeholder_reply(request: RecordedRequest) -> RecordedResponse:
     return RecordedResponse(200, "OK", {"content-type": "application/json"}, json.dumps(TOKEN).encode())
 
 
-def _decompress_pieces(encoding: str, pieces: list[bytes]) -> bytes:
-    """Return the body without its compression, as far as it arrived."""
-    import httpx2
-
-    decoded: list[bytes] = []
-    reply = httpx2.Response(200, headers={"content-encoding": encoding}, content=iter(pieces))
-    with contextlib.suppress(httpx2.DecodingError):
-        decoded.extend(reply.iter_bytes())
-    return b"".join(decoded)
-
-
 def headers_from_raw(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return header pairs as text."""
-    return tuple([(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in raw])
+    return tuple([(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw])

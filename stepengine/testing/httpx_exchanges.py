@@ -7,12 +7,13 @@ one of them.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.exchanges import FRAMING, Exchange, headers_from_raw
+from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.exchanges import Exchange, headers_from_raw
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -39,10 +40,10 @@ class HttpxExchanges:
         self, reply: RecordedResponse, request: Any, pieces: list[bytes], error: Exception | None = None
     ) -> Any:
         """Return a response that plays *reply* in *pieces*; *error* is raised after the last."""
-        reason = {"reason_phrase": reply.reason.encode("ascii", errors="replace")} if reply.reason else {}
+        reason = {"reason_phrase": reply.reason.encode("latin-1", errors="replace")} if reply.reason else {}
         return self._module.Response(
             reply.status,
-            headers=[(n, v) for n, v in reply.headers if n not in FRAMING],
+            headers=headers_to_raw(reply.headers),
             stream=self._played(pieces, error),
             request=request,
             extensions={"http_version": b"HTTP/1.1", **reason},
@@ -61,6 +62,13 @@ class HttpxExchanges:
         )
 
 
+def headers_to_raw(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return header pairs as they are sent."""
+    return [
+        (name.encode("latin-1", errors="replace"), value.encode("latin-1", errors="replace")) for name, value in headers
+    ]
+
+
 def split_events(reply: RecordedResponse) -> list[bytes]:
     """Return the body of a reply in pieces: one per event of a stream, else one."""
     if is_stream(reply):
@@ -71,13 +79,13 @@ def split_events(reply: RecordedResponse) -> list[bytes]:
 def _make_body_classes(module: Any) -> tuple[Any, Any]:
     """Return the class of played bodies and that of watched ones, both based on the stream classes of *module*."""
     bases = (module.SyncByteStream, module.AsyncByteStream)
-    return type("Played", (_Played, *bases), {}), type("Watched", (_Watched, *bases), {})
+    return type("Played", (PlayedBody, *bases), {}), type("Watched", (WatchedBody, *bases), {})
 
 
-class _Played:
+class PlayedBody:
     """A recorded body, replayed in pieces; *error* is raised after the last."""
 
-    def __init__(self, pieces: list[bytes], error: Exception | None) -> None:
+    def __init__(self, pieces: list[bytes], error: Exception | None = None) -> None:
         self._pieces = pieces
         self._error = error
 
@@ -97,7 +105,18 @@ class _Played:
         """Do nothing: no connection is open."""
 
 
-class _Watched:
+@contextlib.contextmanager
+def _ending(exchange: Exchange) -> Iterator[None]:
+    """Store the end of a body behind the block, or the error that ends it."""
+    try:
+        yield
+    except Exception as error:
+        exchange.end(read_to_end=False, error=error)
+        raise
+    exchange.end(read_to_end=True)
+
+
+class WatchedBody:
     """A live body that is recorded while it is read."""
 
     def __init__(self, stream: Any, exchange: Exchange) -> None:
@@ -105,16 +124,16 @@ class _Watched:
         self._exchange = exchange
 
     def __iter__(self) -> Iterator[bytes]:
-        for piece in self._stream:
-            self._exchange.add(piece)
-            yield piece
-        self._exchange.end(read_to_end=True)
+        with _ending(self._exchange):
+            for piece in self._stream:
+                self._exchange.add(piece)
+                yield piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for piece in self._stream:
-            self._exchange.add(piece)
-            yield piece
-        self._exchange.end(read_to_end=True)
+        with _ending(self._exchange):
+            async for piece in self._stream:
+                self._exchange.add(piece)
+                yield piece
 
     def close(self) -> None:
         """Close the live body."""

@@ -32,8 +32,10 @@ from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.journal.records import ROOT, Record, Result
 from stepengine.journal.runs import SelfOpeningJournal
 from stepengine.journal.store import Writer
-from stepengine.testing.cassette import Cassette, CassetteMiss, CassetteUnused
+from stepengine.testing.cassette import Cassette, CassetteUnused
 from stepengine.testing.cassette_files import CASSETTE_FILE, Interaction, RecordedRequest
+from stepengine.testing.cassette_matching import find_key
+from stepengine.testing.cassette_misses import CassetteMiss
 
 if TYPE_CHECKING:
     from stepengine.testing.transport import Chunks, Clients
@@ -141,12 +143,14 @@ class CassetteFixture(Cassette):
             CASSETTE_FILE.check(path)  # before the test, whose recording would be lost
         known: Iterable[Interaction] = interactions_of(path) if mode != "rewrite" and self.existed else ()
         hint = f"{command} --stepengine-record={'extend' if self.existed else 'once'}"
-        super().__init__(known, path=path, hint=hint, **options)
+        # A file that is recorded again keeps its key, so that what has not changed looks the same.
+        key = find_key(interactions_of(path)) or None if mode == "rewrite" and self.existed else None
+        super().__init__(known, path=path, hint=hint, mark_key=key, **options)
         self.mode: Mode = mode
         self.allow_unused = allow_unused
         self.calls = 0
         self.cost: Decimal | None = None
-        self.fresh = Cassette(path=path, **options)
+        self.fresh = Cassette(path=path, mark_key=self.mark_key, **options)
         self._options = {
             "command": command, "chunks": chunks, "keeps": keeps, "record_errors": record_errors, **options,
         }  # fmt: skip
@@ -231,7 +235,8 @@ class CassetteFixture(Cassette):
         from stepengine.testing.patching import patch_clients
 
         fresh = None if self.replaying else self.fresh
-        return patch_clients(Exchanges(self, fresh, record_errors=self._record_errors), self._source_name)
+        known = self if self.replaying or len(self) or self._extra else None
+        return patch_clients(Exchanges(known, fresh, record_errors=self._record_errors), self._source_name)
 
     def clients(self, inner: object = None) -> Clients:
         """
@@ -338,7 +343,7 @@ class CassetteFixture(Cassette):
     def _join_cassette(self, interactions: Iterable[Interaction]) -> Cassette:
         own = ("command", "chunks", "keeps", "record_errors")
         options = {n: v for n, v in self._options.items() if n not in own}
-        whole = Cassette(interactions, path=self.path, **options)
+        whole = Cassette(interactions, path=self.path, mark_key=self.mark_key, **options)
         # What one request kept secret must not stand in the reply to another.
         whole._secrets.update(self.fresh._secrets)  # noqa: SLF001
         return whole

@@ -1,9 +1,9 @@
 """
 Taking secrets out of recorded traffic, and finding those that are left.
 
-Headers pass by an allow-list, query values too. JSON and form members with telling names, texts that look like keys, and
-the values of a request's own secret headers are replaced wherever they appear. The same is done to a live request before
-it is looked up, so that a recording plays with any key. A cleaned value cleans to itself.
+Secret are headers, cookies, parameters, members of JSON and of forms with telling names, texts that look like keys, and the values of
+a request's own secret headers wherever they appear. The same is done to a live request before it is looked up, so that a recording plays
+with any key. A cleaned value cleans to itself.
 
 A secret may come in pieces, spread over many server-sent events: the texts that stand at one place of a stream's JSON
 events, such as ``/delta/text``, are looked at joined, and what is found is taken out of every piece that holds a part of it.
@@ -18,9 +18,9 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote_plus, urlencode, urlsplit, urlunsplit
 
 import attrs
 from attrs import frozen
@@ -28,7 +28,7 @@ from attrs import frozen
 from stepengine.redaction import (
     ANY,
     MIN_KNOWN,
-    SECRET_HEADERS,
+    PLACEHOLDER,
     Redactor,
     SecretFound,
     Span,
@@ -37,7 +37,9 @@ from stepengine.redaction import (
     make_redactor,
     parse_if_json,
 )
+from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_matching import is_counted, is_uncounted
 
 __all__ = (
     "KEPT_REQUEST_HEADERS",
@@ -77,8 +79,12 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     lines = LINE.split(stream)
     trees = _parse_event_trees(lines)
     for path, pieces in _collect_pieces(trees).items():
-        spans = redactor.spans("".join([p.text for p in pieces]))
-        for piece, changed in _cut_spans(pieces, spans):
+        joined = "".join([p.text for p in pieces])
+
+        def hide(span: Span, joined: str = joined) -> str:
+            return redactor.placeholder(joined[span.start : span.end], span.name)
+
+        for piece, changed in _cut_spans(pieces, redactor.spans(joined), hide):
             _set_text(trees[piece.line], path, changed)
     for number, line in enumerate(lines):
         if number not in trees:
@@ -116,8 +122,8 @@ def _iter_texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
         yield from _iter_texts(member, (*path, step))
 
 
-def _cut_spans(pieces: list[Piece], spans: list[Span]) -> Iterator[tuple[Piece, str]]:
-    """Yield each piece with part of a span: a placeholder where the span starts, and nothing where it continues."""
+def _cut_spans(pieces: list[Piece], spans: list[Span], hide: Callable[[Span], str]) -> Iterator[tuple[Piece, str]]:
+    """Yield each piece with part of a span: what *hide* returns where the span starts, and nothing where it continues."""
     begin = first = 0
     for piece in pieces if spans else ():
         end = begin + len(piece.text)
@@ -127,7 +133,7 @@ def _cut_spans(pieces: list[Piece], spans: list[Span]) -> Iterator[tuple[Piece, 
             if span.start >= end:
                 break
             text += piece.text[at - begin : max(span.start, at) - begin]
-            text += f"<redacted:{span.name}>" if span.start >= at else ""
+            text += hide(span) if span.start >= at else ""
             at = span.end
             first = number if span.end > end else number + 1
         if at > begin:
@@ -148,6 +154,13 @@ KEPT_RESPONSE_HEADERS = frozenset({
     "retry-after-ms", "x-should-retry",
 })  # fmt: skip
 KEPT_PREFIXES = ("anthropic-ratelimit-", "x-ratelimit-")
+"""The headers that vcrpy is told to keep."""
+SET_COOKIES = frozenset({"set-cookie", "set-cookie2"})
+ACCOUNT_HEADERS = frozenset({"anthropic-organization-id", "openai-organization", "openai-project"})
+"""Headers of replies that name an account: no secrets, and not for everybody to read."""
+ADDRESS_HEADERS = frozenset({"content-location", "link", "location", "refresh"})
+PAIR_IN_ADDRESS = re.compile(r"""(?<=[?&#])[^&#<>\s"';,]+""")
+USERINFO = re.compile(r"(?<=://)[^/\s@<>]*@")
 METADATA_HOSTS = frozenset({
     "100.100.100.200", "169.254.169.254", "169.254.170.2", "fd00:ec2::254", "metadata.google.internal", "metadata.internal",
     "oauth2.googleapis.com",
@@ -161,7 +174,10 @@ TELEMETRY_HOST = re.compile(
     r"|ingest\.(?:\w+\.)?sentry\.io|cloud\.langfuse\.com)"
 )
 TOKEN_PATHS = ("/token", "/oauth/access_token", "/oauth2/introspect", "/oauth2/revoke")
-KEPT_QUERY = frozenset({"after", "alt", "api-version", "before", "beta", "include", "limit", "order", "stream"})
+TOKEN_REQUEST = re.compile(
+    rb"grant_?type|client_?secret|client_?assertion|refresh_?token|\b(?:code|token)\b", re.IGNORECASE
+)
+"""What a request for a token has in its body or query, beside a path that such requests have."""
 SHAPES = ANY
 
 
@@ -172,6 +188,12 @@ def secrets_in_headers(headers: Headers) -> dict[str, str]:
         if not is_secret_header(name):
             continue
         scheme, _, credential = value.partition(" ")
+        if name == "cookie":
+            pairs = [pair.partition("=") for pair in value.split(";")]
+            found.update(
+                {content or cookie.strip(): cookie.strip() if content else name for cookie, _, content in pairs}
+            )
+            continue
         found[credential or value] = name
         if scheme.lower() == "basic":
             found.update(dict.fromkeys(_basic_auth_values(credential), name))
@@ -193,14 +215,25 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
     themselves, and requests that carry a service account.
     """
     parts = urlsplit(request.url)
-    if (parts.hostname or "") in METADATA_HOSTS or parts.path.rstrip("/").endswith(TOKEN_PATHS):
+    if (parts.hostname or "") in METADATA_HOSTS:
         return True
+    if request.method == "POST" and parts.path.rstrip("/").endswith(TOKEN_PATHS):
+        return TOKEN_REQUEST.search(request.body + parts.query.encode()) is not None
     if SIGNED_CREDENTIALS.fullmatch(parts.hostname or "") or is_presigned(request):
         return True
     is_form = request.header("content-type").lower().startswith("application/x-www-form-urlencoded")
     if is_form and (b"grant_type=" in request.body or b"Action=AssumeRole" in request.body):
         return True
     return b'"private_key_id"' in request.body and b'"client_email"' in request.body
+
+
+def _add_to_length(length: str, more: int) -> str:
+    return str(int(length) + more) if length.isdecimal() else length
+
+
+def is_recorded_header(name: str) -> bool:
+    """Return whether a header of a request, in lower case, is stored: one that counts, or that holds a secret that counts."""
+    return is_counted(name) or (is_secret_header(name) and not is_uncounted(name))
 
 
 def is_kept_request_header(name: str) -> bool:
@@ -231,20 +264,24 @@ def is_telemetry(request: RecordedRequest) -> bool:
     )
 
 
-def clean_url(url: str) -> str:
-    """Return *url* without userinfo, and with a placeholder for each query value that is not known to be harmless."""
+def clean_url(url: str, redactor: Redactor = SHAPES) -> str:
+    """Return *url* as it is sent, without userinfo, and with placeholders for secrets in its query."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
-    if not parts.query:
-        return urlunsplit((parts.scheme, host, parts.path, "", ""))
-    pairs = [
-        (n, v if _is_harmless(n) else f"<redacted:{n}>") for n, v in parse_qsl(parts.query, keep_blank_values=True)
-    ]
-    return urlunsplit((parts.scheme, host, parts.path, urlencode(pairs, safe="<>:/"), ""))
+    return redactor.text(urlunsplit((parts.scheme, host, parts.path, clean_pairs(parts.query, redactor), "")))
 
 
-def _is_harmless(name: str) -> bool:
-    return name.lower() in KEPT_QUERY or name.lower().startswith("page")
+def clean_pairs(text: str, redactor: Redactor) -> str:
+    """Return a query or form with placeholders for values whose names say that they are secret; everything else as it is spelled."""
+    return "&".join([_clean_pair(piece, redactor) for piece in text.split("&")])
+
+
+def _clean_pair(piece: str, redactor: Redactor) -> str:
+    name, sign, value = piece.partition("=")
+    plain = unquote_plus(value)
+    if not value or PLACEHOLDER.fullmatch(plain) or not is_secret_parameter(unquote_plus(name)):
+        return piece
+    return f"{name}{sign}{redactor.placeholder(plain, unquote_plus(name))}"
 
 
 @frozen
@@ -266,24 +303,54 @@ class Cleaner:
         return self.base.with_known(self.known)
 
     def request(self, request: RecordedRequest) -> RecordedRequest:
-        """Return *request* without secrets."""
-        left_out = self.base.rules.headers
-        headers = [(n, self.text(v)) for n, v in request.headers if is_kept_request_header(n) and n not in left_out]
+        """Return *request* without secrets, and without headers that neither count nor hold a secret."""
+        headers = [(n, self._header(n, v)) for n, v in request.headers if is_recorded_header(n)]
         kind = request.header("content-type")
         return RecordedRequest(
-            request.method, self.text(clean_url(request.url)), headers, self.body(request.body, kind)
+            request.method,
+            clean_url(request.url, self._redactor),
+            self._allowed(headers),
+            self.body(request.body, kind),
         )
 
     def response(self, response: RecordedResponse) -> RecordedResponse:
         """Return *response* without secrets."""
-        left_out = self.base.rules.headers
-        headers = [
-            (n, self.text(clean_url(v) if n == "location" else v))
-            for n, v in response.headers
-            if is_kept_response_header(n) and n not in left_out
-        ]
-        body = response.body if response.header("content-encoding") else self._clean_reply_body(response)
+        headers = self._allowed([(n, self._header(n, v)) for n, v in response.headers])
+        body = self._clean_reply_body(response)
+        if body != response.body:
+            grown = len(body) - len(response.body)
+            headers = [(n, _add_to_length(v, grown) if n.lower() == "content-length" else v) for n, v in headers]
+            headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
         return RecordedResponse(response.status, response.reason, headers, body)
+
+    def _allowed(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        left_out = self.base.rules.headers
+        return [(name, value) for name, value in headers if name.lower() not in left_out]
+
+    def _header(self, name: str, value: str) -> str:
+        low = name.lower()
+        if low == "cookie":
+            return ";".join([self._cookie(one) for one in value.split(";")])
+        if low in SET_COOKIES:
+            cookie, end, attributes = value.partition(";")
+            return f"{self._cookie(cookie)}{end}{attributes}"
+        if is_secret_header(low):
+            scheme, space, credential = value.rpartition(" ") if value.count(" ") == 1 else value.partition(" ")
+            return f"{scheme}{space}{self._hide(credential, low)}" if space else self._hide(value, low)
+        if low in ACCOUNT_HEADERS:
+            return self._hide(value, low)
+        if low in ADDRESS_HEADERS:
+            value = PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self._redactor), USERINFO.sub("", value))
+        return self.text(value)
+
+    def _cookie(self, text: str) -> str:
+        name, sign, value = text.partition("=")
+        if not sign:
+            return self._hide(text, "cookie") if text else ""
+        return f"{name}{sign}{self._hide(value, name.strip())}" if value else text
+
+    def _hide(self, secret: str, name: str) -> str:
+        return secret if PLACEHOLDER.fullmatch(secret) else self._redactor.placeholder(secret, name)
 
     def body(self, body: bytes, content_type: str = "") -> bytes:
         """Return *body* cleaned as the JSON, form or text that it is; binary bodies only lose known values."""
@@ -291,11 +358,11 @@ class Cleaner:
             text = body.decode()
         except UnicodeDecodeError:
             return self._redactor.binary(body)
+        kind = content_type.lower()
+        if kind.startswith("application/x-www-form-urlencoded"):
+            return self.text(clean_pairs(text, self._redactor)).encode()
         if not self._redactor.suspicious(text):
             return body
-        if content_type.lower().startswith("application/x-www-form-urlencoded"):
-            pairs = parse_qsl(text, keep_blank_values=True)
-            return urlencode([(n, self._redactor.member(n, v)) for n, v in pairs], safe="<>:/").encode()
         return self._redactor.json_text(text).encode()
 
     def text(self, text: str) -> str:
@@ -305,11 +372,12 @@ class Cleaner:
     def findings(self, message: RecordedRequest | RecordedResponse) -> Iterator[tuple[str, str]]:
         """Yield path and rule of each secret that is still in *message*, also in the joined text of streams."""
         for name, value in message.headers:
-            if name in SECRET_HEADERS or self.text(value) != value:
-                yield f"headers/{name}", name
-        if isinstance(message, RecordedRequest) and clean_url(message.url) != message.url:
+            if self._header(name, value) != value:
+                yield f"headers/{name}", name.lower()
+        if isinstance(message, RecordedRequest) and clean_url(message.url, self._redactor) != message.url:
             yield "uri", "query"
-        text = message.body.decode(errors="replace")
+        encoding = message.header("content-encoding")
+        text = (decode_body(message.body, encoding) if encoding else message.body).decode(errors="replace")
         if self._redactor.suspicious(text):
             yield from self._redactor.findings(parse_if_json(text), "body")
         if is_stream(message):
@@ -318,11 +386,15 @@ class Cleaner:
                 yield from ((f"body (joined events){place}", rule) for rule in rules)
 
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:
+        """Return the body as it is if it holds no secret, and else decoded and without secrets."""
+        encoding = response.header("content-encoding")
+        plain = decode_body(response.body, encoding) if encoding else response.body
         if not is_stream(response):
-            return self.body(response.body, response.header("content-type"))
-        text = response.body.decode(errors="surrogateescape")
-        clean = clean_events(text, self._redactor)
-        return clean.encode(errors="surrogateescape")
+            clean = self.body(plain, response.header("content-type"))
+        else:
+            text = plain.decode(errors="surrogateescape")
+            clean = clean_events(text, self._redactor).encode(errors="surrogateescape")
+        return response.body if clean == plain else clean
 
 
 # --- vcrpy -------------------------------------------------------------------------------------------------------------

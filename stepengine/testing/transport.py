@@ -18,8 +18,9 @@ import attrs
 import httpx2
 
 from stepengine.errors import DataError
-from stepengine.testing.cassette import Cassette, CassetteMiss
+from stepengine.testing.cassette import Cassette
 from stepengine.testing.cassette_files import Interaction, is_json
+from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.exchanges import Exchange, bypass_patches, start_exchange
 from stepengine.testing.httpx_exchanges import HttpxExchanges, split_events
 

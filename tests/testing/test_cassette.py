@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.errors import DataError
 from stepengine.testing import Cassette, CassetteMiss, CassetteUnused
 from stepengine.testing import cassette as module
-from stepengine.testing.cassette import json_body
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.cassette_matching import json_body
 
 JSON = (("content-type", "application/json"),)
 URL = "https://api.anthropic.com/v1/messages"
@@ -133,17 +132,29 @@ def test_what_does_not_count_does_not_stop_a_match(recorded, now):
 
 
 @pytest.mark.spec("replay:C8", "replay:C10")
-def test_headers_and_ignored_members_are_an_option():
+def test_headers_count_unless_they_are_ignored():
     """
-    A header counts when it is asked for and is one that recordings keep; a pointer takes a member out on both sides.
+    A recording by us has all that count; one by others counts with those that it has. A pointer takes a member out on both sides.
     """
-    beta = ask(1, headers=(*JSON, ("anthropic-beta", "b1")))
+    beta, tenant = ask(1, headers=(*JSON, ("anthropic-beta", "b1"))), ask(1, headers=(*JSON, ("x-tenant", "t")))
+    ours = Cassette(mark_key="00")
+    ours.finish(ours.reserve(), Interaction(ask(1), RecordedResponse(200)))
 
-    assert 0 == played(cassette_of(beta), ask(1))
-    with pytest.raises(CassetteMiss, match="header anthropic-beta"):
-        cassette_of(beta, match_headers=["Anthropic-Beta"]).take(ask(1))
-    with pytest.raises(DataError, match="'x-tenant' is never stored"):
-        cassette_of(match_headers=["x-tenant"])
+    assert 0 == played(cassette_of(ask(1)), tenant)
+    assert 0 == played(cassette_of(beta), beta)
+    for cassette, now in (
+        (cassette_of(beta), ask(1)),
+        (cassette_of(beta), ask(1, headers=(*JSON, ("anthropic-beta", "b2")))),
+    ):
+        with pytest.raises(CassetteMiss, match="header anthropic-beta") as caught:
+            cassette.take(now)
+        assert "headers_differ" == caught.value.reason
+    with pytest.raises(CassetteMiss, match="header x-tenant"):
+        ours.take(tenant)
+    assert 0 == played(cassette_of(beta, ignore_headers=["Anthropic-Beta"]), ask(1))
+    assert 0 == played(
+        cassette_of(ask(1)), ask(1, headers=(*JSON, ("user-agent", "other"), ("x-stainless-lang", "py")))
+    )
     noted = {"metadata": {"user_id": "u1"}, "list": [{"a/b": 1}, 2]}
     other = {"metadata": {"user_id": "u2"}, "list": [{"a/b": 5}, 2]}
     assert 0 == played(cassette_of(ask(noted), ignore=["/metadata/user_id", "/list/0/a~1b", "/not/there"]), ask(other))

@@ -305,11 +305,12 @@ def test_compressed_bodies_and_googles_arrays_are_read(tmp_path):
     ]
     tree = tree_of(
         tmp_path,
-        exchange(CHAT, {"model": "m", "messages": [USER]}, packed, headers=(*JSON, ("content-encoding", "gzip"))),
+        exchange(CHAT, {"model": "m", "messages": [USER]}, packed, headers=(*JSON, ("Content-Encoding", "gzip"))),
+        exchange(CHAT, {"model": "m", "messages": [USER]}, REPLY, headers=(*JSON, ("content-encoding", "\xe9"))),
         exchange(stream, {"contents": [{"parts": [{"text": "Hi."}]}]}, chunks),
     )
 
-    assert [step["outcome"]["parts"] for step in tree["steps"]] == [[{"text": "Hello."}]] * 2
+    assert [step["outcome"]["parts"] for step in tree["steps"]] == [[{"text": "Hello."}]] * 3
 
 
 @pytest.mark.spec("replay:Y34")

@@ -68,7 +68,7 @@ def test_a_lookup_reads_its_own_request_and_not_the_recorded_ones(monkeypatch):
     """
     200 steps of a growing conversation are 200 keys at load and 200 at play, whatever the order.
     """
-    from stepengine.testing.cassette import Matcher
+    from stepengine.testing.cassette_matching import Matcher
 
     computed = []
     key = Matcher.key

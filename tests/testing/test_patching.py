@@ -23,6 +23,7 @@ import urllib3
 from stepengine.errors import DataError
 from stepengine.testing import Cassette, CassetteMiss
 from stepengine.testing.recordings import CassetteFixture
+from tests.http_programs.odd_server import odd_server
 from tests.model_server import ModelServer, model_server
 
 ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -251,7 +252,7 @@ def test_a_miss_in_a_thread_behind_a_bare_except_is_remembered(server, tmp_path)
 @pytest.mark.spec("replay:Y20")
 def test_requests_and_urllib3_record_what_they_read(server, tmp_path):
     """
-    Whole, streamed and preloaded; a stream that is left early is not recorded.
+    Whole, streamed and preloaded.
     """
     url = f"{server.url}/v1/chat/completions"
 
@@ -277,11 +278,15 @@ def test_requests_and_urllib3_record_what_they_read(server, tmp_path):
     assert recorded == replay(file, program)
     assert (b"data: [DONE]", 5) == (recorded[2], len(Cassette.load(file)))
 
+
+@pytest.mark.spec("replay:Y20", "replay:C6")
+def test_a_stream_that_is_left_early_is_not_recorded(tmp_path):
     early = CassetteFixture(tmp_path / "early.yaml", "once")
-    with early.patch():
-        reply = requests.post(url, json={**ASKED, "stream": True}, stream=True, timeout=5)
-        next(reply.iter_content(16))
+    with odd_server() as waiting, early.patch():
+        reply = requests.get(f"http://127.0.0.1:{waiting.server_port}/waiting-events", stream=True, timeout=5)
+        assert b"data: first\n\n" == next(reply.iter_content(13))
         reply.close()
+
     assert (0, ["not_read"]) == (len(early.fresh.complete), [left.reason for left in early.fresh.left_out])
 
 

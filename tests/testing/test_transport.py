@@ -32,12 +32,12 @@ def pieces_of(cassette: Cassette, *args: object, **options: object) -> list[byte
 
 
 @pytest.mark.spec("replay:C12")
-async def test_a_response_comes_back_without_the_framing_of_its_first_journey():
+async def test_a_response_comes_back_as_it_was_recorded():
     """
-    Status, reason, headers and body are those recorded; lengths and connection headers are gone; sync equals async.
+    Status, reason, headers in their order and spelling, and body; sync equals async.
     """
-    framing = {"Content-Length": "3", "Transfer-Encoding": "chunked", "Connection": "close", "X-A": "1"}
-    recorded = RecordedResponse(418, "Short and stout", [*framing.items(), ("x-a", "2")], b"0123456789")
+    headers = [("Content-Length", "10"), ("X-A", "1"), ("Connection", "close"), ("x-a", "2")]
+    recorded = RecordedResponse(418, "Short and stout", headers, b"0123456789")
     transport = ReplayTransport(cassette_of(recorded, times=2))
 
     one = httpx2.Client(transport=transport).get(URL)
@@ -50,7 +50,7 @@ async def test_a_response_comes_back_without_the_framing_of_its_first_journey():
             response.reason_phrase,
             response.content,
         )
-        assert [("x-a", "1"), ("x-a", "2")] == response.headers.multi_items()
+        assert headers == [(name.decode(), value.decode()) for name, value in response.headers.raw]
 
 
 @pytest.mark.spec("replay:C4", "replay:C12", "replay:C1")

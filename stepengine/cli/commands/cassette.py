@@ -29,8 +29,8 @@ def record(
     """
     Run a program and record its HTTP traffic.
 
-    The program needs no change. Requests of its Python processes by httpx, httpx2, aiohttp, requests, urllib3 and
-    boto3 are recorded in FILE, error replies included and secrets replaced. FILE is written at the end. Exits with
+    The program needs no change. Requests of its Python processes by httpx, httpx2, aiohttp, urllib, requests, urllib3
+    and boto3 are recorded in FILE, error replies included and secrets replaced. FILE is written at the end. Exits with
     the code of the program. If that is not 0, an existing FILE does not change.
 
     With --freeze, FILE holds values that replay repeats: of time.time and time.time_ns, the seed of random, and uuid.uuid4.
@@ -115,7 +115,7 @@ def _report_recording(run: ProgramRun, file: str, command: Sequence[str]) -> Exi
         print_error(
             f"nothing was recorded: {_describe_no_python(command)}"
             if not run.processes
-            else f"nothing was recorded: {command[0]} sent no request by httpx, httpx2, aiohttp, requests, urllib3 or boto3"
+            else f"nothing was recorded: {command[0]} sent no request by httpx, httpx2, aiohttp, urllib, requests, urllib3 or boto3"
         )
         raise typer.Exit(run.exit_code or Exit.FAILED)
     print_error(Account(path=file, mode="rewrite", recorded=len(run.cassette.complete)).written)
@@ -135,6 +135,8 @@ def _report_differences(run: ProgramRun, file: str, command: Sequence[str]) -> E
     cassette = run.cassette
     for message in dict.fromkeys([*map(str, cassette.misses), *run.blocked]):
         print_error(message)
+    if run.ended:
+        print_error(f"{command[0]} did not end by itself after a request that is not in {file}, and was ended")
     if cassette.misses or run.blocked:
         return Exit.DIVERGED
     if not run.processes:
@@ -174,7 +176,7 @@ def _report_comparison(run: ProgramRun, command: Sequence[str]) -> Exit:
 
 
 def _describe_difference(finding: RequestDifference) -> list[str]:
-    from stepengine.testing.cassette import describe_difference
+    from stepengine.testing.cassette_misses import describe_difference
 
     sent = f", sent by {_shorten_source_line(finding.line)}," if finding.line else ""
     lines = [f"{finding.request.method} {finding.request.url}{sent} differs between two runs"]

@@ -8,18 +8,19 @@ which were made before are covered, too. Each library has a module here, which t
 ====================  ==========================================================  =========================================
 module                what it replaces                                            programs
 ====================  ==========================================================  =========================================
-``httpx_transports``  ``handle_request`` and ``handle_async_request`` of the      anthropic, openai, google-genai (sync)
-                      transports of httpx2 and of httpx
+``httpcore_pools``    the request methods of the pools of httpcore2 and httpcore  httpx2, httpx, and so anthropic, openai,
+                                                                                  google-genai (sync)
+``httpx_clients``     which transport a client of httpx2 or httpx sends by        those with transports of their own
 ``aiohttp_sessions``  the methods of ``ClientSession``, and ``aiohttp.request``   google-genai (async)
-``urllib3_pools``     ``HTTPConnectionPool.urlopen``                              boto3, requests, google-auth
+``http_connections``  what connections of ``http.client`` send and receive        urllib.request, urllib3, requests, boto3
 ====================  ==========================================================  =========================================
 
-A library that is not imported yet is patched when it is. Not covered: websockets, gRPC, ``urllib.request`` and other clients on plain
-sockets. While a program replays, the network is blocked for them.
+A library that is not imported yet is patched when it is. Not covered: websockets, gRPC, clients on plain sockets. While a program replays, the network is blocked for them.
 """
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,23 +30,28 @@ from importlib.machinery import ModuleSpec
 from typing import Any, TypeAlias
 
 from stepengine.errors import DataError
-from stepengine.testing.exchanges import Exchanges
+from stepengine.testing.exchanges import PASSING, Exchanges
 
 __all__ = ("CACHE_HINTS", "patch_clients")
 
 Undo: TypeAlias = Callable[[], None]
 HERE = "stepengine.testing.patching"
 LIBRARIES = {
-    "httpx2": "httpx_transports",
-    "httpx": "httpx_transports",
+    "httpcore2": "httpcore_pools",
+    "httpcore": "httpcore_pools",
+    "httpx2": "httpx_clients",
+    "httpx": "httpx_clients",
     "aiohttp": "aiohttp_sessions",
-    "urllib3": "urllib3_pools",
+    "http.client": "http_connections",
+    "urllib3": "http_connections",
+    "httplib2": "http_connections",
 }
 
 CACHE_HINTS = ("/prompt_cache_key",)
 """Members of requests that frameworks fill with random ids. They route a request to a cache, and no reply depends on them."""
 
-_active: list[str] = []
+_active: list[tuple[str, Exchanges]] = []
+_hooks: list[object] = []
 
 
 @contextmanager
@@ -62,11 +68,14 @@ def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[No
     """
     if _active:
         msg = (
-            f"this process is patched for {_active[0]} already, so {name} cannot be recorded or replayed by a patch at the same time. "
+            f"this process is patched for {_active[0][0]} already, so {name} cannot be recorded or replayed by a patch at the same time. "
             "Give one of the clients transport=cassette.transport() instead"
         )
         raise DataError(msg)
-    _active.append(name)
+    _active.append((name, exchanges))
+    if not _hooks:  # an audit hook is there for good
+        sys.addaudithook(_audit_connection)
+        _hooks.append(_audit_connection)
     undo: list[Undo] = []
     finder = _PatchOnImport(exchanges, undo)
     try:
@@ -79,6 +88,14 @@ def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[No
         while undo:
             undo.pop()()
         _active.clear()
+
+
+def _audit_connection(event: str, args: tuple[Any, ...]) -> None:
+    if event != "socket.connect" or not _active or PASSING.get():
+        return
+    address = args[1]
+    if isinstance(address, tuple) and args[0].type == socket.SOCK_STREAM:
+        _active[0][1].leave_out_connection(f"{address[0]}:{address[1]}")
 
 
 def _patch(library: str, module: Any, exchanges: Exchanges) -> Undo:

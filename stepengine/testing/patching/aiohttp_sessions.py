@@ -1,30 +1,61 @@
 """
 Send the requests of aiohttp by ``Exchanges``: google-genai's async client uses aiohttp where it is installed.
 
-A client middleware sees each request as it is sent, redirects included, and may answer it. Sessions are given theirs when they are
-made, so the methods of ``ClientSession`` are replaced by ones that add it to a request.
+A client middleware sees each request as it is sent, redirects included. Sessions are given theirs when they are made, so the methods of
+``ClientSession`` are replaced by ones that add it to a request. A recorded reply comes over a connection that plays it, so that aiohttp
+reads it with its own code; of a live one, the bytes are recorded as they arrive.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
+import sys
+from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import wraps
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
 
 from stepengine.errors import DataError
-from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
-from stepengine.testing.exchanges import FRAMING, PASSING, Exchange, Exchanges, bypass_patches
-from stepengine.testing.httpx_exchanges import split_events
+from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
+from stepengine.testing.patching.wire import has_body, is_chunked, make_pieces, unchunk
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 METHODS = ("request", "get", "options", "head", "post", "put", "patch", "delete")
-BUFFER = 1 << 26
 UPGRADED = 101
+INFORMATIONAL = range(100, 200)
+
+
+@attrs.define(eq=False)
+class _Traffic:
+    """
+    What passes over the connection of one request.
+
+    Attributes:
+        played: The interaction that is played; None for a live request.
+        arrived: The bytes of the live reply.
+        ended: Whether the connection was given back or closed.
+        at_end: Called then.
+    """
+
+    played: Interaction | None = None
+    arrived: list[bytes] = attrs.field(factory=list)
+    ended: bool = False
+    at_end: Callable[[], object] = lambda: None
+
+    def end(self) -> None:
+        """Store that nothing more arrives."""
+        self.ended = True
+        self.at_end()
+
+
+TRAFFIC: ContextVar[_Traffic | None] = ContextVar("TRAFFIC", default=None)
 
 
 def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
@@ -37,9 +68,10 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     if not hasattr(module, "ClientMiddlewareType"):
         msg = f"aiohttp {module.__version__} cannot be recorded or replayed: pip install 'aiohttp>=3.12'"
         raise DataError(msg)
-    middleware = _make_middleware(module, exchanges)
+    middleware = _make_middleware(exchanges)
     originals = {name: getattr(module.ClientSession, name) for name in METHODS}
     request = module.request
+    restore_connections = _watch_connections(module)
 
     def with_middleware(send: Any) -> Any:
         @wraps(send)
@@ -63,32 +95,44 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         for name, send in originals.items():
             setattr(module.ClientSession, name, send)
         module.request = request
+        restore_connections()
 
     return restore
 
 
-def _make_middleware(module: Any, exchanges: Exchanges) -> Any:
-    replayed = _make_replayed_class(module)
-    running: set[asyncio.Task[None]] = set()
-
+def _make_middleware(exchanges: Exchanges) -> Any:
     async def middleware(request: Any, send: Any) -> Any:
         if PASSING.get():
             return await send(request)
         recorded = await _read_request(request)
-        reply = exchanges.find_reply(recorded)
-        if reply is not None:
-            return replayed(module, reply, request)
-        exchange = exchanges.start(recorded)
-        with bypass_patches(exchange):
-            response = await send(request)
-        if exchange is not None and _start_reply(exchange, response):
-            live, response.content = response.content, _make_reader(module)
-            task = asyncio.create_task(_record_and_forward(live, response.content, exchange))
-            running.add(task)
-            task.add_done_callback(running.discard)
+        found = exchanges.find_interaction(recorded)
+        if found is not None and not found.response.status:
+            raise _make_error(found, request)
+        exchange = exchanges.start(recorded) if found is None else None
+        traffic = _Traffic(found)
+        token = TRAFFIC.set(traffic)
+        try:
+            with bypass_patches(exchange):
+                response = await send(request)
+        finally:
+            TRAFFIC.reset(token)
+        if exchange is not None:
+            _watch(response, exchange, traffic)
+        if found is not None and (error := found.error) is not None:
+            traffic.at_end = lambda: response.content.set_exception(error)
+            if traffic.ended:
+                traffic.at_end()
         return response
 
     return middleware
+
+
+def _make_error(found: Interaction, request: Any) -> Exception:
+    """Return the error that came in place of a reply; that of a connector tells of its request."""
+    error = found.error or ConnectionError("there was no reply")
+    if not hasattr(error, "os_error"):
+        return error
+    return type(error)(request.connection_key, error.os_error)
 
 
 async def _read_request(request: Any) -> RecordedRequest:
@@ -97,62 +141,131 @@ async def _read_request(request: Any) -> RecordedRequest:
     return RecordedRequest(request.method, str(request.url), [*request.headers.items()], data)
 
 
-def _start_reply(exchange: Exchange, response: Any) -> bool:
-    # The body arrives decompressed.
-    headers = [(name, value) for name, value in response.headers.items() if name.lower() != "content-encoding"]
+def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
+    """Record a live reply, of which bytes may have arrived before."""
+    headers = headers_from_raw(response.raw_headers)
     if response.status == UPGRADED:
-        exchange.fail()
-        return False
-    return exchange.start_reply(response.status, response.reason or "", headers)
+        exchange.fail(ConnectionError("the connection became one of a websocket"))
+        return
+    reason = (response.reason or "").encode(errors="surrogateescape").decode("latin-1")
+    if not exchange.start_reply(response.status, reason, headers):
+        return
+    exchange.pieces = traffic.arrived
+
+    def unframe(arrived: bytes) -> tuple[bytes, bool]:
+        body = _without_heads(arrived)
+        return unchunk(body) if is_chunked(headers) else (body, response.content.is_eof())
+
+    exchange.unframe = unframe
+
+    def end() -> None:
+        # What a time limit raises is not the stream's, and passes by where the response is closed.
+        met = sys.exc_info()[1]
+        error = met if isinstance(met, TimeoutError) else response.content.exception()
+        exchange.end(read_to_end=response.content.is_eof(), error=error)
+
+    traffic.at_end = end
+    if traffic.ended:
+        traffic.at_end()
 
 
-async def _record_and_forward(live: Any, reader: Any, exchange: Exchange) -> None:
-    """Record a body while it arrives, and pass it on to what the program reads."""
-    try:
-        async for piece in live.iter_any():
-            exchange.add(piece)
-            reader.feed_data(piece)
-    except BaseException as error:
-        exchange.end(read_to_end=False)
-        reader.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
-    else:
-        exchange.end(read_to_end=True)
-        reader.feed_eof()
+def _without_heads(arrived: bytes) -> bytes:
+    """Return the body of a reply, behind its head and those of informational replies."""
+    at = 0
+    while True:
+        end = arrived.find(b"\r\n\r\n", at)
+        if end < 0:
+            return b""
+        status = arrived[at:end].split(b" ", 2)[1:2]
+        at = end + 4
+        if not status or int(status[0]) not in INFORMATIONAL:
+            return arrived[at:]
 
 
-def _make_reader(module: Any) -> Any:
-    """Return a reader that is filled here and has no connection to slow down."""
-    idle = SimpleNamespace(
-        _reading_paused=False, connected=True, pause_reading=lambda: None, resume_reading=lambda *_, **__: None
-    )
-    return module.StreamReader(idle, BUFFER, loop=asyncio.get_running_loop())
+def _watch_connections(module: Any) -> Callable[[], None]:
+    """Replace how connectors connect and how connections receive bytes, and return a function that restores both."""
+    handler = import_module("aiohttp.client_proto").ResponseHandler
+    connection_class = import_module("aiohttp.connector").Connection
+    connect, data_received = module.BaseConnector.connect, handler.data_received
+    watched: WeakKeyDictionary[Any, _Traffic] = WeakKeyDictionary()
 
-
-def _make_replayed_class(module: Any) -> Any:
-    multidict = import_module("multidict")  # aiohttp brings it
-    further = {}
-    if "stream_writer" in inspect.signature(module.ClientResponse.__init__).parameters:
-        further["stream_writer"] = SimpleNamespace(output_size=0)
-
-    class Replayed(module.ClientResponse):  # type: ignore[misc]
-        """A response that plays a recorded reply."""
-
-        def __init__(self, module: Any, reply: RecordedResponse, request: Any) -> None:
+    async def connect_by_traffic(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        traffic = TRAFFIC.get()
+        if traffic is not None and traffic.played is not None:
             loop = asyncio.get_running_loop()
-            super().__init__(
-                request.method, request.url, writer=None, continue100=None, timer=None, traces=[], session=None,
-                request_info=request.request_info, loop=loop, **further,
-            )  # fmt: skip
-            headers = multidict.CIMultiDict([(n, v) for n, v in reply.headers if n not in FRAMING])
-            self._headers = multidict.CIMultiDictProxy(headers)
-            self._raw_headers = tuple([(n.encode(), v.encode()) for n, v in headers.items()])
-            self.version = module.HttpVersion11
-            self.status, self.reason = reply.status, reply.reason
-            self.content = _make_reader(module)
-            for piece in split_events(reply):
-                self.content.feed_data(piece)
-            self.content.feed_eof()
+            protocol = handler(loop)
+            _PlayedTransport(protocol, traffic.played, traffic)
+            return connection_class(self, request.connection_key, protocol, loop)
+        connection = await connect(self, request, *args, **kwargs)
+        if traffic is not None:
+            watched[connection.protocol] = traffic
+            connection.add_callback(traffic.end)
+        return connection
 
-    return Replayed
+    def receive(self: Any, data: bytes) -> None:
+        if (traffic := watched.get(self)) is not None and not traffic.ended:
+            traffic.arrived.append(data)
+        data_received(self, data)
+
+    module.BaseConnector.connect, handler.data_received = connect_by_traffic, receive
+
+    def restore() -> None:
+        module.BaseConnector.connect, handler.data_received = connect, data_received
+
+    return restore
+
+
+class _PlayedTransport(asyncio.Transport):
+    """A transport that sends nothing, and gives the bytes of a recorded reply to *protocol* while that takes them."""
+
+    def __init__(self, protocol: Any, found: Interaction, traffic: _Traffic) -> None:
+        super().__init__()
+        method, reply, whole = found.request.method, found.response, found.complete and found.error is None
+        self._protocol = protocol
+        self._traffic = traffic
+        self._pieces = deque(make_pieces(found, method))
+        self._closes = not whole or not (
+            is_chunked(reply.headers) or reply.header("content-length") or not has_body(reply, method)
+        )
+        self._paused = False
+        self._loop = asyncio.get_running_loop()
+        protocol.connection_made(self)
+        protocol.force_close()  # or a live request would be sent over it
+        self._loop.call_soon(self._give)
+
+    def _give(self) -> None:
+        while self._pieces and not self._paused:
+            self._protocol.data_received(self._pieces.popleft())
+        if self._closes and not self._pieces and not self._paused:
+            self._closes = False
+            self._traffic.end()
+            self._protocol.connection_lost(None)
+
+    def pause_reading(self) -> None:
+        """Give nothing for now."""
+        self._paused = True
+
+    def resume_reading(self) -> None:
+        """Give more."""
+        if self._paused:
+            self._paused = False
+            self._loop.call_soon(self._give)
+
+    def write(self, data: object) -> None:
+        """Do nothing: the request is known."""
+
+    def writelines(self, list_of_data: object) -> None:
+        """Do nothing: the request is known."""
+
+    def is_closing(self) -> bool:
+        """Return False: there is nothing to close."""
+        return False
+
+    def close(self) -> None:
+        """Give nothing more."""
+        self._pieces.clear()
+        self._closes = False
+
+    def abort(self) -> None:
+        """Give nothing more."""
+        self.close()

@@ -14,6 +14,7 @@ import signal
 import socketserver
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,8 +25,10 @@ from typing import Any, Self
 import attrs
 
 from stepengine.errors import DataError, DefinitionError
-from stepengine.testing.cassette import Cassette, CassetteMiss, LeftOut, Slot
-from stepengine.testing.cassette_files import CASSETTE_FILE, parse_extras
+from stepengine.testing.cassette import Cassette, LeftOut, Slot
+from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras
+from stepengine.testing.cassette_matching import find_key
+from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.placeholders import hosts_of, placeholder_variables
 from stepengine.testing.processes import bootstrap, channel
 from stepengine.testing.processes.child_commands import find_uncovered_reason
@@ -36,6 +39,8 @@ from stepengine.testing.processes.frozen_values import FrozenValues
 
 BACKLOG = 128
 SIGNALLED = 128
+GRACE_SECONDS = 10
+"""How long a program may run on behind a request that is not in its cassette."""
 
 
 @attrs.define(eq=False)
@@ -49,6 +54,7 @@ class ProgramRun:
         processes: The command line of each Python process that was covered.
         blocked: Messages of connections that were blocked.
         uncovered: The command line of each Python process whose requests were neither recorded nor replayed, with the reason.
+        ended: Whether the program was ended, since it did not end by itself after a request that is not in the cassette.
         lost: The number of requests whose process ended before their reply was complete.
         saved: Whether the cassette was written.
         requests: How many requests each of two replays sent.
@@ -60,6 +66,7 @@ class ProgramRun:
     processes: list[str] = attrs.field(factory=list)
     blocked: list[str] = attrs.field(factory=list)
     uncovered: list[str] = attrs.field(factory=list)
+    ended: bool = False
     lost: int = 0
     saved: bool = False
     requests: Sequence[int] = ()
@@ -97,6 +104,7 @@ class Broker(AbstractContextManager["Broker"]):
         self._observed = observed
         self._slots: list[Slot] = []
         self._finished = 0
+        self._missed_at: float | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -118,7 +126,12 @@ class Broker(AbstractContextManager["Broker"]):
         self._server.server_close()
         self._thread.join()
         self._folder.cleanup()
-        self.run.lost = max(0, len(self._slots) - self._finished - len(self.run.cassette.left_out))
+        left_out = [left for left in self.run.cassette.left_out if left.reason != "other_client"]
+        self.run.lost = max(0, len(self._slots) - self._finished - len(left_out))
+
+    def has_missed_for(self, seconds: float) -> bool:
+        """Return whether a request was missed at least so long ago."""
+        return self._missed_at is not None and time.monotonic() - self._missed_at >= seconds
 
     @property
     def site(self) -> str:
@@ -150,6 +163,7 @@ class Broker(AbstractContextManager["Broker"]):
         """Execute a request of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._start_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
+            "has_transport": lambda asked: {"known": self.run.cassette.has_transport(asked["name"])},
             "leave_out": lambda told: self.run.cassette.leave_out(LeftOut(**told["left"])),
             "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._note_uncovered,
             "source": self._add_source,
@@ -180,6 +194,7 @@ class Broker(AbstractContextManager["Broker"]):
             nearest = None if self._observed is None else self._observed.find_nearest(self.run.cassette, miss)
             if nearest is not None:
                 return {"interaction": interaction_to_json(nearest)}
+            self._missed_at = self._missed_at or time.monotonic()
             return {"miss": str(miss), "reason": miss.reason}
         return {"interaction": interaction_to_json(found)}
 
@@ -251,7 +266,8 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     CASSETTE_FILE.check(path)  # before the program, whose recording would be lost
     existed = Path(path).exists()
     frozen = FrozenValues(kinds) if kinds else None
-    with Broker(Cassette(path=path), replays=False, frozen=frozen) as broker:
+    key = find_key(parse_cassette(Path(path).read_bytes(), str(path))) if existed else None
+    with Broker(Cassette(path=path, mark_key=key or None), replays=False, frozen=frozen) as broker:
         _run_program(broker, command, {})
     run, cassette = broker.run, broker.run.cassette
     if cassette.complete and not (run.exit_code and existed):
@@ -314,6 +330,23 @@ def _check_command(command: Sequence[str]) -> None:
         raise DefinitionError(msg)
 
 
+def _wait_for_program(process: subprocess.Popen[bytes], broker: Broker) -> int:
+    """Return the exit code of the program; end it if it does not end by itself after a miss, which may have ended a thread of it."""
+    while True:
+        try:
+            return process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            if not broker.has_missed_for(GRACE_SECONDS):
+                continue
+        broker.run.ended = True
+        process.terminate()
+        try:
+            return process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
 def _run_program(broker: Broker, command: Sequence[str], changes: Mapping[str, str | None]) -> None:
     """Run the program to its end with *changes* to the environment, and store its exit code."""
     before = {}
@@ -326,7 +359,7 @@ def _run_program(broker: Broker, command: Sequence[str], changes: Mapping[str, s
         with subprocess.Popen(command, env=broker.environment(variables)) as process:  # noqa: S603 - the caller's command
             if is_main:
                 before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-            code = process.wait()
+            code = _wait_for_program(process, broker)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -15,14 +15,13 @@ from typing import Any
 
 import attrs
 
-from stepengine.redaction import Redactor
-from stepengine.testing.cassette import CassetteMiss, LeftOut, OpenExchange, Slot
+from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.exchanges import Exchanges
 from stepengine.testing.patching import patch_clients
 from stepengine.testing.processes.channel import BrokerGone, ask_broker, current_mode
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_to_json
-from stepengine.testing.traffic_redaction import SHAPES
 
 _patches = contextlib.ExitStack()
 
@@ -59,11 +58,8 @@ class RemoteCassette:
         before_request: Called before each request; it may return the line of the program that sends it.
 
     Attributes:
-        redactor: Rules about secrets.
         open_exchanges: Requests of this process that are being recorded.
     """
-
-    redactor: Redactor = SHAPES
 
     def __init__(self, before_request: Callable[[], object]) -> None:
         self._before_request = before_request
@@ -87,6 +83,13 @@ class RemoteCassette:
     def forget(self, miss: CassetteMiss) -> None:
         """Do nothing: in a replay every miss is reported."""
 
+    def has_transport(self, name: str) -> bool:
+        """Return whether replies were recorded that a transport of the program's own gave."""
+        try:
+            return bool(ask_broker("has_transport", name=name)["known"])
+        except BrokerGone:
+            return False
+
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
         """Reserve the next position for a request that starts now."""
         self._before_request()
@@ -98,7 +101,7 @@ class RemoteCassette:
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Send a recorded interaction; one whose reply was not read to its end was already reported."""
-        if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.complete:
+        if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.is_kept:
             return
         with contextlib.suppress(BrokerGone):
             ask_broker("finish", slot=slot.number, interaction=interaction_to_json(interaction))

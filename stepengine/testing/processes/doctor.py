@@ -9,8 +9,10 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import ABSENT, JsonDifference, differences
-from stepengine.testing.cassette import Cassette, CassetteMiss, Matcher
+from stepengine.testing.cassette import Cassette
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.cassette_matching import Matcher
+from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.traffic_redaction import Cleaner, secrets_in_headers
 
 
@@ -73,11 +75,11 @@ class ObservedRun:
 def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDifference]:
     """Yield the requests of the first run that the second one did not send; their order does not matter."""
     matcher = Matcher()
-    rest = [(matcher.key(sent.request), sent) for sent in second.requests]
+    rest = [(matcher.read(sent.request), sent) for sent in second.requests]
     alone: list[_SentRequest] = []
     for sent in first.requests:
-        key = matcher.key(sent.request)
-        found = next((i for i, (other, _) in enumerate(rest) if other == key), None)
+        asked = matcher.read(sent.request)
+        found = next((i for i, (other, _) in enumerate(rest) if other == asked), None)
         if found is None:
             alone.append(sent)
         else:

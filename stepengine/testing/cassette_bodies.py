@@ -1,0 +1,111 @@
+"""
+How bodies stand in a cassette file.
+
+JSON stands with one member per line wherever its bytes can be made again from that, and compressed bodies with their text beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "compact": {"separators": (",", ":"), "ensure_ascii": False},
+    "compact-ascii": {"separators": (",", ":")},
+    "spaced": {"ensure_ascii": False},
+    "spaced-ascii": {},
+    "indented": {"indent": 2, "ensure_ascii": False},
+    "indented-ascii": {"indent": 2},
+}
+"""How servers write JSON: options of ``json.dumps`` by the name that a file has for them."""
+# What libyaml does not print inside a literal block, and what YAML 1.1 counts as a line break there.
+UNPRINTABLE = re.compile(r"[^\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
+GZIP = frozenset({"gzip", "x-gzip"})
+OTHER_ENCODINGS = frozenset({"br", "deflate", "zstd"})
+GZIP_HEADER = zlib.MAX_WBITS | 16
+PIECE = 4096
+"""How much is decompressed at once: what comes before an error is kept."""
+
+
+def indent_json(text: str) -> tuple[str, str]:
+    """
+    Return the JSON *text* with one member per line, and the style that makes *text* of it again.
+
+    The style is ``""`` where both are equal. Text from which that is not possible, such as ``{"price": 21.50}``, is returned as it is.
+    """
+    plain = text.rstrip("\n")
+    ends = text[len(plain) :]
+    if plain[:1] not in ("{", "["):
+        return text, ""
+    try:
+        tree = json.loads(plain)
+        indented = write_indented_json(tree) + ends
+        if indented == text:
+            return text, ""
+        styles = [name for name, options in STYLES.items() if json.dumps(tree, **options) == plain]
+    except (ValueError, RecursionError):
+        return text, ""
+    return (indented, styles[0]) if styles else (text, "")
+
+
+def write_indented_json(tree: object) -> str:
+    """
+    Return a JSON value as it stands in a file, with one member per line.
+
+    Raises:
+        ValueError: for a number that is not finite.
+    """
+    return UNPRINTABLE.sub(_escape_char, json.dumps(tree, ensure_ascii=False, allow_nan=False, indent=2))
+
+
+def restore_json(text: str, style: str) -> str:
+    """
+    Return the text of which ``indent_json`` made *text*.
+
+    Raises:
+        ValueError: if *text* is not JSON.
+    """
+    plain = text.rstrip("\n")
+    return json.dumps(json.loads(plain), **STYLES[style]) + text[len(plain) :]
+
+
+def _escape_char(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
+
+
+def decode_body(body: bytes, encoding: str) -> bytes:
+    """Return *body* without its *encoding*, the value of ``content-encoding``, as far as it can be decoded."""
+    for name in reversed([part.strip().lower() for part in encoding.split(",") if part.strip()]):
+        if name in GZIP:
+            body = _unzip(body)
+        elif name in OTHER_ENCODINGS:
+            body = _decode_once(body, name)
+    return body
+
+
+def _unzip(body: bytes) -> bytes:
+    """Return what all members of a gzip file hold, up to the first error."""
+    decoded: list[bytes] = []
+    at = 0
+    with contextlib.suppress(zlib.error):
+        while at < len(body):
+            member = zlib.decompressobj(GZIP_HEADER)
+            while not member.eof and at < len(body):
+                piece = body[at : at + PIECE]
+                decoded.append(member.decompress(piece))
+                at += len(piece) - len(member.unused_data)
+    return b"".join(decoded)
+
+
+def _decode_once(body: bytes, encoding: str) -> bytes:
+    import httpx2
+
+    decoded: list[bytes] = []
+    reply = httpx2.Response(200, headers={"content-encoding": encoding}, content=iter([body]))
+    with contextlib.suppress(httpx2.DecodingError):
+        decoded.extend(reply.iter_bytes())
+    return b"".join(decoded)

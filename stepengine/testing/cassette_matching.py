@@ -1,0 +1,302 @@
+"""
+Which recorded request a request equals: its method, address, body and headers, never where it stands.
+
+JSON counts as a value: the order of members and the form of numbers do not matter, the order of arrays does. Of an address, the order of
+parameters with different names does not matter. Headers count unless ``UNCOUNTED`` or ``UNCOUNTED_PREFIXES`` has them. Secrets of a
+recording differ from those of a replay, but two that differ in one differ in the other: each placeholder holds a mark of its secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from decimal import Context, Decimal
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.json import ABSENT
+from stepengine.redaction import is_secret_header
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, is_json
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+Key: TypeAlias = tuple[Any, ...]
+PORTS = {"http": 80, "https": 443}
+MARK = re.compile(r"<redacted:[^<>~]*~([0-9a-f]+)>")
+"""A placeholder of a cassette, with the mark of its secret."""
+MOST_DIGITS = 400
+UNRESERVED = re.compile(r"%([0-9A-Fa-f]{2})")
+
+UNCOUNTED = frozenset({
+    "accept-encoding", "baggage", "connection", "content-length", "content-md5", "date", "expect", "host", "idempotency-key",
+    "keep-alive", "openai-organization", "openai-project", "proxy-connection", "request-id", "te", "traceparent", "tracestate",
+    "trailer", "transfer-encoding", "user-agent", "x-amz-content-sha256", "x-amz-date", "x-amzn-trace-id", "x-client-request-id",
+    "x-correlation-id", "x-goog-api-client", "x-ms-client-request-id", "x-ms-date", "x-request-id",
+})  # fmt: skip
+"""Headers that tell of a connection, a client or one attempt, and that no reply depends on."""
+UNCOUNTED_PREFIXES = ("amz-sdk-", "langsmith-", "sentry-", "x-b3-", "x-forwarded-", "x-stainless-")
+
+
+def is_counted(name: str) -> bool:
+    """Return whether the header *name*, in lower case, tells requests apart by its whole value."""
+    return not is_uncounted(name) and not is_secret_header(name)
+
+
+def is_uncounted(name: str) -> bool:
+    """Return whether the header *name*, in lower case, never tells requests apart."""
+    return name in UNCOUNTED or name.startswith(UNCOUNTED_PREFIXES)
+
+
+@frozen
+class RequestPlace:
+    """The parts of a request's address that are compared."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+    query: tuple[tuple[str, str], ...]
+
+    @property
+    def origin(self) -> str:
+        """The scheme, host and port."""
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
+def parse_place(url: str) -> RequestPlace:
+    """Return the compared parts of *url*, which has no secrets."""
+    parts = urlsplit(url)
+    port = parts.port or PORTS.get(parts.scheme)
+    return RequestPlace(
+        parts.scheme, parts.hostname or "", port, _normalize(parts.path) or "/", sort_pairs(_normalize(parts.query))
+    )
+
+
+def sort_pairs(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of a query or form as they are spelled, by name; values of one name remain in their order."""
+    pieces = [piece.partition("=") for piece in text.split("&")] if text else []
+    return tuple(sorted([(name, f"{sign}{value}") for name, sign, value in pieces], key=lambda pair: pair[0]))
+
+
+def _normalize(text: str) -> str:
+    """Return *text* with one spelling of percent-encoded characters, as RFC 3986 has it."""
+    return UNRESERVED.sub(_decode_unreserved, text)
+
+
+def _decode_unreserved(found: re.Match[str]) -> str:
+    char = chr(int(found[1], 16))
+    return char if char.isascii() and (char.isalnum() or char in "-._~") else found[0].upper()
+
+
+@frozen
+class ComparedRequest:
+    """
+    A cleaned request as it is compared.
+
+    Attributes:
+        key: What is equal in equal requests, without marks.
+        headers: Its counted headers, without marks.
+        marks: The marks of its secrets, in their order.
+    """
+
+    key: Key
+    headers: tuple[tuple[str, str], ...]
+    marks: tuple[str, ...]
+
+
+def _to_lower(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple([name.lower() for name in names])
+
+
+@frozen
+class Matcher:
+    """
+    Computes what of requests is compared.
+
+    Attributes:
+        ignore: JSON pointers of members that do not count, such as ``"/metadata/user_id"``.
+        ignore_headers: Names of headers that do not count.
+    """
+
+    ignore: tuple[str, ...] = ()
+    ignore_headers: tuple[str, ...] = attrs.field(default=(), converter=_to_lower)
+
+    def read(self, request: RecordedRequest) -> ComparedRequest:
+        """Return what of a cleaned *request* is compared."""
+        plain = attrs.evolve(request, url=_without_marks(request.url), body=_without_marks_in_bytes(request.body))
+        texts = [
+            request.url,
+            *[v for n, v in request.headers if is_secret_header(n)],
+            request.body.decode(errors="replace"),
+        ]
+        marks = tuple([found[1] for text in texts for found in MARK.finditer(text)])
+        key = (request.method, parse_place(plain.url), self._body_key(plain))
+        return ComparedRequest(key, self.headers(request), marks)
+
+    def headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
+        """Return the counted headers of *request*, by name; values of one name remain in their order."""
+        counted = [
+            (name, _without_marks(_header_value(name, value)))
+            for name, value in request.headers
+            if is_counted(name) and name not in self.ignore_headers
+        ]
+        return tuple(sorted(counted, key=lambda pair: pair[0]))
+
+    def _body_key(self, request: RecordedRequest) -> str:
+        if not request.body:
+            return ""
+        kind = request.header("content-type").lower()
+        if kind.startswith("multipart/form-data"):
+            return _digest(_without_boundary(request.body, request.header("content-type")))
+        if kind.startswith("application/x-www-form-urlencoded"):
+            return _digest(json.dumps(sort_pairs(_normalize(request.body.decode("latin-1")))).encode())
+        tree = self.json(request)
+        if tree is ABSENT:
+            return _digest(request.body)
+        return _digest(json.dumps(tree, sort_keys=True, separators=(",", ":"), default=str).encode())
+
+    def json(self, request: RecordedRequest) -> Any:
+        """Return the compared part of the body as JSON; ``ABSENT`` if it is not JSON."""
+        tree = json_body(request)
+        for pointer in self.ignore:
+            _remove_member(tree, pointer)
+        return tree
+
+
+def _header_value(name: str, value: str) -> str:
+    return re.sub(r'boundary="?[^";]+"?', "boundary=BOUNDARY", value) if name == "content-type" else value
+
+
+def _without_marks(text: str) -> str:
+    return MARK.sub("<redacted>", text)
+
+
+def _without_marks_in_bytes(body: bytes) -> bytes:
+    if b"<redacted:" not in body:
+        return body
+    return _without_marks(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+
+def json_body(request: RecordedRequest) -> object:
+    """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is not JSON, or repeats a name."""
+    if not is_json(request) and request.body[:1].strip() not in (b"{", b"["):
+        return ABSENT
+    try:
+        return json.loads(
+            request.body, parse_float=_parse_number, parse_constant=_reject_constant, object_pairs_hook=_reject_repeated
+        )
+    except (ValueError, RecursionError):
+        return ABSENT
+
+
+def _parse_number(text: str) -> int | float | Decimal:
+    exact = Decimal(text)
+    if exact == exact.to_integral_value() and exact.adjusted() < MOST_DIGITS:
+        return int(exact)
+    number = float(text)
+    return number if Decimal(repr(number)) == exact else exact.normalize(Context(prec=len(text)))
+
+
+def _reject_constant(text: str) -> Any:
+    raise ValueError(text)
+
+
+def _reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        msg = "a name stands twice in an object"
+        raise ValueError(msg)
+    return made
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _without_boundary(body: bytes, content_type: str) -> bytes:
+    found = re.search(r'boundary="?([^";]+)', content_type)
+    return body.replace(found[1].encode(), b"BOUNDARY") if found else body
+
+
+def _remove_member(tree: object, pointer: str) -> None:
+    *path, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] or [""]
+    for part in path:
+        tree = _get_member(tree, part)
+    if isinstance(tree, dict):
+        tree.pop(last, None)
+    elif isinstance(tree, list) and last.isdigit() and int(last) < len(tree):
+        del tree[int(last)]
+
+
+def _get_member(tree: object, part: str) -> Any:
+    if isinstance(tree, dict):
+        return tree.get(part)
+    return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
+
+
+def have_equal_headers(recorded: ComparedRequest, now: ComparedRequest, *, whole: bool) -> bool:
+    """
+    Return whether the counted headers are equal.
+
+    Args:
+        recorded: The recorded request.
+        now: The request.
+        whole: Whether the recording has all counted headers; one by another recorder may have left some out.
+    """
+    if whole:
+        return recorded.headers == now.headers
+    names = {name for name, _ in recorded.headers}
+    return recorded.headers == tuple([pair for pair in now.headers if pair[0] in names])
+
+
+class SecretPairs:
+    """
+    Which secrets of a recording those of a replay stand for, by their marks.
+
+    A secret that the recording has stands for itself. Another one, such as the key of the machine that replays, stands for the first
+    recorded secret that it is met in place of, and from then on for that one.
+
+    Args:
+        recorded: The marks in a recording.
+    """
+
+    def __init__(self, recorded: Iterable[str] = ()) -> None:
+        self._recorded = set(recorded)
+        self._pairs: dict[str, str] = {}
+
+    def add(self, marks: Iterable[str]) -> None:
+        """Add marks that were recorded."""
+        self._recorded.update(marks)
+
+    def fit(self, recorded: tuple[str, ...], now: tuple[str, ...]) -> bool:
+        """Return whether the secrets of a request can be those of a recorded one."""
+        if len(recorded) != len(now):
+            return True
+        taken = {known: own for own, known in self._pairs.items()}
+        return all(
+            mark == known
+            if mark in self._recorded
+            else self._pairs.get(mark, known) == known and taken.get(known, mark) == mark
+            for known, mark in zip(recorded, now, strict=True)
+        )
+
+    def can_stand_for_any(self, now: tuple[str, ...]) -> bool:
+        """Return whether no secret of a request is in the recording."""
+        return self._recorded.isdisjoint(now)
+
+    def pair(self, recorded: tuple[str, ...], now: tuple[str, ...]) -> None:
+        """Store that the secrets of a request are those of a recorded one."""
+        self._pairs.update(
+            {mark: known for known, mark in zip(recorded, now, strict=False) if mark not in self._recorded}
+        )
+
+
+def find_key(interactions: Iterable[Interaction]) -> str:
+    """Return the key of the marks in *interactions*; ``""`` if they do not all have one and the same."""
+    keys = {interaction.mark_key for interaction in interactions}
+    return keys.pop() if len(keys) == 1 else ""

@@ -1,0 +1,301 @@
+"""
+Requests that are not in a cassette: what is nearest to them, which fields differ, and what looks like the cause.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from stepengine.data.alike import list_names
+from stepengine.data.json import ABSENT, JsonDifference, differences, first_difference
+from stepengine.testing.cassette_files import RecordedRequest
+from stepengine.testing.cassette_matching import ComparedRequest, Matcher, have_equal_headers, parse_place
+from stepengine.testing.traffic_redaction import Cleaner
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+MAX_CANDIDATES = 3
+MAX_FIELDS = 8
+MAX_LISTED = 20
+MAX_COUNTED = 10_000
+VALUE_WIDTH = 200
+POINTER_WIDTH = 31
+RECORDED_WIDTH = 22
+
+
+@frozen
+class Candidate:
+    """A recorded request that is similar to the missed one."""
+
+    index: int
+    used: bool
+    differences: tuple[JsonDifference, ...]
+
+
+@frozen
+class KnownRequest:
+    """
+    A recorded request.
+
+    Attributes:
+        request: The request, cleaned.
+        asked: What of it is compared.
+        used: Whether its reply was played.
+        whole: Whether the recording has all of its counted headers.
+    """
+
+    request: RecordedRequest
+    asked: ComparedRequest
+    used: bool
+    whole: bool
+
+
+@frozen
+class Situation:
+    """
+    The state of a cassette at a miss.
+
+    Attributes:
+        source: How the cassette is called.
+        exists: Whether its file exists, if it has one.
+        recorded: Each recorded request.
+        matcher: How requests are compared.
+        hint: How to record again, if it is known.
+        mode: The mode of recording.
+    """
+
+    source: str
+    exists: bool
+    recorded: Sequence[KnownRequest]
+    matcher: Matcher
+    hint: str | None = None
+    mode: str = "none"
+
+
+def miss_reason(request: RecordedRequest, at: Situation) -> str:
+    """Return the reason code of a miss; ``CassetteMiss`` lists the codes."""
+    if not at.recorded:
+        return "empty" if at.exists else "no_file"
+    here = parse_place(request.url)
+    same_host = [(k, place) for k in at.recorded if (place := parse_place(k.request.url)).origin == here.origin]
+    if not same_host:
+        return "host_unknown"
+    same_path = [(k, p) for k, p in same_host if p.path == here.path and k.request.method == request.method]
+    if not same_path:
+        return "path_unknown"
+    if not any(p.query == here.query for _, p in same_path):
+        return "query_differs"
+    asked = at.matcher.read(request)
+    same = [known for known, _ in same_path if known.asked.key == asked.key]
+    if not same:
+        return "body_differs"
+    if not any(have_equal_headers(known.asked, asked, whole=known.whole) for known in same):
+        return "headers_differ"
+    return "used_up" if all(known.used for known in same) else "secret_differs"
+
+
+def find_nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
+    """Return the recorded requests to the same URL that differ least, unused ones first."""
+    here = parse_place(request.url)
+    now = at.matcher.json(request)
+    found = []
+    for index, known in enumerate(at.recorded):
+        recorded = known.request
+        place = parse_place(recorded.url)
+        if recorded.method != request.method or (place.origin, place.path) != (here.origin, here.path):
+            continue
+        body = at.matcher.json(recorded)
+        if ABSENT in (now, body):
+            body, now_shown = recorded.body.decode(errors="replace"), request.body.decode(errors="replace")
+        else:
+            now_shown = now
+        both = itertools.chain(
+            _query_differences(place.query, here.query),
+            _header_differences(known, at.matcher.read(request)),
+            _body_differences(body, now_shown),
+        )
+        found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
+    return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
+
+
+def _body_differences(recorded: object, now: object) -> list[JsonDifference]:
+    return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
+
+
+def _query_differences(recorded: Any, now: Any) -> Any:
+    return differences(_join_pairs(recorded), _join_pairs(now), "?query") if recorded != now else ()
+
+
+def _join_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    joined: dict[str, list[str]] = {}
+    for name, value in pairs:
+        joined.setdefault(name, []).append(value.removeprefix("="))
+    return {name: ", ".join(values) for name, values in joined.items()}
+
+
+def _header_differences(known: KnownRequest, now: ComparedRequest) -> list[JsonDifference]:
+    if have_equal_headers(known.asked, now, whole=known.whole):
+        return []
+    recorded, sent = _join_pairs(known.asked.headers), _join_pairs(now.headers)
+    names = {*recorded, *sent} if known.whole else {*recorded}
+    pairs = [(name, recorded.get(name, ABSENT), sent.get(name, ABSENT)) for name in sorted(names)]
+    return [JsonDifference(f"header {name}", a, b) for name, a, b in pairs if a != b]
+
+
+def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+    """Return the error message of a miss."""
+    unused = [i for i, known in enumerate(at.recorded) if not known.used]
+    first = [*map(str, unused[:MAX_LISTED]), *(["..."] if len(unused) > MAX_LISTED else [])]
+    listed = f" ({', '.join(first)})" if unused else ""
+    total = len(at.recorded)
+    lines = [
+        f"{request.method} {request.url} is not in {at.source}",
+        f"  mode {at.mode}; {total} recorded, {total - len(unused)} used, {len(unused)} unused{listed}",
+    ]
+    for candidate in candidates:
+        state, count = "used" if candidate.used else "unused", len(candidate.differences)
+        lines.append(
+            f"  nearest: interaction {candidate.index} ({state}), {count} difference{'' if count == 1 else 's'}"
+        )
+        lines.extend(map(describe_difference, candidate.differences[:MAX_FIELDS]))
+        if count > MAX_FIELDS:
+            lines.append(f"    and {count - MAX_FIELDS} more")
+    lines.append(f"  cause looks like: {_describe_cause(request, at, reason, candidates)}")
+    if at.hint:
+        lines.append(f"  to record {'again' if at.exists or total else 'it'}: {at.hint}")
+    return "\n".join(lines)
+
+
+def describe_difference(difference: JsonDifference, before: str = "recorded", after: str = "now") -> str:
+    """Return a line for one field, with both values cut to where they differ and named *before* and *after*."""
+    recorded, now = (
+        _window_on_difference(difference.recorded, difference.now),
+        _window_on_difference(difference.now, difference.recorded),
+    )
+    return f"    {difference.pointer:<{POINTER_WIDTH}} {before} {recorded:<{RECORDED_WIDTH}} {after} {now}"
+
+
+def _window_on_difference(value: object, other: object) -> str:
+    """Return *value* as JSON, cut to a window that starts shortly before it differs from *other*."""
+    if value is ABSENT:
+        return repr(ABSENT)
+    text, against = Cleaner().text(_to_json(value)), "" if other is ABSENT else Cleaner().text(_to_json(other))
+    if len(text) <= VALUE_WIDTH:
+        return text
+    start = max(0, min(first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
+    return (
+        f"{'...' if start else ''}{text[start : start + VALUE_WIDTH]}{'...' if start + VALUE_WIDTH < len(text) else ''}"
+    )
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+CAUSES = {
+    "no_file": "the cassette has not been recorded yet",
+    "empty": "the cassette holds no interaction",
+    "query_differs": "another query",
+    "headers_differ": "another header",
+    "secret_differs": "the recorded requests of this kind were made with other secrets",
+    "used_up": "the request is made more often than it was recorded",
+}
+
+
+def _describe_cause(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+    here = parse_place(request.url)
+    if reason == "host_unknown":
+        known = sorted({parse_place(k.request.url).host for k in at.recorded})
+        return f"another base URL: nothing was recorded for {here.host}, only for {list_names(known, here.host)}"
+    if reason == "path_unknown":
+        known = sorted({f"{k.request.method} {parse_place(k.request.url).path}" for k in at.recorded})
+        return f"another endpoint: recorded were {list_names(known)}"
+    if reason in CAUSES:
+        return CAUSES[reason]
+    return _describe_body_cause(request, candidates[0].differences) if candidates else "another body"
+
+
+def _describe_body_cause(request: RecordedRequest, found: Sequence[JsonDifference]) -> str:
+    if not found:
+        return "another body"
+    first = found[0].pointer
+    place = re.match(r"/(messages|input|contents)/(\d+)", first)
+    if place is None:
+        return "another body" if first == "(body)" else f"{first.removeprefix('/').split('/')[0]} changed"
+    if all(d.recorded is ABSENT for d in found) or all(d.now is ABSENT for d in found):
+        longer = "longer" if found[0].recorded is ABSENT else "shorter"
+        return f"the conversation is {longer} from message {place[2]} on"
+    return f"{_describe_role(request, place[1], int(place[2]))} changed at message {place[2]}"
+
+
+def _describe_role(request: RecordedRequest, member: str, index: int) -> str:
+    messages = Matcher().json(request).get(member, [])
+    message = messages[index] if isinstance(messages, list) and index < len(messages) else {}
+    text = json.dumps(message)
+    if any(
+        mark in text for mark in ('"tool_result"', '"role": "tool"', '"function_call_output"', '"functionResponse"')
+    ):
+        return "tool result"
+    role = message.get("role") if isinstance(message, dict) else None
+    return f"{role} message" if role else "message"
+
+
+class CassetteMiss(BaseException):
+    """
+    A request is not in the cassette. No ``Exception``, so that no SDK and no handler swallows or retries it.
+
+    Attributes:
+        reason: ``"no_file"``, ``"empty"``, ``"used_up"``, ``"body_differs"``, ``"headers_differ"``, ``"secret_differs"``,
+            ``"query_differs"``, ``"path_unknown"`` or ``"host_unknown"``.
+        request: The request, cleaned.
+        candidates: The nearest recorded requests and what differs.
+    """
+
+    def __init__(
+        self, message: str, *, reason: str, request: RecordedRequest, candidates: tuple[Candidate, ...]
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.request = request
+        self.candidates = candidates
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make_miss, (str(self), self.reason, self.request, self.candidates)
+
+
+class WorkerMiss(Exception):
+    """
+    A miss in a worker of ``multiprocessing.pool``: it takes an ``Exception`` to whoever waits for it, and ends for any other error.
+
+    Attributes:
+        miss: The miss.
+    """
+
+    def __init__(self, miss: CassetteMiss) -> None:
+        super().__init__(str(miss))
+        self.miss = miss
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WorkerMiss, (self.miss,)
+
+
+def as_raised_here(miss: CassetteMiss) -> BaseException:
+    """Return *miss* in the form that reaches the program from here."""
+    pool: Any = sys.modules.get("multiprocessing.pool")
+    frame = None if pool is None else sys._getframe()  # noqa: SLF001 - `inspect` has no cheaper way
+    while frame is not None:
+        if frame.f_code is pool.worker.__code__:
+            return WorkerMiss(miss)
+        frame = frame.f_back
+    return miss
+
+
+def _make_miss(message: str, reason: str, request: RecordedRequest, candidates: tuple[Candidate, ...]) -> CassetteMiss:
+    return CassetteMiss(message, reason=reason, request=request, candidates=candidates)

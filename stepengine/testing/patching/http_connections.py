@@ -1,0 +1,258 @@
+"""
+Send the requests of ``http.client`` by ``Exchanges``: ``urllib.request``, urllib3, requests, boto3 and google-auth send by it.
+
+A request is collected from the bytes that the client writes. A recorded reply comes from a socket that plays it, so that the client reads
+it with its own code, as it would live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from http import client
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+
+from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches
+from stepengine.testing.patching.wire import PlayedSocket, is_chunked, is_whole, make_pieces, parse_sent, unchunk
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+HTTPS_PORT = 443
+
+
+def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
+    """Replace the methods of connections of *module* and of those based on them, and return a function that restores them."""
+    with contextlib.ExitStack() as undo:
+        for kind in _find_classes(client.HTTPConnection):
+            connect = kind.__dict__.get("connect")
+            if connect is not None and not hasattr(connect, "__wrapped__"):
+                _replace(undo, kind, "connect", functools.partial(_connect, connect))
+        if module is client:
+            ours = _Connections(exchanges)
+            _replace(undo, client.HTTPConnection, "send", ours.send)
+            _replace(undo, client.HTTPConnection, "getresponse", ours.getresponse)
+            _replace(undo, client.HTTPConnection, "set_tunnel", ours.set_tunnel)
+        return undo.pop_all().close
+
+
+def _replace(undo: contextlib.ExitStack, kind: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Replace a method of *kind* by one that calls *replacement* with its object first."""
+    before = kind.__dict__[name]
+
+    @functools.wraps(before)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(self, *args, **kwargs)
+
+    undo.callback(setattr, kind, name, before)
+    setattr(kind, name, method)
+
+
+@attrs.define
+class _OutgoingRequest:
+    """
+    A request that a connection sends.
+
+    Attributes:
+        sent: Its bytes.
+        error: What its live connection met.
+        found: Its recorded reply.
+        looked_up: Whether that was looked for.
+    """
+
+    sent: bytearray = attrs.field(factory=bytearray)
+    error: Exception | None = None
+    found: Interaction | None = None
+    looked_up: bool = False
+
+
+class _Connections:
+    """
+    What connections do instead of their own methods.
+
+    Args:
+        exchanges: What plays and records.
+    """
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+        base = client.HTTPConnection
+        self._send, self._getresponse, self._set_tunnel = base.send, base.getresponse, base.set_tunnel
+        self._outgoing: WeakKeyDictionary[Any, _OutgoingRequest] = WeakKeyDictionary()
+        self._tunnels: WeakKeyDictionary[Any, tuple[str, int | None]] = WeakKeyDictionary()
+
+    def set_tunnel(self, connection: Any, host: str, port: int | None = None, *args: Any, **kwargs: Any) -> None:
+        """Remember the host behind a proxy."""
+        self._tunnels[connection] = (host, port)
+        self._set_tunnel(connection, host, port, *args, **kwargs)
+
+    def send(self, connection: Any, data: Any) -> None:
+        """Collect bytes of a request, send them unless its reply may be known, and raise an error when all are there."""
+        if PASSING.get():
+            self._send(connection, data)
+            return
+        request = self._outgoing.setdefault(connection, _OutgoingRequest())
+        for piece in _read_pieces(connection, data):
+            request.sent += piece
+            if not self._exchanges.plays:
+                self._send_live(connection, request, piece)
+        if self._exchanges.plays and connection.sock is None:
+            connection.sock = PlayedSocket()
+        if not is_whole(request.sent):
+            return
+        if self._exchanges.plays:
+            self._look_up(connection, request)
+        if request.error is not None:
+            self._raise_while_sending(connection, request, request.error)
+
+    def _send_live(self, connection: Any, request: _OutgoingRequest, piece: bytes) -> None:
+        # An error is raised when the request is known as a whole. A server that does not read it all may reply nevertheless.
+        if request.error is None:
+            try:
+                with bypass_patches(None):
+                    self._send(connection, piece)
+            except Exception as error:  # noqa: BLE001 - it is raised later
+                request.error = error
+
+    def _look_up(self, connection: Any, request: _OutgoingRequest) -> None:
+        """Find the recorded reply, or send the request."""
+        request.looked_up = True
+        asked = self._read_request(connection, request)
+        try:
+            request.found = self._exchanges.find_interaction(asked)
+        except BaseException:
+            self._outgoing.pop(connection, None)
+            connection.close()
+            raise
+        if request.found is None:
+            if isinstance(connection.sock, PlayedSocket):
+                connection.sock = None
+            self._send_live(connection, request, bytes(request.sent))
+        elif request.found.is_error_of_sending:
+            request.error = request.found.error
+
+    def _raise_while_sending(self, connection: Any, request: _OutgoingRequest, error: Exception) -> None:
+        """Raise an error of a live or recorded connection; urllib3 may read a reply in spite of one."""
+        if request.found is not None or connection.sock is None or not hasattr(connection, "is_verified"):
+            del self._outgoing[connection]
+            if request.found is None and (exchange := self._exchanges.start(self._read_request(connection, request))):
+                exchange.fail(error, while_sending=True)
+        raise error
+
+    def getresponse(self, connection: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the recorded reply to the request that was sent, or the live one, which is recorded."""
+        request = None if PASSING.get() else self._outgoing.get(connection)
+        if request is None:
+            return self._getresponse(connection, *args, **kwargs)
+        if self._exchanges.plays and not request.looked_up:
+            self._look_up(connection, request)
+        del self._outgoing[connection]
+        asked, found = self._read_request(connection, request), request.found
+        if found is not None:
+            live = None if isinstance(connection.sock, PlayedSocket) else connection.sock
+            connection.sock = PlayedSocket(make_pieces(found, asked.method), found.error)
+            try:
+                return self._getresponse(connection, *args, **kwargs)
+            finally:
+                connection.sock = live
+        exchange = self._exchanges.start(asked)
+        with bypass_patches(exchange):
+            response = self._getresponse(connection, *args, **kwargs)
+        _watch(response, exchange)
+        return response
+
+    def _read_request(self, connection: Any, request: _OutgoingRequest) -> RecordedRequest:
+        method, target, headers, body = parse_sent(bytes(request.sent))
+        return RecordedRequest(method, _make_url(connection, target, self._tunnels.get(connection)), headers, body)
+
+
+def _connect(live: Callable[[Any], None], connection: Any) -> None:
+    """Connect when the first bytes of a request are sent: until then, its reply may be known, and an error has no request."""
+    if PASSING.get():
+        live(connection)
+    elif hasattr(connection, "is_verified"):
+        connection.is_verified = getattr(connection, "cert_reqs", None) not in (ssl.CERT_NONE, "CERT_NONE")
+
+
+def _find_classes(base: Any) -> Iterator[Any]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from _find_classes(kind)
+
+
+def _read_pieces(connection: Any, data: Any) -> Iterable[bytes]:
+    """Return what ``send`` would write: bytes, a file, or an iterable of bytes."""
+    if not hasattr(data, "read"):
+        try:
+            return [bytes(memoryview(data))]
+        except TypeError:
+            return (bytes(memoryview(piece)) for piece in data)
+    blocks = iter(lambda: data.read(connection.blocksize), None)
+    return (block.encode("iso-8859-1") if isinstance(block, str) else block for block in _until_empty(blocks))
+
+
+def _until_empty(blocks: Iterator[Any]) -> Iterator[Any]:
+    for block in blocks:
+        if not block:
+            return
+        yield block
+
+
+def _make_url(connection: Any, target: str, tunnel: tuple[str, int | None] | None) -> str:
+    if not target.startswith("/"):  # through a proxy
+        return target
+    host, port = tunnel or (connection.host, connection.port)
+    scheme = "https" if connection.default_port == HTTPS_PORT else "http"
+    host = f"[{host}]" if ":" in host.strip("[]") and not host.startswith("[") else host
+    return f"{scheme}://{host}{'' if port in (None, connection.default_port) else f':{port}'}{target}"
+
+
+def _watch(response: Any, exchange: Exchange | None) -> None:
+    """Record the body of a live response while it is read."""
+    headers = response.getheaders()
+    if exchange is None or not exchange.start_reply(response.status, response.reason, headers):
+        return
+    if response.fp is None or response.length == 0:
+        exchange.end(read_to_end=True)
+        return
+    if is_chunked(headers):
+        exchange.unframe = unchunk
+    response.fp = io.BufferedReader(_Watched(response.fp, exchange))
+
+
+class _Watched(io.RawIOBase):
+    """The file of a live response, which records what is read from it."""
+
+    def __init__(self, live: Any, exchange: Exchange) -> None:
+        self._live = live
+        self._exchange = exchange
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            piece = self._live.read1(len(buffer))
+        except Exception as error:
+            self._exchange.end(read_to_end=False, error=error)
+            raise
+        self._exchange.add(piece)
+        if not piece:
+            self._exchange.end(read_to_end=True)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def fileno(self) -> int:
+        return int(self._live.fileno())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._exchange.end(read_to_end=False)
+            self._live.close()
+        super().close()

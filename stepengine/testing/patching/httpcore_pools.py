@@ -1,0 +1,95 @@
+"""Send the requests of httpcore2 and httpcore by ``Exchanges``: transports of httpx2 and httpx, and those of programs, send by their pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stepengine.testing.cassette_files import Interaction, RecordedRequest
+from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
+from stepengine.testing.httpx_exchanges import PlayedBody, WatchedBody, headers_to_raw, split_events
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+PORTS = {b"http": 80, b"https": 443}
+
+
+def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
+    """Replace the request methods of the pools of *module*, and return a function that restores them."""
+    sync, asynchronous = module.ConnectionPool, module.AsyncConnectionPool
+    send, send_async = sync.handle_request, asynchronous.handle_async_request
+
+    def handle_request(self: Any, request: Any) -> Any:
+        if PASSING.get():
+            return send(self, request)
+        body = b"".join(request.stream)
+        recorded = _read_request(request, body)
+        found = exchanges.find_interaction(recorded)
+        if found is not None:
+            return _play(module, found)
+        exchange = exchanges.start(recorded)
+        with bypass_patches(exchange):
+            response = send(self, _with_body(module, request, body))
+        return _watch(response, exchange)
+
+    async def handle_async_request(self: Any, request: Any) -> Any:
+        if PASSING.get():
+            return await send_async(self, request)
+        body = b"".join([piece async for piece in request.stream])
+        recorded = _read_request(request, body)
+        found = exchanges.find_interaction(recorded)
+        if found is not None:
+            return _play(module, found)
+        exchange = exchanges.start(recorded)
+        with bypass_patches(exchange):
+            response = await send_async(self, _with_body(module, request, body))
+        return _watch(response, exchange)
+
+    sync.handle_request, asynchronous.handle_async_request = handle_request, handle_async_request
+
+    def restore() -> None:
+        sync.handle_request, asynchronous.handle_async_request = send, send_async
+
+    return restore
+
+
+def _read_request(request: Any, body: bytes) -> RecordedRequest:
+    url = request.url
+    host = f"[{url.host.decode()}]" if b":" in url.host and not url.host.startswith(b"[") else url.host.decode()
+    port = "" if url.port in (None, PORTS.get(url.scheme)) else f":{url.port}"
+    address = f"{url.scheme.decode()}://{host}{port}{url.target.decode('latin-1')}"
+    return RecordedRequest(request.method.decode(), address, headers_from_raw(request.headers), body)
+
+
+def _with_body(module: Any, request: Any, body: bytes) -> Any:
+    """Return *request* with the *body* that has been read from it, and can be read once only."""
+    return module.Request(
+        request.method, request.url, headers=request.headers, content=body, extensions=request.extensions
+    )
+
+
+def _play(module: Any, found: Interaction) -> Any:
+    """Return the recorded reply, or raise the error that came in its place."""
+    reply, error = found.response, found.error
+    if error is not None and not reply.status:
+        raise error
+    extensions = {"http_version": b"HTTP/1.1"}
+    if reply.reason:
+        extensions["reason_phrase"] = reply.reason.encode("latin-1", errors="replace")
+    body = PlayedBody(split_events(reply), error or _break_off(module, found))
+    return module.Response(reply.status, headers=headers_to_raw(reply.headers), content=body, extensions=extensions)
+
+
+def _break_off(module: Any, found: Interaction) -> Exception | None:
+    """Return the error of a reply that was recorded without its end."""
+    if found.complete:
+        return None
+    return module.RemoteProtocolError("the recorded reply ends here: the program did not read more of it")  # type: ignore[no-any-return]
+
+
+def _watch(response: Any, exchange: Exchange | None) -> Any:
+    """Return *response* with a body that records itself while it is read."""
+    reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
+    if exchange is not None and exchange.start_reply(response.status, reason, headers_from_raw(response.headers)):
+        response.stream = WatchedBody(response.stream, exchange)
+    return response

@@ -1,0 +1,132 @@
+"""
+Send the requests of httpx2 and httpx by ``Exchanges`` that go to a transport of a program's own.
+
+Most of these transports send by another that is patched, such as one that adds a header to each request: they run in a replay, too, and
+nothing is done here. The reply of one that does not, since it sends by itself or makes the reply up, is recorded with its name, and is
+played in its place. An application that runs in this process is part of the program and never recorded as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stepengine.testing.cassette_files import Interaction
+from stepengine.testing.exchanges import PASSING, SEEN, Exchanges
+from stepengine.testing.httpx_exchanges import HttpxExchanges, split_events
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+APPLICATIONS = ("starlette.", "stepengine.testing.")
+"""Modules whose transports pass requests on inside the process, or record them already."""
+
+
+def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
+    """Replace what finds the transport of a request in the clients of *module*, and return a function that restores it."""
+    plain = (module.HTTPTransport, module.AsyncHTTPTransport)
+    applications = (module.ASGITransport, module.WSGITransport)
+    clients = (module.Client, module.AsyncClient)
+    before = [client._transport_for_url for client in clients]  # noqa: SLF001 - no public name stands between a client and its transport
+
+    def replace(client: Any, find: Any, wrap: Any) -> None:
+        def transport_for_url(self: Any, url: Any) -> Any:
+            transport = find(self, url)
+            kind = type(transport)
+            if kind in plain or isinstance(transport, applications) or kind.__module__.startswith(APPLICATIONS):
+                return transport
+            return wrap(transport, exchanges, HttpxExchanges(module))
+
+        client._transport_for_url = transport_for_url  # noqa: SLF001
+
+    for client, find, wrap in zip(clients, before, (_OwnTransport, _OwnAsyncTransport), strict=True):
+        replace(client, find, wrap)
+
+    def restore() -> None:
+        for client, find in zip(clients, before, strict=True):
+            client._transport_for_url = find  # noqa: SLF001
+
+    return restore
+
+
+class _Own:
+    def __init__(self, transport: Any, exchanges: Exchanges, convert: HttpxExchanges) -> None:
+        self._transport = transport
+        self._name = f"{type(transport).__module__}.{type(transport).__qualname__}"
+        self._exchanges = exchanges
+        self._convert = convert
+
+    def _find(self, request: Any) -> Interaction | None:
+        """Return the recorded reply of a transport that sent by itself; None if it is to be asked."""
+        if PASSING.get() or not self._exchanges.has_transport(self._name):
+            return None
+        return self._exchanges.find_interaction(self._convert.read_request(request))
+
+    def _play(self, found: Interaction, request: Any) -> Any:
+        if found.error is not None and not found.response.status:
+            raise found.error
+        return self._convert.make_response(found.response, request, split_events(found.response), found.error)
+
+    def _keep(self, request: Any, response: Any, seen: list[str]) -> Any:
+        """Return the response, recorded while it is read if nothing else has recorded it."""
+        if seen or PASSING.get():
+            return response
+        recorded = self._convert.read_request(request)
+        if self._exchanges.replaying:  # nothing says whether this transport has reached the network
+            found = self._exchanges.find_interaction(recorded)
+            return response if found is None else self._play(found, request)
+        return self._convert.watch(response, self._exchanges.start(recorded, self._name))
+
+    def _fail(self, request: Any, error: BaseException, seen: list[str]) -> None:
+        if seen or PASSING.get():
+            return
+        exchange = self._exchanges.start(self._convert.read_request(request), self._name)
+        if exchange is not None:
+            exchange.fail(error)
+
+
+class _OwnTransport(_Own):
+    """A transport that a program made for a client, with its replies recorded or played."""
+
+    def handle_request(self, request: Any) -> Any:
+        """Answer a request."""
+        request.read()
+        found = self._find(request)
+        if found is not None:
+            return self._play(found, request)
+        with _noting() as seen:
+            try:
+                response = self._transport.handle_request(request)
+            except BaseException as error:
+                self._fail(request, error, seen)
+                raise
+        return self._keep(request, response, seen)
+
+
+class _OwnAsyncTransport(_Own):
+    """A transport that a program made for an async client, with its replies recorded or played."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Answer a request."""
+        await request.aread()
+        found = self._find(request)
+        if found is not None:
+            return self._play(found, request)
+        with _noting() as seen:
+            try:
+                response = await self._transport.handle_async_request(request)
+            except BaseException as error:
+                self._fail(request, error, seen)
+                raise
+        return self._keep(request, response, seen)
+
+
+@contextmanager
+def _noting() -> Iterator[list[str]]:
+    """Inside the block, note requests and connections of patched libraries in the list."""
+    seen: list[str] = []
+    token = SEEN.set(seen)
+    try:
+        yield seen
+    finally:
+        SEEN.reset(token)

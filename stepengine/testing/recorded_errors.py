@@ -1,0 +1,57 @@
+"""Errors that a program met in place of a reply, as a cassette stores them: connections refused, names unknown, time limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+MODULES = frozenset(
+    {"aiohttp", "asyncio", "builtins", "http", "httpcore", "httpcore2", "httpx", "httpx2", "socket", "ssl", "urllib3"}
+)
+"""The packages whose errors are made again; loading a cassette runs no other code."""
+MAX_DEPTH = 4
+
+
+def error_to_json(error: BaseException, depth: int = 0) -> dict[str, Any] | None:
+    """Return the class and the arguments of *error*; None for one of another library, or one that cannot be made again."""
+    kind = type(error)
+    if kind.__module__.partition(".")[0] not in MODULES or depth > MAX_DEPTH:
+        return None
+    made = error.__reduce__()
+    if not isinstance(made, tuple) or made[0] is not kind:
+        return None
+    arguments = [_argument_to_json(one, depth) for one in made[1]]
+    return {"type": f"{kind.__module__}.{kind.__qualname__}", "arguments": arguments}
+
+
+def _argument_to_json(value: object, depth: int) -> Any:
+    if isinstance(value, BaseException):
+        return error_to_json(value, depth + 1)
+    if isinstance(value, str | int | float | bool):
+        return value if not isinstance(value, str) else str(value)
+    return None
+
+
+def error_from_json(form: Any) -> Exception:
+    """
+    Return the error of ``error_to_json``; an ``OSError`` that names it, if its library is missing or has changed.
+
+    Only classes of errors of the packages in ``MODULES`` are made.
+    """
+    told = form if isinstance(form, Mapping) else {}
+    name = str(told.get("type", "an error"))
+    module, _, kind_name = name.rpartition(".")
+    arguments = [_argument_from_json(one) for one in told.get("arguments") or ()]
+    if module.partition(".")[0] in MODULES:
+        try:
+            kind = getattr(import_module(module), kind_name)
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                return kind(*arguments)
+        except (ImportError, AttributeError, TypeError):
+            pass
+    return OSError(f"{name} was recorded here")
+
+
+def _argument_from_json(value: Any) -> Any:
+    return error_from_json(value) if isinstance(value, Mapping) else value
