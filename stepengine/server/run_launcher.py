@@ -28,6 +28,7 @@ from stepengine.server.ledger import (
     make_resume_act,
     make_status_act,
 )
+from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import (
@@ -211,6 +212,11 @@ class RunLauncher:
         try:
             async with lock:
                 if row.run in self._live or self._live.is_closing:
+                    return
+                # The caller saw the row earlier: the run may have ended or been suspended again since, or just now.
+                await self._live.wait_recorded(row.run)
+                known = await self._store.find(row.run)
+                if known is None or (known.status not in RUNNING and known.changed != row.changed):
                     return
                 journal = self._store.journal(row.run)
                 try:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ pytest.importorskip("ag_ui", reason="needs the extra 'ag-ui'")
 from stepengine import AgentDefinition, Ask, Engine, Receive, tool
 from stepengine.adapters.ag_ui import page_hooks
 from stepengine.permissions import Policy, Rule
-from stepengine.server import Caps, Tokens
+from stepengine.server import Caps, Tokens, run_recovery
 from stepengine.server.ledger import Ledger
-from stepengine.testing import ScriptedModel, tool_call
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
 from .served import served
 
@@ -41,7 +42,7 @@ class Painter:
     Agents whose runs wait at ``gate``, ask, or say what they were told; and an engine of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *replies: Any) -> None:
         self.gate = asyncio.Event()
 
         @tool(in_thread=False)
@@ -75,7 +76,7 @@ class Painter:
             AgentDefinition("receiver", handle_steps=receiving),
         ]
         policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry")])
-        self.engine = Engine(agents, models=ScriptedModel(reply), permissions=policy, hooks=page_hooks())
+        self.engine = Engine(agents, models=ScriptedModel(replies or reply), permissions=policy, hooks=page_hooks())
 
 
 class Page:
@@ -364,6 +365,42 @@ async def test_more_runs_than_there_may_be_are_refused_before_anything_happens(t
     assert [run] == [one["run_id"] for one in listed]
 
 
+@pytest.mark.spec("studio:SV3")
+async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Between the end of a run and its record nobody holds its journal, as if its process had died.
+    """
+    looks, orphaned_rows = list[Any](), run_recovery.RunRecovery._find_orphaned_runs
+
+    def look(self: Any, *args: Any, **options: Any) -> Any:
+        looks.append(orphaned_rows(self, *args, **options))
+        return looks[-1]
+
+    async def until(is_so: Any) -> None:
+        async with asyncio.timeout(50):
+            while not is_so():  # noqa: ASYNC110 - a thread of the server changes it
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(run_recovery.RunRecovery, "_find_orphaned_runs", look)
+    painter = Painter(tool_call("dry", {"what": "door"}), tool_call("paint", {"what": "door"}))
+    async with paging(tmp_path, painter) as page:
+        run = await page.begin("Go.")
+        running = await page.until(run, "running")
+        with closing(sqlite3.connect(tmp_path / "runs" / ".serving.db", isolation_level=None)) as ledger:
+            ledger.execute("BEGIN IMMEDIATE")
+            painter.gate.set()
+            await until(lambda: looks[-1])
+            ledger.execute("ROLLBACK")
+        seen = len(looks)
+        await until(lambda: len(looks) > seen + 1)
+        suspended = await page.until(run, "suspended")
+
+    assert running["epoch"] == suspended["epoch"]
+
+
 # --- coming back --------------------------------------------------------------------------------------------------------
 
 
@@ -389,6 +426,57 @@ async def test_any_server_of_a_place_shows_a_run_that_another_one_has_and_takes_
     assert "success" == shown[-1]["outcome"]["type"]
     assert "The door is red now. You said ['Dry.', 'Paint.']." == text_of(ended)
     assert "You said ['Dry.', 'Paint.', 'Thanks.']." == text_of(after)
+
+
+@pytest.mark.spec("interfaces:IF114", "studio:SV11")
+@pytest.mark.parametrize(
+    "waiting",
+    [[("where", {})], [("paint", {"what": "door"})], [("paint", {"what": "door"})] * 2 + [("where", {}), ("dry", {"what": "door"})]],
+    ids=["tool of the page", "permission", "several"],
+)  # fmt: skip
+async def test_a_page_that_reconnects_to_a_resumed_run_knows_all_calls(waiting: Any, tmp_path: Path) -> None:
+    """
+    Events of a resumed run come from its journal, where a call that waits has not started.
+    """
+    calls = tool_calls(*[tool_call(name, given) for name, given in waiting])
+    painter = Painter(tool_call("paint", {"what": "door"}), tool_call("dry", {"what": "door"}), calls)
+    tools = [{"name": "where", "description": "Say where the user is."}]
+    async with paging(tmp_path, painter) as page:
+        asked = await page.say("Go.", tools=tools)
+        async with page.client.stream(
+            "POST", "/ag-ui/painter", json=run_input("", "t", tools=tools, resume=resolved(interrupts(asked)[0], True))
+        ) as answer:
+            async for line in answer.aiter_lines():
+                if '"TOOL_CALL_START"' in line:
+                    break
+        async with page.client.stream("POST", "/ag-ui/painter/connect", json=run_input("", "t")) as answer:
+            lines = answer.aiter_lines()
+            shown = [await anext(lines)]
+            painter.gate.set()
+            shown += [line async for line in lines]
+        events = [json.loads(line.removeprefix("data: ")) for line in shown if line]
+        later = await page.connect()
+
+    assert events[-1]["outcome"] == later[-1]["outcome"]
+    assert known_calls(events) == known_calls(later)
+    assert 2 + len(waiting) == len(known_calls(events))
+
+
+def known_calls(events: list[dict[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """
+    Return name and input of each call that a page knows after *events*; none is started twice.
+    """
+    known: dict[str, tuple[str, Any]] = {}
+    for event in events:
+        for message in event["messages"] if event["type"] == "MESSAGES_SNAPSHOT" else ():
+            for call in message.get("toolCalls") or ():
+                known[call["id"]] = (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        if event["type"] == "TOOL_CALL_START":
+            assert event["toolCallId"] not in known
+            known[event["toolCallId"]] = (event["toolCallName"], None)
+        if event["type"] == "TOOL_CALL_ARGS":
+            known[event["toolCallId"]] = (known[event["toolCallId"]][0], json.loads(event["delta"]))
+    return known
 
 
 @pytest.mark.deep

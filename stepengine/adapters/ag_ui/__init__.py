@@ -64,7 +64,7 @@ from stepengine.data.events import (
 from stepengine.data.json import ABSENT, thaw
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.state import AgentState, RunResult, RunStatus, find_suspended_reply
 from stepengine.data.waits import describe_waits
 from stepengine.errors import DefinitionError, InputError, StepEngineError
 from stepengine.sessions import Session
@@ -418,6 +418,7 @@ class _EventTranslator:
                 yield from self.fail(message, code)
                 return
             case RunStatus.SUSPENDED:
+                yield from self._show_waiting_calls(result.state)
                 yield from self._show_waits(event)
                 outcome = self._pending_outcome(result.pending_questions, result.state)
             case RunStatus.CANCELLED:
@@ -449,6 +450,16 @@ class _EventTranslator:
             for model, used in result.usage_by_model.items()
         ]
 
+    def _show_waiting_calls(self, state: AgentState) -> Iterator[BaseEvent]:
+        """Yield the calls of a suspended run that no event has shown: those of a journal show a call when it starts."""
+        at = find_suspended_reply(state.message_history)
+        reply = None if at is None else state.message_history[at]
+        for part in reply.content if isinstance(reply, AssistantMessage) else ():
+            if isinstance(part, ToolCallPart):
+                yield from self._show_call(
+                    ToolStarted(tool_name=part.tool_name, tool_call_id=part.tool_call_id, input=part.input)
+                )
+
     def _show_waits(self, event: RunFinished) -> Iterator[BaseEvent]:
         """Yield a text about waits that no page can answer, and the event ``stepengine.waits`` for pages that know it."""
         result = event.result
@@ -476,10 +487,10 @@ class _EventTranslator:
             self._pages.add(self._last_call.get(event.path, ""))
         yield from ()
 
-    def _note_permission_request(self, event: PermissionRequested) -> Iterator[BaseEvent]:
-        # The end of the run tells it: a suspended one ends with its open questions.
+    def _show_permission_request(self, event: PermissionRequested) -> Iterator[BaseEvent]:
+        """Yield the call; the question follows at the end of the run, which is suspended with its open questions."""
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
-        yield from ()
+        yield from self._show_call(event)
 
     def _make_interrupt(self, question: Question) -> object:
         is_permission = question.tool_name is not None
@@ -674,7 +685,7 @@ class _EventTranslator:
         ToolLog: _show_progress,
         TodosChanged: _show_todos,
         QuestionAsked: _note_page_call,
-        PermissionRequested: _note_permission_request,
+        PermissionRequested: _show_permission_request,
         AnswerReceived: _show_answer,
         PermissionDecided: _show_answer,
         WaitStarted: _show_wait,
