@@ -20,6 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tests.http_programs.odd_server import odd_server  # noqa: E402
+
 PAGE = Path(__file__).with_name("record-and-replay.md")
 KEY = "sk-proj-1234567890abcdefghijklmnop"
 PROGRAM = """\
@@ -74,6 +78,33 @@ def main():
 if __name__ == "__main__":
     main()
 """
+PROGRAMS = """\
+import json, os, sys
+
+sys.path.append(os.environ["ROOT"])
+from tests.http_programs.programs import COMMON, SCENES, hide, iter_clients
+
+def main():
+    seen = {}
+    for client, run in iter_clients():
+        for scene in SCENES:
+            if scene.name not in COMMON:
+                continue
+            try:
+                told = run(scene, os.environ["SERVER"])
+                told.pop("length", None)
+                told["headers"] = sorted((name.lower(), value) for name, value in told.get("headers", ()))
+                told = hide(told)
+            except BaseException as error:
+                told = type(error).__name__
+            seen[f"{client}, {scene.name}"] = told
+    with open("seen.json", "w") as file:
+        json.dump(seen, file)
+
+if __name__ == "__main__":
+    main()
+"""
+"""Small programs on each client that is installed; what they see is kept beside the program, without the order and case of headers."""
 OURS = "import pytest, program\n@pytest.mark.stepengine(patch=True, record_errors=True)\ndef test_it():\n    program.main()\n"
 VCRPY = "import vcr, program\ndef test_it():\n    with vcr.use_cassette('recorded.yaml'{options}):\n        program.main()\n"
 RECORDING = "import pytest, program\n@pytest.mark.vcr({options})\ndef test_it():\n    program.main()\n"
@@ -91,6 +122,7 @@ RECORDERS: dict[str, tuple[str, list[str], list[str]]] = {
 """The test that surrounds the program, the command that records, the command that replays."""
 EDITED = "a prompt, tool or result is edited"
 THREADS = "8 threads, in another order"
+SAME = "small HTTP programs that saw the same live, recorded and replayed"
 SHOWN = {"prompt": ("in English", "in French"), "tool": ("look", "search_the_web"), "result": ("sunny", "rainy")}
 
 
@@ -133,6 +165,45 @@ class Provider(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+def write_program(folder: Path, program: str, test: str) -> None:
+    """Write a program, and the test that surrounds it if there is one."""
+    (folder / "program.py").write_text(program, encoding="utf-8")
+    (folder / "conftest.py").write_text("import sys; sys.path.insert(0, '.')\n", encoding="utf-8")
+    if test:
+        (folder / "test_it.py").write_text(test, encoding="utf-8")
+
+
+def run_in(folder: Path, command: list[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, with a few variables of this process and *more*."""
+    kept = {name: value for name, value in os.environ.items() if name in {"HOME", "LANG"}}
+    env = {**kept, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", **more}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def count_same(recorder: str, folder: Path) -> str:
+    """Return of how many small programs all three runs saw the same: live, recorded, and replayed without the server."""
+    test, record, replay = RECORDERS[recorder]
+    write_program(folder, PROGRAMS, test)
+
+    def run(command: list[str]) -> dict[str, Any]:
+        found = folder / "seen.json"
+        found.unlink(missing_ok=True)
+        done = run_in(folder, command, {"ROOT": str(ROOT), "SERVER": address, "OPENAI_API_KEY": KEY})
+        if not found.exists():
+            msg = f"{recorder} ran no programs: {done.stdout}{done.stderr}"
+            raise RuntimeError(msg)
+        return dict(json.loads(found.read_text(encoding="utf-8")))
+
+    with odd_server() as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        live = run([sys.executable, "program.py"])
+        server.counts.clear()
+        recorded = run(record)
+    replayed = run(replay)
+    same = [name for name, seen in live.items() if seen == recorded.get(name) == replayed.get(name)]
+    return f"{len(same)} of {len(live)}"
+
+
 class Trial:
     """One recorder in a folder of its own, with one case recorded."""
 
@@ -140,10 +211,7 @@ class Trial:
         """Record the case."""
         test, self.record, self.replay = RECORDERS[recorder]
         self.case, self.folder = case, folder
-        (folder / "program.py").write_text(PROGRAM, encoding="utf-8")
-        (folder / "conftest.py").write_text("import sys; sys.path.insert(0, '.')\n", encoding="utf-8")
-        if test:
-            (folder / "test_it.py").write_text(test, encoding="utf-8")
+        write_program(folder, PROGRAM, test)
         Provider.failed = False
         server = ThreadingHTTPServer(("127.0.0.1", 0), Provider)
         self.url = f"http://127.0.0.1:{server.server_port}/v1"
@@ -154,14 +222,10 @@ class Trial:
 
     def run(self, command: list[str], *, key: bool = True, edit: bool = False) -> subprocess.CompletedProcess[str]:
         """Run a command in the folder."""
-        kept = {name: value for name, value in os.environ.items() if name in {"HOME", "LANG"}}
-        path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        env = {**kept, "PATH": path, "CASE": self.case, "OPENAI_BASE_URL": self.url}
-        env |= {"OPENAI_API_KEY": KEY} if key else {}
-        env |= {"EDIT": "1"} if edit else {}
-        return subprocess.run(
-            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False
-        )
+        more = {"CASE": self.case, "OPENAI_BASE_URL": self.url}
+        more |= {"OPENAI_API_KEY": KEY} if key else {}
+        more |= {"EDIT": "1"} if edit else {}
+        return run_in(self.folder, command, more)
 
     def holds(self, text: str) -> bool:
         """Return whether a file that was written while recording contains *text*."""
@@ -205,6 +269,7 @@ def cells(recorder: str) -> dict[str, str]:
         made = trial("prompt")
         found["the key is in the recording"] = "yes" if made.holds(KEY) else "no"
         found["replays without a key"] = "yes" if made.run(made.replay, key=False).returncode == 0 else "no"
+        found[SAME] = count_same(recorder, Path(tempfile.mkdtemp(dir=scratch)))
     return found
 
 

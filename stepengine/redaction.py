@@ -58,16 +58,16 @@ SECRET_ENDINGS = (
 SECRET_LAST_PARTS = ("_AUTH", "_PWD")
 """So is a variable whose last word is one of these; ``PWD`` alone is a folder, and ``SSH_AUTH_SOCK`` a socket."""
 SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key", "x-goog-api-key"})
-"""Headers of requests, in lower case."""
-SECRET_HEADER_ENDINGS = (
-    "-auth", "-authorization", "-cookie", "-credential", "-credentials", "-jwt", "-key", "-passphrase", "-password", "-secret",
-    "-session", "-signature", "-token",
-)  # fmt: skip
-"""How headers end that a user gives to a provider and that are secret too."""
+"""Headers of requests, in lower case, that providers are given by their adapters."""
+SECRET_HEADER = re.compile(
+    r"(^|-)(auth|key)$|(apikey|token|secret|password|passwd|passphrase|signature(-\d+)?|jwt|assertion|credentials?|cookie2?"
+    r"|session|session-?id|authentication(-info)?|authorization)$"
+)
+"""How headers end, in lower case, that are secret."""
 PLAIN_HEADERS = frozenset({
     "access-control-allow-credentials", "cache-key", "idempotency-key", "surrogate-key", "x-cache-key", "x-idempotency-key",
 })  # fmt: skip
-"""Headers that end so and hold no secret."""
+"""Headers that end so and are no secret."""
 SECRET_MEMBERS = frozenset({
     "accesskey", "accesstoken", "apikey", "apitoken", "authorization", "authtoken", "bearertoken", "clientsecret", "cookie",
     "idtoken", "passphrase", "passwd", "password", "privatekey", "refreshtoken", "secret", "secretaccesskey", "secretkey",
@@ -411,7 +411,7 @@ def _normalize_name(name: str) -> str:
 def is_secret_header(name: str) -> bool:
     """Return whether a header that a provider is given is named like a secret, in whatever case."""
     low = name.lower()
-    return low in SECRET_HEADERS or (low.endswith(SECRET_HEADER_ENDINGS) and low not in PLAIN_HEADERS)
+    return SECRET_HEADER.search(low) is not None and low not in PLAIN_HEADERS
 
 
 class QuietFlag:

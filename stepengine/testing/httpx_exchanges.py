@@ -7,6 +7,7 @@ one of them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.exchanges import Exchange, headers_from_raw
+from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -95,8 +97,11 @@ class PlayedBody:
             raise self._error
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self:
+        for piece in self._pieces:
             yield piece
+        await wait_for_cancellation(self._error)
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Do nothing: no connection is open."""
@@ -110,7 +115,7 @@ def _ending(exchange: Exchange) -> Iterator[None]:
     """Store the end of a body behind the block, or the error that ends it."""
     try:
         yield
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         exchange.end(read_to_end=False, error=error)
         raise
     exchange.end(read_to_end=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
@@ -13,9 +14,25 @@ MODULES = frozenset(
 MAX_DEPTH = 4
 
 
+CANCELLED = "asyncio.exceptions.CancelledError"
+CANCELLED_SECONDS = 60
+
+
+class WasCancelled(ConnectionError):
+    """A request that the program cancelled when it was recorded, and not in the replay."""
+
+
+async def wait_for_cancellation(error: Exception | None) -> None:
+    """Wait until the program cancels the request again, if *error* says that it did so; a minute at most."""
+    if isinstance(error, WasCancelled):
+        await asyncio.sleep(CANCELLED_SECONDS)
+
+
 def error_to_json(error: BaseException, depth: int = 0) -> dict[str, Any] | None:
     """Return the class and the arguments of *error*; None for one of another library, or one that cannot be made again."""
     kind = type(error)
+    if not isinstance(error, Exception | asyncio.CancelledError):
+        return None
     if kind.__module__.partition(".")[0] not in MODULES or depth > MAX_DEPTH:
         return None
     made = error.__reduce__()
@@ -41,6 +58,8 @@ def error_from_json(form: Any) -> Exception:
     """
     told = form if isinstance(form, Mapping) else {}
     name = str(told.get("type", "an error"))
+    if name == CANCELLED:
+        return WasCancelled("the program cancelled this request when it was recorded, and does not now")
     module, _, kind_name = name.rpartition(".")
     arguments = [_argument_from_json(one) for one in told.get("arguments") or ()]
     if module.partition(".")[0] in MODULES:

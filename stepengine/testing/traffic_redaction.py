@@ -339,7 +339,7 @@ class Cleaner:
             return f"{scheme}{space}{self._hide(credential, low)}" if space else self._hide(value, low)
         if low in ACCOUNT_HEADERS:
             return self._hide(value, low)
-        if low in ADDRESS_HEADERS:
+        if low in ADDRESS_HEADERS or "://" in value:
             value = PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self._redactor), USERINFO.sub("", value))
         return self.text(value)
 

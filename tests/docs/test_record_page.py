@@ -17,7 +17,7 @@ SHOWN = MADE["shown"](page("record-and-replay.md"))
 
 
 def test_the_table_has_every_recorder_and_case() -> None:
-    rows = [MADE["EDITED"], MADE["THREADS"], "the key is in the recording", "replays without a key"]
+    rows = [MADE["EDITED"], MADE["THREADS"], "the key is in the recording", "replays without a key", MADE["SAME"]]
 
     assert len(MADE["RECORDERS"]) == len(SHOWN)
     assert all(rows == list(column) for column in SHOWN.values())

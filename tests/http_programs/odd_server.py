@@ -291,6 +291,13 @@ class OddHandler(Quiet):
         self.rfile.read(1)
         self.close_connection = True
 
+    def answer_never(self) -> None:
+        """
+        Wait until the client goes away.
+        """
+        self.rfile.read(1)
+        self.close_connection = True
+
     def answer_garbage(self) -> None:
         self.wfile.write(b"this is no HTTP\r\n\r\n")
         self.close_connection = True

@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import http.cookiejar
 import io
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +97,12 @@ SCENES = (
     *[Scene(fault, f"/{fault}") for fault in FAULTS],
     Scene("refused", "http://127.0.0.1:1/nobody"),
 )  # fmt: skip
+COMMON = {
+    "get json/odd", "get gzip-members", "get headers", "pieces of chunked", "lines of events", "head gzip", "status 304", "status 429",
+    "unread text", "post", "query", "escaped path", "form body", "multipart body", "body in pieces", "redirect-body followed", "login",
+    "basic", "digest", "cut", "refused",
+}  # fmt: skip
+"""Scenes that the gate runs, and that the documentation compares recorders by."""
 
 
 def iter_clients() -> Iterator[tuple[str, Callable[[Scene, str], Seen]]]:
@@ -117,6 +124,13 @@ def iter_clients() -> Iterator[tuple[str, Callable[[Scene, str], Seen]]]:
         with contextlib.suppress(ImportError):
             module = import_module(library)
             yield name, lambda scene, base, run=run, module=module: watch(lambda: run(module, scene, base))
+
+
+def hide(seen: Seen) -> Seen:
+    """
+    Return *seen* without the value of the session's cookie, which a cassette does not hold.
+    """
+    return {name: re.sub(r"session=[^;']*", "session=", repr(value)) for name, value in seen.items()}
 
 
 def watch(program: Callable[[], Seen]) -> Seen:

@@ -5,7 +5,6 @@ Many small programs see the same live, while they are recorded, and while they a
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,15 +12,9 @@ import pytest
 
 from stepengine.testing.recordings import CassetteFixture
 from tests.http_programs.odd_server import OddServer, odd_server
-from tests.http_programs.programs import SCENES, Scene, Seen, iter_clients
+from tests.http_programs.programs import COMMON, SCENES, Scene, hide, iter_clients
 
 CLIENTS = dict(iter_clients())
-COMMON = {
-    "get json/odd", "get gzip-members", "get headers", "pieces of chunked", "lines of events", "head gzip", "status 304", "status 429",
-    "unread text", "post", "query", "escaped path", "form body", "multipart body", "body in pieces", "redirect-body followed", "login",
-    "basic", "digest", "cut", "refused",
-}  # fmt: skip
-"""Scenes that the gate runs, too."""
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +71,3 @@ def check(server: OddServer, file: Path, client: str, scene: Scene) -> None:
 
     assert (scene.name, live) == (scene.name, recorded)
     assert (scene.name, hide(live)) == (scene.name, hide(replayed))
-
-
-def hide(seen: Seen) -> Seen:
-    """
-    Return *seen* without the value of the session's cookie, which a cassette does not hold.
-    """
-    return {name: re.sub(r"session=[^;']*", "session=", repr(value)) for name, value in seen.items()}

@@ -21,6 +21,8 @@ from stepengine.testing.traffic_redaction import Cleaner, clean_url
 KEY = "sk-ant-api03-" + "Qr7" * 12
 SECRET = (
     "authorization", "proxy-authorization", "x-api-key", "api-key", "x-goog-api-key", "x-amz-security-token", "x-shop-auth",
+    "apikey", "authentication", "authentication-info", "password", "private-token", "secret", "token", "x-csrftoken",
+    "x-goog-iap-jwt-assertion", "x-hub-signature-256", "x-session-id",
 )  # fmt: skip
 OF_ONE_ATTEMPT = (
     "x-stainless-os", "user-agent", "x-forwarded-for", "idempotency-key", "traceparent", "openai-organization", "content-length",
@@ -54,6 +56,32 @@ def test_headers_are_recorded_without_secrets_and_marks_of_one_attempt(spelled):
 
 HARMLESS = ("alt", "city", "limit", "page_token", "q", "x-amz-date")
 NAMED_SECRETS = ("key", "api_key", "sig", "X-Amz-Credential")
+
+
+@pytest.mark.spec("replay:K3")
+@pytest.mark.parametrize("name", ["Referer", "Location", "Link", "X-Copy-Source"])
+def test_an_address_in_a_header_loses_its_secrets_only(name):
+    address = "https://{}h.test/a?token={}&page=2#b"
+    sent = RecordedRequest("GET", "https://a.test/", [(name, address.format("me:pw@", "PLANTED"))])
+    reply = RecordedResponse(200, "OK", [(name, address.format("me:pw@", "PLANTED"))])
+
+    cleaner = Cleaner()
+
+    expected = address.format("", "<redacted:token>")
+    assert [(name.lower(), expected)] == [*cleaner.request(sent).headers]
+    assert [expected] == [value for _, value in cleaner.response(reply).headers]
+
+
+@pytest.mark.spec("replay:K3")
+def test_headers_that_only_sound_secret_stay():
+    plain = (
+        ("Access-Control-Allow-Credentials", "true"),
+        ("Surrogate-Key", "a b"),
+        ("X-Max-Tokens", "3"),
+        ("X-Keys", "k"),
+    )
+
+    assert plain == Cleaner().response(RecordedResponse(200, "OK", plain)).headers
 
 
 @pytest.mark.spec("replay:K4")

@@ -24,6 +24,7 @@ from stepengine.errors import DataError
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
 from stepengine.testing.patching.wire import has_body, is_chunked, make_pieces, unchunk
+from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -107,6 +108,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
         recorded = await _read_request(request)
         found = exchanges.find_interaction(recorded)
         if found is not None and not found.response.status:
+            await wait_for_cancellation(found.error)
             raise _make_error(found, request)
         exchange = exchanges.start(recorded) if found is None else None
         traffic = _Traffic(found)

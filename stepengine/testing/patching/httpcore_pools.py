@@ -8,6 +8,7 @@ from typing import Any
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
 from stepengine.testing.httpx_exchanges import PlayedBody, WatchedBody, headers_to_raw, split_events
+from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -39,6 +40,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         recorded = _read_request(request, body)
         found = exchanges.find_interaction(recorded)
         if found is not None:
+            await wait_for_cancellation(None if found.response.status else found.error)
             return _play(module, found)
         exchange = exchanges.start(recorded)
         with bypass_patches(exchange):

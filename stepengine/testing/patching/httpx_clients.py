@@ -15,6 +15,7 @@ from typing import Any
 from stepengine.testing.cassette_files import Interaction
 from stepengine.testing.exchanges import PASSING, SEEN, Exchanges
 from stepengine.testing.httpx_exchanges import HttpxExchanges, split_events
+from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -111,6 +112,7 @@ class _OwnAsyncTransport(_Own):
         await request.aread()
         found = self._find(request)
         if found is not None:
+            await wait_for_cancellation(None if found.response.status else found.error)
             return self._play(found, request)
         with _noting() as seen:
             try:

@@ -1,0 +1,58 @@
+"""
+A request that a program gives up is given up again in a replay, and what comes after it is played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.testing.recordings import CassetteFixture
+from tests.http_programs.odd_server import odd_server
+
+SECONDS = 0.2
+
+
+async def with_httpx(module: Any, base: str) -> list[str]:
+    async with module.AsyncClient() as client:
+        return [await give_up(client.get(f"{base}/never")), (await client.get(f"{base}/text")).text]
+
+
+async def with_aiohttp(module: Any, base: str) -> list[str]:
+    async with module.ClientSession() as session:
+        given_up = await give_up(session.get(f"{base}/never"))
+        async with session.get(f"{base}/text") as response:
+            return [given_up, await response.text()]
+
+
+async def give_up(request: Any) -> str:
+    try:
+        await asyncio.wait_for(request, SECONDS)
+    except TimeoutError:
+        return "given up"
+    return "answered"
+
+
+@pytest.mark.spec("replay:C7")
+@pytest.mark.parametrize(
+    ("library", "program"), [("httpx2", with_httpx), ("httpx", with_httpx), ("aiohttp", with_aiohttp)]
+)
+def test_a_request_that_is_given_up_is_given_up_again(library: str, program: Any, tmp_path: Path) -> None:
+    module = pytest.importorskip(library)
+    recording = CassetteFixture(tmp_path / "c.yaml", "once", record_errors=True)
+    with odd_server() as server:
+        base = f"http://127.0.0.1:{server.server_port}"
+        with recording.patch():
+            recorded = asyncio.run(program(module, base))
+    recording.check()
+    recording.keep()
+    replaying = CassetteFixture(tmp_path / "c.yaml", "none")
+    with replaying.patch():
+        replayed = asyncio.run(program(module, base))
+    replaying.check()
+
+    assert "given up" == recorded[0]
+    assert recorded == replayed
