@@ -21,6 +21,12 @@ from tests.server.studio.test_looks import prepared, views
 TARGET = Path(__file__).with_name("pictures")
 SHOWN = {"runs": "studio-runs", "run that asks": "studio-run", "approval": "studio-approval"}
 WIDTHS = {400: 800, 1280: 800, 2560: 1440}
+DRAWN = """
+Promise.allSettled(
+  document.getAnimations().filter(one => one.effect.getComputedTiming().endTime !== Infinity).map(one => one.finished)
+).then(() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(go))))
+"""
+"""Ends when all movements have ended, but those that never do, and the page was drawn once more."""
 MOST = 100_000
 """Bytes of a picture in the documentation."""
 LEAST = 2_000
@@ -29,7 +35,7 @@ LEAST = 2_000
 
 def taken(page: Page, target: Path) -> None:
     """Take the picture of what the page shows, once it is drawn."""
-    page.run("new Promise(go => setTimeout(go, 400))")
+    page.run(DRAWN)
     page.chromium.picture(target)
 
 
