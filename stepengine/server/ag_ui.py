@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.data.messages import Message
     from stepengine.data.state import AgentState
+    from stepengine.server.ledger import RunRow
 
 __all__ = ("OPERATIONS",)
 
@@ -126,7 +127,7 @@ async def reconnect_to_turn(request: Request) -> Response:
         await thread.runs.reader.find(thread.caller, turn["after"])
     )
     session = _session_from_state(thread.name, before or None)
-    watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last.run)
+    watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last)
     return _stream_response(thread, connected(given, session, watched, shares=shares))
 
 
@@ -136,7 +137,7 @@ class _ReconnectedTurn:
 
     history: Sequence[Message]
     thread: CallerConversation
-    run: str
+    run: RunRow
 
     def events(self) -> AsyncIterable[Event]:
         return self.thread.stream_events(self.run)

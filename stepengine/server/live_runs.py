@@ -199,6 +199,6 @@ class LiveRuns:
         is_newest = row.changed < ended or (row.changed == ended and row.status not in RUNNING)
         return handle if handle is not None or not is_newest else self._ended.get(row.run)
 
-    def find_complete_handle(self, run: str) -> RunHandle | None:
+    def find_complete_handle(self, row: RunRow) -> RunHandle | None:
         """Return the handle that has all events of a run, pieces of texts included; ``None`` if there is none here."""
-        return (self.handles.get(run) or self._ended.get(run)) if run not in self._resumed else None
+        return self.find_newest_handle(row) if row.run not in self._resumed else None

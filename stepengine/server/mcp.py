@@ -122,7 +122,8 @@ class ServerCallRunner:
         )
         with _raise_problems_as_tool_errors():
             run, _ = await self._runs.launcher.start(caller, asked)
-        handle = self._runs.live.find_complete_handle(run)
+            row = await self._runs.reader.find(caller, run)
+        handle = self._runs.live.find_complete_handle(row)
         events = (
             follow_journal_events(self._runs, caller, run, None)
             if handle is None

@@ -177,7 +177,7 @@ class CallerConversation:
                 agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=NextTurn(self.last), is_patient=False
             )  # fmt: skip
             run, _ = await self.runs.launcher.start(self.caller, asked)
-            return StartedTurn(run, self.stream_events(run))
+            return StartedTurn(run, self.stream_events(await self.runs.reader.find(self.caller, run)))
         await self._check_can_answer(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
         return await self._resume_with_answers(self.last, given, by=by, say=prompt if answers else "")
@@ -200,17 +200,17 @@ class CallerConversation:
             return StartedTurn(last.run, follow_journal_events(self.runs, self.caller, last.run, place), place)
         return StartedTurn(last.run, delay_last_event(self.runs, last.run, handle.events()), place)
 
-    def stream_events(self, run: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+    def stream_events(self, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:
         """
         Yield the events of a run from the first one, or from the one after the event *after*.
 
         Where the run began in this process texts come in pieces, else whole.
         """
-        handle = self.runs.live.find_complete_handle(run) if after is None else None
+        handle = self.runs.live.find_complete_handle(row) if after is None else None
         return (
-            follow_journal_events(self.runs, self.caller, run, after)
+            follow_journal_events(self.runs, self.caller, row.run, after)
             if handle is None
-            else delay_last_event(self.runs, run, handle.events())
+            else delay_last_event(self.runs, row.run, handle.events())
         )
 
 

@@ -75,7 +75,7 @@ async def reconnect_to_chat(request: Request) -> Response:
     if chat.last is None or chat.last.agent != agent:
         return Response(status_code=204)
     message, after = await chat.runs.conversations.find_shown_message(chat.last.run) or (chat.last.run, None)
-    return _stream_response(chat, chat.stream_events(chat.last.run, after), message, version)
+    return _stream_response(chat, chat.stream_events(chat.last, after), message, version)
 
 
 def _parse_protocol_version(request: Request) -> int:

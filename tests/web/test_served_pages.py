@@ -20,7 +20,7 @@ pytest.importorskip("ag_ui", reason="needs the extra 'ag-ui'")
 from stepengine import AgentDefinition, Ask, Engine, Receive, tool
 from stepengine.adapters.ag_ui import page_hooks
 from stepengine.permissions import Policy, Rule
-from stepengine.server import Caps, Tokens, run_recovery
+from stepengine.server import Caps, Tokens, run_launcher, run_recovery
 from stepengine.server.ledger import Ledger
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
@@ -460,6 +460,34 @@ async def test_a_page_that_reconnects_to_a_resumed_run_knows_all_calls(waiting: 
     assert events[-1]["outcome"] == later[-1]["outcome"]
     assert known_calls(events) == known_calls(later)
     assert 2 + len(waiting) == len(known_calls(events))
+
+
+@pytest.mark.spec("interfaces:IF114", "studio:SV11")
+async def test_an_answered_question_is_not_asked_before_the_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, gate = asyncio.Event(), asyncio.Event()
+    resume = run_launcher.RunLauncher.resume_in_background
+
+    async def later(self: Any, row: Any) -> None:
+        reached.set()
+        await gate.wait()
+        await resume(self, row)
+
+    monkeypatch.setattr(run_launcher.RunLauncher, "resume_in_background", later)
+    async with paging(tmp_path, Painter()) as page:
+        asked = await page.say("Paint.")
+        answering = asyncio.create_task(page.say(resume=resolved(interrupts(asked)[0], True)))
+        await reached.wait()
+        async with page.client.stream("POST", "/ag-ui/painter/connect", json=run_input("", "t")) as answer:
+            lines = answer.aiter_lines()
+            shown = [await anext(lines)]
+            gate.set()
+            shown += [line async for line in lines]
+        ended = await answering
+
+    assert "success" == ended[-1]["outcome"]["type"]
+    assert ended[-1]["outcome"] == json.loads(shown[-1 if shown[-1] else -2].removeprefix("data: "))["outcome"]
 
 
 def known_calls(events: list[dict[str, Any]]) -> dict[str, tuple[str, Any]]:
