@@ -317,7 +317,7 @@ def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Inte
             _read_body(request, source, f"{at}.request", bare=True)[0],
         ),
         RecordedResponse(status, reason, headers, body),
-        JsonDict(freeze(kept)),
+        _freeze_extras(kept, source, f"{at}.x_stepengine"),
         mark_key,
     )
 
@@ -384,6 +384,14 @@ def _encode_json(tree: object, source: str, at: str) -> bytes:
     """Return the body of which a file has the tree: as our files have it, since nobody knows its bytes."""
     try:
         return write_indented_json(thaw(freeze(tree))).encode()
+    except DataError as error:
+        msg = f"{source}: {at} is not JSON: {error.message}"
+        raise DataError(msg, path=at) from None
+
+
+def _freeze_extras(extras: dict[str, Any], source: str, at: str) -> JsonDict:
+    try:
+        return JsonDict(freeze(extras))
     except DataError as error:
         msg = f"{source}: {at} is not JSON: {error.message}"
         raise DataError(msg, path=at) from None

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from random import Random
 
+import attrs
 import pytest
 import yaml
 from hypothesis import given
@@ -329,7 +330,7 @@ def value_of(message) -> object:
 @given(bodies, bodies)
 def test_what_is_written_reads_back_the_same_here_and_in_plain_vcrpy(asked, answered):
     """
-    JSON comes back equal as JSON, every other body byte for byte, with all headers, through both readers.
+    Replies come back byte for byte, and requests as JSON, with all headers; through vcrpy's reader JSON has one member per line.
     """
     from vcr.serialize import deserialize
     from vcr.serializers import yamlserializer
@@ -344,10 +345,10 @@ def test_what_is_written_reads_back_the_same_here_and_in_plain_vcrpy(asked, answ
     (request,), (response,) = deserialize(data.decode(), yamlserializer)
 
     assert value_of(interaction.request) == value_of(ours.request)
-    assert value_of(interaction.response) == value_of(ours.response)
+    assert interaction.response.body == ours.response.body
     assert (interaction.request.headers, interaction.response.headers) == (ours.request.headers, ours.response.headers)
     assert ("POST", URL, ours.request.body) == (request.method, request.uri, request.body or b"")
-    assert ours.response.body == (response["body"]["string"] or b"")
+    assert value_of(ours.response) == value_of(attrs.evolve(ours.response, body=response["body"]["string"] or b""))
     assert (201, "Made", ["1", "2"]) == (
         response["status"]["code"],
         response["status"]["message"],
