@@ -409,7 +409,7 @@ def _normalize_name(name: str) -> str:
 
 
 def is_secret_header(name: str) -> bool:
-    """Return whether a header that a provider is given is named like a secret, in whatever case."""
+    """Return whether a header is named like a secret, in whatever case."""
     low = name.lower()
     return SECRET_HEADER.search(low) is not None and low not in PLAIN_HEADERS
 

@@ -177,7 +177,7 @@ class Cassette:
         self.extras: dict[str, Any] = {}
         self.hint = hint
         self.mark_key = mark_key
-        self.redactor = mark_secrets(redactor, mark_key)
+        self.redactor = make_marking_redactor(redactor, mark_key)
         self._matcher = Matcher(tuple(ignore), tuple(ignore_headers))
         self._repeat_last = repeat_last
         self._lock = Lock()
@@ -361,7 +361,7 @@ class Cassette:
         return miss
 
 
-def mark_secrets(redactor: Redactor, key: str) -> Redactor:
+def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
     """
     Return a redactor that tells secrets of one name apart, as far as *key* is given.
 

@@ -128,7 +128,7 @@ class Matcher:
 
     def read(self, request: RecordedRequest) -> ComparedRequest:
         """Return what of a cleaned *request* is compared."""
-        plain = attrs.evolve(request, url=_without_marks(request.url), body=_without_marks_in_bytes(request.body))
+        plain = attrs.evolve(request, url=_remove_marks(request.url), body=_remove_marks_in_bytes(request.body))
         texts = [
             request.url,
             *[value for _, value in request.headers],
@@ -141,7 +141,7 @@ class Matcher:
     def headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
         """Return the counted headers of *request*, by name; values of one name remain in their order."""
         counted = [
-            (name, _without_marks(_header_value(name, value)))
+            (name, _remove_marks(_header_value(name, value)))
             for name, value in request.headers
             if is_counted(name) and name not in self.ignore_headers
         ]
@@ -152,7 +152,7 @@ class Matcher:
             return ""
         kind = request.header("content-type").lower()
         if kind.startswith("multipart/form-data"):
-            return _digest(_without_boundary(request.body, request.header("content-type")))
+            return _digest(_replace_boundary(request.body, request.header("content-type")))
         if kind.startswith("application/x-www-form-urlencoded"):
             return _digest(json.dumps(sort_pairs(_normalize(request.body.decode("latin-1")))).encode())
         tree = self.json(request)
@@ -172,14 +172,14 @@ def _header_value(name: str, value: str) -> str:
     return re.sub(r'boundary="?[^";]+"?', "boundary=BOUNDARY", value) if name == "content-type" else value
 
 
-def _without_marks(text: str) -> str:
+def _remove_marks(text: str) -> str:
     return MARK.sub("<redacted>", text)
 
 
-def _without_marks_in_bytes(body: bytes) -> bytes:
+def _remove_marks_in_bytes(body: bytes) -> bytes:
     if b"<redacted:" not in body:
         return body
-    return _without_marks(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    return _remove_marks(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def json_body(request: RecordedRequest) -> object:
@@ -218,7 +218,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _without_boundary(body: bytes, content_type: str) -> bytes:
+def _replace_boundary(body: bytes, content_type: str) -> bytes:
     found = re.search(r'boundary="?([^";]+)', content_type)
     return body.replace(found[1].encode(), b"BOUNDARY") if found else body
 

@@ -286,8 +286,8 @@ class WorkerMiss(Exception):
         return WorkerMiss, (self.miss,)
 
 
-def as_raised_here(miss: CassetteMiss) -> BaseException:
-    """Return *miss* in the form that reaches the program from here."""
+def wrap_for_pool(miss: CassetteMiss) -> BaseException:
+    """Return *miss*, as a ``WorkerMiss`` if a worker of ``multiprocessing.pool`` is to raise it."""
     pool: Any = sys.modules.get("multiprocessing.pool")
     frame = None if pool is None else sys._getframe()  # noqa: SLF001 - `inspect` has no cheaper way
     while frame is not None:

@@ -20,7 +20,7 @@ from stepengine.data.json import JsonDict
 from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.cassette_misses import CassetteMiss, as_raised_here
+from stepengine.testing.cassette_misses import CassetteMiss, wrap_for_pool
 from stepengine.testing.recorded_errors import error_to_json
 from stepengine.testing.stream_ends import stream_is_complete
 from stepengine.testing.traffic_redaction import (
@@ -255,7 +255,7 @@ class Exchanges:
             return self._known.take(request)
         except CassetteMiss as miss:
             if self._fresh is None:
-                raise as_raised_here(miss) from None
+                raise wrap_for_pool(miss) from None
             self._known.forget(miss)
             return None
 

@@ -111,7 +111,7 @@ class PlayedBody:
 
 
 @contextlib.contextmanager
-def _ending(exchange: Exchange) -> Iterator[None]:
+def _store_end(exchange: Exchange) -> Iterator[None]:
     """Store the end of a body behind the block, or the error that ends it."""
     try:
         yield
@@ -129,13 +129,13 @@ class WatchedBody:
         self._exchange = exchange
 
     def __iter__(self) -> Iterator[bytes]:
-        with _ending(self._exchange):
+        with _store_end(self._exchange):
             for piece in self._stream:
                 self._exchange.add(piece)
                 yield piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _ending(self._exchange):
+        with _store_end(self._exchange):
             async for piece in self._stream:
                 self._exchange.add(piece)
                 yield piece

@@ -155,7 +155,7 @@ def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
     exchange.pieces = traffic.arrived
 
     def unframe(arrived: bytes) -> tuple[bytes, bool]:
-        body = _without_heads(arrived)
+        body = _skip_heads(arrived)
         return unchunk(body) if is_chunked(headers) else (body, response.content.is_eof())
 
     exchange.unframe = unframe
@@ -171,7 +171,7 @@ def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
         traffic.at_end()
 
 
-def _without_heads(arrived: bytes) -> bytes:
+def _skip_heads(arrived: bytes) -> bytes:
     """Return the body of a reply, behind its head and those of informational replies."""
     at = 0
     while True:

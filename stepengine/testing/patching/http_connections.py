@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from http import client
@@ -194,14 +195,9 @@ def _read_pieces(connection: Any, data: Any) -> Iterable[bytes]:
         except TypeError:
             return (bytes(memoryview(piece)) for piece in data)
     blocks = iter(lambda: data.read(connection.blocksize), None)
-    return (block.encode("iso-8859-1") if isinstance(block, str) else block for block in _until_empty(blocks))
-
-
-def _until_empty(blocks: Iterator[Any]) -> Iterator[Any]:
-    for block in blocks:
-        if not block:
-            return
-        yield block
+    return (
+        block.encode("iso-8859-1") if isinstance(block, str) else block for block in itertools.takewhile(bool, blocks)
+    )
 
 
 def _make_url(connection: Any, target: str, tunnel: tuple[str, int | None] | None) -> str:

@@ -30,7 +30,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
             return _play(module, found)
         exchange = exchanges.start(recorded)
         with bypass_patches(exchange):
-            response = send(self, _with_body(module, request, body))
+            response = send(self, _replace_body(module, request, body))
         return _watch(response, exchange)
 
     async def handle_async_request(self: Any, request: Any) -> Any:
@@ -44,7 +44,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
             return _play(module, found)
         exchange = exchanges.start(recorded)
         with bypass_patches(exchange):
-            response = await send_async(self, _with_body(module, request, body))
+            response = await send_async(self, _replace_body(module, request, body))
         return _watch(response, exchange)
 
     sync.handle_request, asynchronous.handle_async_request = handle_request, handle_async_request
@@ -63,7 +63,7 @@ def _read_request(request: Any, body: bytes) -> RecordedRequest:
     return RecordedRequest(request.method.decode(), address, headers_from_raw(request.headers), body)
 
 
-def _with_body(module: Any, request: Any, body: bytes) -> Any:
+def _replace_body(module: Any, request: Any, body: bytes) -> Any:
     """Return *request* with the *body* that has been read from it, and can be read once only."""
     return module.Request(
         request.method, request.url, headers=request.headers, content=body, extensions=request.extensions

@@ -40,7 +40,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
         client._transport_for_url = transport_for_url  # noqa: SLF001
 
-    for client, find, wrap in zip(clients, before, (_OwnTransport, _OwnAsyncTransport), strict=True):
+    for client, find, wrap in zip(clients, before, (_SyncTransportRecorder, _AsyncTransportRecorder), strict=True):
         replace(client, find, wrap)
 
     def restore() -> None:
@@ -50,7 +50,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     return restore
 
 
-class _Own:
+class _TransportRecorder:
     def __init__(self, transport: Any, exchanges: Exchanges, convert: HttpxExchanges) -> None:
         self._transport = transport
         self._name = f"{type(transport).__module__}.{type(transport).__qualname__}"
@@ -86,7 +86,7 @@ class _Own:
             exchange.fail(error)
 
 
-class _OwnTransport(_Own):
+class _SyncTransportRecorder(_TransportRecorder):
     """A transport that a program made for a client, with its replies recorded or played."""
 
     def handle_request(self, request: Any) -> Any:
@@ -95,7 +95,7 @@ class _OwnTransport(_Own):
         found = self._find(request)
         if found is not None:
             return self._play(found, request)
-        with _noting() as seen:
+        with _collect_seen() as seen:
             try:
                 response = self._transport.handle_request(request)
             except BaseException as error:
@@ -104,7 +104,7 @@ class _OwnTransport(_Own):
         return self._keep(request, response, seen)
 
 
-class _OwnAsyncTransport(_Own):
+class _AsyncTransportRecorder(_TransportRecorder):
     """A transport that a program made for an async client, with its replies recorded or played."""
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -114,7 +114,7 @@ class _OwnAsyncTransport(_Own):
         if found is not None:
             await wait_for_cancellation(None if found.response.status else found.error)
             return self._play(found, request)
-        with _noting() as seen:
+        with _collect_seen() as seen:
             try:
                 response = await self._transport.handle_async_request(request)
             except BaseException as error:
@@ -124,7 +124,7 @@ class _OwnAsyncTransport(_Own):
 
 
 @contextmanager
-def _noting() -> Iterator[list[str]]:
+def _collect_seen() -> Iterator[list[str]]:
     """Inside the block, note requests and connections of patched libraries in the list."""
     seen: list[str] = []
     token = SEEN.set(seen)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-LIBRARIES = frozenset({"httpcore2", "httpcore", "aiohttp", "http.client"})
+LIBRARIES = frozenset({"httpcore2", "httpcore", "httpx2", "httpx", "aiohttp", "http.client"})
 HERE = Path(__file__).parent
 FAILED, DIVERGED = 1, 5
 SITE = """\
