@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -28,14 +29,16 @@ def twice(a: int) -> Steps[Any]:
     return second.tool_result.data
 
 
-def events() -> Any:
+@pytest.fixture
+async def events() -> AsyncIterator[Any]:
     agent = AgentDefinition("counter", model="test/m", tools=[twice])
-    return Engine([agent], models=ScriptedModel([tool_call(twice, {"a": 1}), text("3")])).stream(agent, "go")
+    async with Engine([agent], models=ScriptedModel([tool_call(twice, {"a": 1}), text("3")])) as engine:
+        yield engine.stream(agent, "go")
 
 
 @pytest.mark.deep
-async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call() -> None:
-    seen = [event.model_dump(exclude_none=True) async for event in ag_ui(events(), thread_id="t", run_id="r")]
+async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call(events: Any) -> None:
+    seen = [event.model_dump(exclude_none=True) async for event in ag_ui(events, thread_id="t", run_id="r")]
     (lane,) = [e for e in seen if e["type"] == "SUBAGENT_STARTED"]
     assert (lane["name"], lane["parent_tool_call_id"]) == ("twice", "c1")
     calls = [e for e in seen if e["type"] == "TOOL_CALL_START" and e["tool_call_name"] == "add"]
@@ -45,8 +48,8 @@ async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call() -> None:
 
 
 @pytest.mark.deep
-async def test_a_page_of_the_ai_sdk_shows_its_calls_in_a_part_of_their_own() -> None:
-    parts = [chunk["data"] async for chunk in vercel(events(), message_id="m") if chunk["type"] == "data-agent"]
+async def test_a_page_of_the_ai_sdk_shows_its_calls_in_a_part_of_their_own(events: Any) -> None:
+    parts = [chunk["data"] async for chunk in vercel(events, message_id="m") if chunk["type"] == "data-agent"]
     assert {part["path"] for part in parts} == {"1"}
     assert [(part["name"], part["status"], part["tool"]) for part in parts] == [
         ("twice", "running", ""),
