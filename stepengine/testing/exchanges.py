@@ -133,7 +133,7 @@ class Exchange:
             return
         self._cassette.open_exchanges.discard(self)
         reply, complete = self._read_reply(read_to_end=read_to_end)
-        extras = self._about if complete else {**self._about, "complete": False}
+        extras = {**self._about} if complete else {**self._about, "complete": False}
         form = None if complete or error is None or not self._record_errors else error_to_json(error)
         if form is not None:
             extras["error"] = form

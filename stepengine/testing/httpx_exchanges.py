@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.exchanges import Exchange, headers_from_raw
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
@@ -76,6 +76,13 @@ def split_events(reply: RecordedResponse) -> list[bytes]:
     if is_stream(reply):
         return [piece for piece in EVENT.findall(reply.body) if piece]
     return [reply.body] if reply.body else []
+
+
+def make_break_off(module: Any, found: Interaction) -> Exception | None:
+    """Return the error of *module* behind a reply that was recorded without its end; None for a complete one."""
+    if found.complete:
+        return None
+    return module.RemoteProtocolError("the recorded reply ends here: the program did not read more of it")  # type: ignore[no-any-return]
 
 
 def _make_body_classes(module: Any) -> tuple[Any, Any]:

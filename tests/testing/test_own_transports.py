@@ -132,6 +132,18 @@ def test_an_error_of_an_own_transport_is_raised_again(send: Any, tmp_path: Path)
     assert 0 == other.count
 
 
+def test_a_reply_that_was_read_in_part_breaks_off_in_a_replay(tmp_path: Path) -> None:
+    def program(transport: httpx2.BaseTransport) -> Iterator[bytes]:
+        with httpx2.Client(transport=transport) as client, client.stream("GET", "http://own.example/") as response:
+            yield from response.iter_raw()
+
+    pieces = httpx2.MockTransport(lambda _: httpx2.Response(200, content=iter([b"one", b"two"])))
+    record(tmp_path / "c.yaml", lambda: next(program(pieces)))
+
+    with pytest.raises(httpx2.RemoteProtocolError, match="ends here"):
+        replay(tmp_path / "c.yaml", lambda: [*program(pieces)])
+
+
 def test_another_request_of_an_own_transport_is_a_miss(tmp_path: Path) -> None:
     record(tmp_path / "c.yaml", lambda: post(Counting(), "a"))
     other = Counting()

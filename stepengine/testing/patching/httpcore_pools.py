@@ -7,7 +7,7 @@ from typing import Any
 
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
-from stepengine.testing.httpx_exchanges import PlayedBody, WatchedBody, headers_to_raw, split_events
+from stepengine.testing.httpx_exchanges import PlayedBody, WatchedBody, headers_to_raw, make_break_off, split_events
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -78,15 +78,8 @@ def _play(module: Any, found: Interaction) -> Any:
     extensions = {"http_version": b"HTTP/1.1"}
     if reply.reason:
         extensions["reason_phrase"] = reply.reason.encode("latin-1", errors="replace")
-    body = PlayedBody(split_events(reply), error or _break_off(module, found))
+    body = PlayedBody(split_events(reply), error or make_break_off(module, found))
     return module.Response(reply.status, headers=headers_to_raw(reply.headers), content=body, extensions=extensions)
-
-
-def _break_off(module: Any, found: Interaction) -> Exception | None:
-    """Return the error of a reply that was recorded without its end."""
-    if found.complete:
-        return None
-    return module.RemoteProtocolError("the recorded reply ends here: the program did not read more of it")  # type: ignore[no-any-return]
 
 
 def _watch(response: Any, exchange: Exchange | None) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepengine.testing.cassette_files import Interaction
 from stepengine.testing.exchanges import PASSING, SEEN, Exchanges
-from stepengine.testing.httpx_exchanges import HttpxExchanges, split_events
+from stepengine.testing.httpx_exchanges import HttpxExchanges, make_break_off, split_events
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -36,7 +36,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
             kind = type(transport)
             if kind in plain or isinstance(transport, applications) or kind.__module__.startswith(APPLICATIONS):
                 return transport
-            return wrap(transport, exchanges, HttpxExchanges(module))
+            return wrap(transport, exchanges, module)
 
         client._transport_for_url = transport_for_url  # noqa: SLF001
 
@@ -51,11 +51,12 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
 
 class _TransportRecorder:
-    def __init__(self, transport: Any, exchanges: Exchanges, convert: HttpxExchanges) -> None:
+    def __init__(self, transport: Any, exchanges: Exchanges, module: Any) -> None:
         self._transport = transport
         self._name = f"{type(transport).__module__}.{type(transport).__qualname__}"
         self._exchanges = exchanges
-        self._convert = convert
+        self._module = module
+        self._convert = HttpxExchanges(module)
 
     def _find(self, request: Any) -> Interaction | None:
         """Return the recorded reply of a transport that sent by itself; None if it is to be asked."""
@@ -66,7 +67,8 @@ class _TransportRecorder:
     def _play(self, found: Interaction, request: Any) -> Any:
         if found.error is not None and not found.response.status:
             raise found.error
-        return self._convert.make_response(found.response, request, split_events(found.response), found.error)
+        error = found.error or make_break_off(self._module, found)
+        return self._convert.make_response(found.response, request, split_events(found.response), error)
 
     def _keep(self, request: Any, response: Any, seen: list[str]) -> Any:
         """Return the response, recorded while it is read if nothing else has recorded it."""
