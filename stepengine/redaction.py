@@ -27,6 +27,7 @@ from attrs import frozen
 
 from stepengine.data.json import JsonDict, JsonList, compact, freeze
 from stepengine.data.messages import Message
+from stepengine.data.secret_names import is_piece_of_text, is_secret_name, may_name_secret_member
 from stepengine.data.spellings import Spelling, make_truncated_pattern, spellings_of
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
@@ -34,57 +35,12 @@ from stepengine.errors import DataError
 Redact: TypeAlias = Literal["known", "all", "off"]
 """``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing."""
 
-# --- names of secrets: one list for each kind of place -----------------------------------------------------------------
+# --- what is secret ---------------------------------------------------------------------------------------------------
 
-SECRET_PARTS = frozenset({
-    "APIKEY", "APIKEYS", "CREDENTIAL", "CREDENTIALS", "JWT", "KEY", "PASS", "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT",
-    "SECRET", "SECRETS", "TOKEN",
-})  # fmt: skip
-"""A variable with one of these words between underscores is secret: commands do not see it, records do not hold its value."""
-NO_SECRETS = frozenset({"STEPENGINE_KEY_HOSTS"})
-"""Variables that are named like a secret and hold none: this one lists hosts."""
-SECRET_ENDINGS = (
-    "ACCESSKEY",
-    "APIKEY",
-    "PASSPHRASE",
-    "PASSWD",
-    "PASSWORD",
-    "PRIVATEKEY",
-    "SECRET",
-    "SECRETKEY",
-    "TOKEN",
-)
-"""So is a variable with a word that ends like this, such as ``PGPASSWORD``."""
-SECRET_LAST_PARTS = ("_AUTH", "_PWD")
-"""So is a variable whose last word is one of these; ``PWD`` alone is a folder, and ``SSH_AUTH_SOCK`` a socket."""
-SECRET_HEADERS = frozenset({"api-key", "authorization", "cookie", "proxy-authorization", "x-api-key", "x-goog-api-key"})
-"""Headers of requests, in lower case, that providers are given by their adapters."""
-SECRET_HEADER = re.compile(
-    r"(^|-)(auth|key)$|(apikey|token|secret|password|passwd|passphrase|signature(-\d+)?|jwt|assertion|credentials?|cookie2?"
-    r"|session|session-?id|authentication(-info)?|authorization)$"
-)
-"""How headers end, in lower case, that are secret."""
-PLAIN_HEADERS = frozenset({
-    "access-control-allow-credentials", "cache-key", "idempotency-key", "surrogate-key", "x-cache-key", "x-idempotency-key",
-})  # fmt: skip
-"""Headers that end so and are no secret."""
-SECRET_MEMBERS = frozenset({
-    "accesskey", "accesstoken", "apikey", "apitoken", "authorization", "authtoken", "bearertoken", "clientsecret", "cookie",
-    "idtoken", "passphrase", "passwd", "password", "privatekey", "refreshtoken", "secret", "secretaccesskey", "secretkey",
-    "securitytoken", "sessiontoken",
-})  # fmt: skip
-"""Members of JSON objects, in lower case and without ``-``, ``_`` and ``.``."""
-SECRET_PARAMETERS = SECRET_MEMBERS | {
-    "assertion", "auth", "bearer", "code", "credential", "credentials", "idtokenhint", "jwt", "key", "otp", "pass", "passcode",
-    "passwordconfirmation", "pwd", "sig", "signature", "token",
-}  # fmt: skip
-"""Parameters of addresses and forms, spelled in the same way; in JSON some of these words are often no secret."""
-SECRET_PARAMETER_ENDINGS = ("apikey", "accesskey", "credential", "password", "secret", "signature", "token")
-"""How other parameters end that are secret, such as ``X-Amz-Signature``."""
-PAGE_TOKENS = ("continuationtoken", "nexttoken", "pagetoken", "synctoken")
-"""How parameters end that only name a page of a list."""
 ESCAPED_BYTES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 PASSWORD_IN_ADDRESS = re.compile(r"://[^\s/?#:@]*:([^\s/?#@]+)@")
+PASSWORD_SHAPE = re.compile(r"""://[^\s/?#:@"'<>(){}\[\]|\\^`]*:([^\s/?#@"'<>(){}\[\]|\\^`,;]+)@""")
+"""The same within any text: what no address holds ends it, and so do signs that follow an address in lists and in prose."""
 PASSWORD_WITH_AT = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
 """Most clients take the last ``@`` for the end of a password."""
 PASSWORD_IN_OPTIONS = re.compile(r"(?:(?:^|(?<=[\s;?&]))passw(?:or)?d|(?<=[;?&])pwd)=([^\s;&]+)", re.IGNORECASE)
@@ -142,12 +98,6 @@ WORTH_LOADING = 50_000_000
 """Characters times texts that are looked for one by one before the engine that finds all at once is loaded: 30 ms both."""
 MOST_AT_ONCE = 64
 """How many texts are looked for by one expression: a server may be told a key by each of its users, and all of it is made anew for a new one."""
-# What has several spellings is looked for only when its last word is there.
-TELLING_WORDS = ("secret", "passw", "passphrase", "authoriz", "cookie")
-TELLING_PAIRS = {
-    "token": ("access", "api", "auth", "bearer", "id", "refresh", "security", "session"), "key": ("access", "api", "private"),
-}  # fmt: skip
-
 # What providers put for the middle of a key that they show, and what may stand on either side of it.
 MASK = re.compile(r"\*{3,}|\.{3,}|\u2026")
 MASKS = ("***", "...", "\u2026")
@@ -360,7 +310,7 @@ NO_RULES = RedactionRules()
 
 def find_environment_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the values of secret variables and the passwords in addresses, each with its variable's name."""
-    known = {value: name for name, value in environment.items() if is_secret_variable(name)}
+    known = {value: name for name, value in environment.items() if is_secret_name(name, "variable")}
     for name, value in environment.items():
         for password in _find_passwords(value):
             known.setdefault(password, name)
@@ -372,7 +322,7 @@ def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not is_secret_variable(name) and not any(True for _ in _find_passwords(value))
+        if not is_secret_name(name, "variable") and not any(True for _ in _find_passwords(value))
     }
 
 
@@ -382,36 +332,6 @@ def _find_passwords(text: str) -> Iterator[str]:
     for found in [found for kind in (*kinds, PASSWORD_IN_OPTIONS) for found in kind.finditer(text)]:
         yield found[1]
         yield ESCAPED_BYTES.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(errors="replace"), found[1])
-
-
-def is_secret_variable(name: str) -> bool:
-    """Return whether a variable is named like a secret, in whatever case: commands do not see it, records do not hold its value."""
-    upper = name.upper()
-    if upper in NO_SECRETS:
-        return False
-    parts = upper.split("_")
-    return (
-        not SECRET_PARTS.isdisjoint(parts)
-        or any(part.endswith(SECRET_ENDINGS) for part in parts)
-        or upper.endswith(SECRET_LAST_PARTS)
-        or "_API_KEYS_" in f"_{upper}_"
-    )
-
-
-def is_secret_parameter(name: str) -> bool:
-    """Return whether a parameter of an address or a form is named like a secret, in whatever spelling."""
-    plain = _normalize_name(name)
-    return plain in SECRET_PARAMETERS or (plain.endswith(SECRET_PARAMETER_ENDINGS) and not plain.endswith(PAGE_TOKENS))
-
-
-def _normalize_name(name: str) -> str:
-    return re.sub(r"[-_.\[\]]", "", name).lower()
-
-
-def is_secret_header(name: str) -> bool:
-    """Return whether a header is named like a secret, in whatever case."""
-    low = name.lower()
-    return SECRET_HEADER.search(low) is not None and low not in PLAIN_HEADERS
 
 
 class QuietFlag:
@@ -466,7 +386,7 @@ class KnownSecrets:
         if value in self.names or len(value) < MIN_KNOWN or value.lower() in ORDINARY_KEYS:
             return
         named = [n for n, v in (environment or {}).items() if v.strip() == value]
-        named.sort(key=lambda variable: (not is_secret_variable(variable), variable))
+        named.sort(key=lambda variable: (not is_secret_name(variable, "variable"), variable))
         self._take(value, named[0] if named else name)
 
     def add_from_environment(self, environment: Mapping[str, str]) -> None:
@@ -641,7 +561,7 @@ class Redactor:
             or next(self._find_abridged(text), None) is not None
         ):
             return True
-        return self.shapes and (looks_secret(text) or _may_have_secret_member(text))
+        return self.shapes and (looks_secret(text) or may_name_secret_member(text))
 
     # --- texts ------------------------------------------------------------------------------------------------------
 
@@ -816,6 +736,8 @@ class Redactor:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
         if isinstance(value, str) and self._is_secret_member(name, value):
             return self.placeholder(value, name)
+        if isinstance(value, list | tuple):
+            return [self.member(name, one, level) for one in value]
         return self._redact_tree(value, level)
 
     def frozen(self, value: Any) -> Any:
@@ -919,7 +841,9 @@ class Redactor:
         if isinstance(value, Mapping):
             for key, member in value.items():
                 inner = f"{place}/{key}"
-                if self._is_secret_member(key, member):
+                if not is_piece_of_text(key, value) and any(
+                    self._is_secret_member(key, one) for one in _iterate_list(member)
+                ):
                     yield inner, key
                 yield from ((f"{place} (a key)", rule) for rule in self.secrets(key).values())
                 yield from self.findings(member, inner)
@@ -945,7 +869,11 @@ class Redactor:
 
     def _redact_tree(self, value: object, level: int) -> object:
         if isinstance(value, Mapping):
-            return {self.text(k): self.member(k, v, level) for k, v in value.items()}
+            pieces = {k for k in value if is_piece_of_text(k, value)}
+            return {
+                self.text(k): self._redact_tree(v, level) if k in pieces else self.member(k, v, level)
+                for k, v in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self._redact_tree(v, level) for v in value]
         if not isinstance(value, str):
@@ -956,7 +884,7 @@ class Redactor:
     def _is_secret_member(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
-        if _normalize_name(name) not in SECRET_MEMBERS:
+        if not is_secret_name(name, "member"):
             return False
         return not self.rules.allowed or digest_of(value) not in self.rules.allowed
 
@@ -1064,7 +992,12 @@ def find_shapes(text: str) -> list[Span]:
     """Return where texts that look like keys stand in *text*, in their order."""
     if not looks_secret(text):
         return []
-    found = [Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _compile_shapes().finditer(text)]
+    found = []
+    if _may_have_shape(text):
+        found += [
+            Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _compile_shapes().finditer(text)
+        ]
+    found += [Span(*match.span(1), "password") for match in PASSWORD_SHAPE.finditer(text) if match[1].strip("*")]
     return _merge_spans([*found, *_find_pem_blocks(text)])
 
 
@@ -1190,25 +1123,12 @@ def _return_false(_: str) -> bool:
     return False
 
 
-looks_secret = make_text_finder(SHAPE_HINTS)
-"""Whether a text may hold a secret by its shape; a cheap test before the real one."""
-_may_spell = make_text_finder((*TELLING_WORDS, *TELLING_PAIRS), any_case=True)
+_may_have_shape = make_text_finder(SHAPE_HINTS)
 
 
-def _may_have_secret_member(text: str) -> bool:
-    """Return whether *text* may hold a member with a telling name."""
-    if not _may_spell(text):
-        return False
-    lower = text.lower()
-    if any(word in lower for word in TELLING_WORDS):
-        return True
-    return any(
-        f"{first}{between}{last}" in lower
-        for last, firsts in TELLING_PAIRS.items()
-        if last in lower
-        for first in firsts
-        for between in ("", "-", "_", ".")
-    )
+def looks_secret(text: str) -> bool:
+    """Return True if a text may hold a secret by its shape; a cheap test before the real one."""
+    return _may_have_shape(text) or ("://" in text and "@" in text)
 
 
 def parse_if_json(text: str) -> object:
@@ -1244,6 +1164,15 @@ def _is_nested_too_deeply(text: str, tree: Any) -> bool:
             return False
         level = [member for node in inner for member in node]
     return True
+
+
+def _iterate_list(value: object) -> Iterator[object]:
+    """Yield *value*, or what is in it at any depth if it is a list."""
+    if isinstance(value, list | tuple):
+        for member in value:
+            yield from _iterate_list(member)
+    else:
+        yield value
 
 
 def _find_strings(value: object) -> Iterator[str]:

@@ -57,6 +57,7 @@ from stepengine.data.matching import BoundedMatcher
 from stepengine.data.media_types import normalize_media_type, parse_data_url
 from stepengine.data.models import ModelReply, TextChunk
 from stepengine.data.provenance import Provenance, Source
+from stepengine.data.secret_names import is_secret_name, may_name_secret_member
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
@@ -119,7 +120,7 @@ from stepengine.server.webhooks import (
 from stepengine.sessions.stores import _parse_json, _parse_messages, _read_json
 from stepengine.testing.cassette_bodies import decode_body, indent_json
 from stepengine.testing.cassette_files import RecordedRequest, parse_cassette
-from stepengine.testing.cassette_matching import MARK
+from stepengine.testing.cassette_matching import MARK, find_boundary
 from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.package_checks import HOMES, HOSTS
@@ -531,7 +532,7 @@ BRACKETS = (of("["), of('{"a":'), of("[1,"), of('"'), of("\\"), of('"\\ud800', '
 OPENERS = ("\x9d", "\x90", "\x98", "\x9b", "\x1b]", "\x1b[", "\x1b[0;", "\x1b ", "\x1b]0;\x1b", "\x9d0;", "\x1b[ ")
 SECRET_SHAPES = (
     of("sk"), of("sk-"), of("sk-a"), of("-----BEGIN PRIVATE KEY-----"), of("-----BEGIN "), of("eyJ"), of("eyJhbGciOiJ.eyJ."),
-    of("a"), of("<redacted:"), of("Bearer "), of("https://a:"), of("sk-a***"), of("sk\u2026"), of("AKIA"), of("{"), of('{\\"'),
+    of("a"), of("<redacted:"), of("Bearer "), of("https://a:"), of("b", "@://a:"), of("b:", "@://a:"), of("sk-a***"), of("sk\u2026"), of("AKIA"), of("{"), of('{\\"'),
 )  # fmt: skip
 HOSTILE_NAMES = (of("a"), of("aB"), of("_a"), of("é"), of("A"), of("a."))
 
@@ -1933,6 +1934,39 @@ PLACES = (
         ("pytest_plugin/messages.py:CREDENTIAL",),
     ),
     Place(
+        "boundary of a multipart message",
+        lambda text: find_boundary(f"multipart/form-data; {text}"),
+        (of("boundary="), of("a", "boundary="), of(" ", "boundary="), of("b")),
+        ("testing/cassette_matching.py:find_boundary",),
+    ),
+    Place(
+        "multipart body of a cassette",
+        lambda data: Cleaner(KNOWN).body(data, "multipart/form-data; boundary=b"),
+        (
+            ofb("--b\r\n"),
+            ofb("\r\n--b"),
+            ofb('--b\r\nContent-Disposition: form-data; name="token"\r\n\r\nx\r\n'),
+            ofb("\r"),
+            ofb("\r\n"),
+            ofb(";name=", "--b\r\n", "\r\n\r\nx"),
+            ofb("a-", "--b\r\n;name=", "\r\n\r\nx"),
+            ofb("content-type: ", "--b\r\n", "\r\n\r\nx"),
+        ),
+        ("testing/traffic_redaction.py:*",),
+    ),
+    Place(
+        "names of members",
+        may_name_secret_member,
+        (of("token"), of("token1"), of("key_-."), of("\\", '"key'), of("passw"), of('"'), of("\u0130")),
+        ("data/secret_names.py:NAME_END",),
+    ),
+    Place(
+        "name of a secret",
+        lambda text: (is_secret_name(text, "member"), is_secret_name(text, "variable")),
+        (of("a"), of("a_"), of("aA"), of("AAa"), of("1"), of("[]"), of("\u0130")),
+        ("data/secret_names.py:*",),
+    ),
+    Place(
         "body of a cassette",
         lambda data: Cleaner(KNOWN).body(data, "text/plain"),
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
@@ -2278,7 +2312,6 @@ APART: dict[str, str] = {
     "testing/cassette_matching.py:Matcher._body_key": "UTF-8 of a request of the user's tests",
     "testing/cassette_matching.py:_header_value": "a header of a request of the user's tests",
     "testing/cassette_matching.py:_remove_marks_in_bytes": "UTF-8 of a request of the user's tests",
-    "testing/cassette_matching.py:_replace_boundary": "a header of a request of the user's tests",
     "testing/cassette_matching.py:json_body": "a request of the user's tests",
     "testing/cassette_misses.py:_describe_body_cause": "a JSON pointer of ours",
     "testing/cassette_misses.py:find_nearest": "UTF-8 of requests of the user's tests",

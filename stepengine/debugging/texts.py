@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 import attrs
 
 from stepengine.data.json import ABSENT
+from stepengine.data.secret_names import is_secret_name
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
-from stepengine.redaction import is_secret_variable, make_redactor
+from stepengine.redaction import make_redactor
 
 WIDTH = 200
 LINES = 20
@@ -90,7 +91,7 @@ class SafeTexts:
         text = str.__str__(value) if _has_type(value, str) else ""
         if not text:
             return False
-        named = name not in ("key", "pat") and is_secret_variable(name)
+        named = name not in ("key", "pat") and is_secret_name(name, "variable")
         return named or self._redactor.member(name, text) == f"<redacted:{name}>"
 
     def _format_member(self, name: str, value: object, depth: int, room: int) -> str:

@@ -27,10 +27,10 @@ from stepengine.data.messages import (
     UserPart,
 )
 from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.secret_names import is_secret_name
 from stepengine.data.tools import ToolChoice, ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._json import encode_utf8
-from stepengine.redaction import SECRET_HEADERS
 
 NUDGE = "Continue."
 """Said in the user's place where a wire wants a user message and the history has none; in no record (ecosystem:EC100)."""
@@ -111,7 +111,7 @@ def extra_headers(settings: ModelSettings) -> dict[str, str]:
     if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
         msg = "ModelSettings.extra['headers'] is an object of header names and texts, such as {'x-title': 'my app'}"
         raise ModelError(msg, kind="settings")
-    secret = sorted(name for name in headers if name.lower() in SECRET_HEADERS)
+    secret = sorted(name for name in headers if is_secret_name(name, "header"))
     if secret:
         msg = (
             f"ModelSettings.extra['headers'] holds {secret[0]!r}, but settings are recorded; give keys to the provider"

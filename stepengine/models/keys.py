@@ -15,8 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 
+from stepengine.data.secret_names import is_secret_name
 from stepengine.errors import MissingKey
-from stepengine.redaction import ANY, GIVEN, is_secret_header
+from stepengine.redaction import ANY, GIVEN
 
 KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
@@ -189,7 +190,7 @@ def register_secret(provider: str, key: Secret | None, member: str = "api_key") 
 def register_secret_headers(provider: str, headers: Mapping[str, str]) -> None:
     """Register those values of *headers* for redaction that are secret by their name."""
     for name, value in headers.items():
-        if is_secret_header(name):
+        if is_secret_name(name, "header"):
             register_secret(provider, Secret(value), name.lower())
             register_secret(provider, Secret(value.partition(" ")[2]), name.lower())
 

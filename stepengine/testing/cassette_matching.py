@@ -20,7 +20,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import ABSENT
-from stepengine.redaction import is_secret_header
+from stepengine.data.secret_names import is_secret_name
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, is_json
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -44,7 +44,7 @@ UNCOUNTED_PREFIXES = ("amz-sdk-", "langsmith-", "sentry-", "x-b3-", "x-forwarded
 
 def is_counted(name: str) -> bool:
     """Return whether the header *name*, in lower case, tells requests apart by its whole value."""
-    return not is_uncounted(name) and not is_secret_header(name)
+    return not is_uncounted(name) and not is_secret_name(name, "header")
 
 
 def is_uncounted(name: str) -> bool:
@@ -218,9 +218,15 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def find_boundary(content_type: str) -> str:
+    """Return the boundary of a multipart message; "" if its *content_type* names none."""
+    found = re.search(r'boundary="?([^";]+)', content_type, re.IGNORECASE)
+    return found[1].strip() if found else ""
+
+
 def _replace_boundary(body: bytes, content_type: str) -> bytes:
-    found = re.search(r'boundary="?([^";]+)', content_type)
-    return body.replace(found[1].encode(), b"BOUNDARY") if found else body
+    boundary = find_boundary(content_type)
+    return body.replace(boundary.encode(), b"BOUNDARY") if boundary else body
 
 
 def _remove_member(tree: object, pointer: str) -> None:

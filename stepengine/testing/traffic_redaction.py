@@ -20,11 +20,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import parse_qsl, unquote_plus, urlencode, urlsplit, urlunsplit
+from urllib.parse import unquote_plus, urlsplit, urlunsplit
 
 import attrs
 from attrs import frozen
 
+from stepengine.data.secret_names import is_secret_name
 from stepengine.redaction import (
     ANY,
     MIN_KNOWN,
@@ -32,14 +33,12 @@ from stepengine.redaction import (
     Redactor,
     SecretFound,
     Span,
-    is_secret_header,
-    is_secret_parameter,
     make_redactor,
     parse_if_json,
 )
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.cassette_matching import is_counted, is_uncounted
+from stepengine.testing.cassette_matching import find_boundary, is_counted, is_uncounted
 
 __all__ = (
     "KEPT_REQUEST_HEADERS",
@@ -178,6 +177,10 @@ TOKEN_REQUEST = re.compile(
     rb"grant_?type|client_?secret|client_?assertion|refresh_?token|\b(?:code|token)\b", re.IGNORECASE
 )
 """What a request for a token has in its body or query, beside a path that such requests have."""
+HEAD_END = re.compile(rb"\r?\n\r?\n")
+PART_NAME = re.compile(rb"""(?i)[;\s]name\*?="?(?:[\w-]{0,40}'[\w-]{0,40}')?([^";\r\n]{1,200})""")
+PART_KIND = re.compile(rb"(?im)^content-type:[ \t]*(?!multipart)([^\r\n]+)")
+"""The name and content type of a part of a multipart message."""
 SHAPES = ANY
 
 
@@ -185,7 +188,7 @@ def secrets_in_headers(headers: Headers) -> dict[str, str]:
     """Return the secret values in a request's *headers*, with the names of their headers."""
     found: dict[str, str] = {}
     for name, value in headers:
-        if not is_secret_header(name):
+        if not is_secret_name(name, "header"):
             continue
         scheme, _, credential = value.partition(" ")
         if name == "cookie":
@@ -233,7 +236,7 @@ def _add_to_length(length: str, more: int) -> str:
 
 def is_recorded_header(name: str) -> bool:
     """Return whether a header of a request, in lower case, is stored: one that counts, or that holds a secret that counts."""
-    return is_counted(name) or (is_secret_header(name) and not is_uncounted(name))
+    return is_counted(name) or (is_secret_name(name, "header") and not is_uncounted(name))
 
 
 def is_kept_request_header(name: str) -> bool:
@@ -279,7 +282,7 @@ def clean_pairs(text: str, redactor: Redactor) -> str:
 def _clean_pair(piece: str, redactor: Redactor) -> str:
     name, sign, value = piece.partition("=")
     plain = unquote_plus(value)
-    if not value or PLACEHOLDER.fullmatch(plain) or not is_secret_parameter(unquote_plus(name)):
+    if not value or PLACEHOLDER.fullmatch(plain) or not is_secret_name(unquote_plus(name), "parameter"):
         return piece
     return f"{name}{sign}{redactor.placeholder(plain, unquote_plus(name))}"
 
@@ -292,30 +295,31 @@ class Cleaner:
     Attributes:
         known: Secret values and the name that stands for each.
         base: What else is replaced in texts and JSON, and which headers of a user are left out.
+        redactor: What replaces both.
     """
 
     known: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     base: Redactor = attrs.field(default=SHAPES, kw_only=True)
-    _redactor: Redactor = attrs.field(init=False, repr=False)
+    redactor: Redactor = attrs.field(init=False, repr=False)
 
-    @_redactor.default
+    @redactor.default
     def _redactor_with_known(self) -> Redactor:
         return self.base.with_known(self.known)
 
     def request(self, request: RecordedRequest) -> RecordedRequest:
         """Return *request* without secrets, and without headers that neither count nor hold a secret."""
-        headers = [(n, self._header(n, v)) for n, v in request.headers if is_recorded_header(n)]
+        headers = [(n, self.header(n, v)) for n, v in request.headers if is_recorded_header(n)]
         kind = request.header("content-type")
         return RecordedRequest(
             request.method,
-            clean_url(request.url, self._redactor),
+            clean_url(request.url, self.redactor),
             self._allowed(headers),
             self.body(request.body, kind),
         )
 
     def response(self, response: RecordedResponse) -> RecordedResponse:
         """Return *response* without secrets."""
-        headers = self._allowed([(n, self._header(n, v)) for n, v in response.headers])
+        headers = self._allowed([(n, self.header(n, v)) for n, v in response.headers])
         body = self._clean_reply_body(response)
         if body != response.body:
             grown = len(body) - len(response.body)
@@ -327,20 +331,21 @@ class Cleaner:
         left_out = self.base.rules.headers
         return [(name, value) for name, value in headers if name.lower() not in left_out]
 
-    def _header(self, name: str, value: str) -> str:
+    def header(self, name: str, value: str) -> str:
+        """Return the value of a header without secrets."""
         low = name.lower()
         if low == "cookie":
             return ";".join([self._cookie(one) for one in value.split(";")])
         if low in SET_COOKIES:
             cookie, end, attributes = value.partition(";")
             return f"{self._cookie(cookie)}{end}{attributes}"
-        if is_secret_header(low):
+        if is_secret_name(low, "header"):
             scheme, space, credential = value.rpartition(" ") if value.count(" ") == 1 else value.partition(" ")
             return f"{scheme}{space}{self._hide(credential, low)}" if space else self._hide(value, low)
         if low in ACCOUNT_HEADERS:
             return self._hide(value, low)
         if low in ADDRESS_HEADERS or "://" in value:
-            value = PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self._redactor), USERINFO.sub("", value))
+            value = PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self.redactor), USERINFO.sub("", value))
         return self.text(value)
 
     def _cookie(self, text: str) -> str:
@@ -350,39 +355,63 @@ class Cleaner:
         return f"{name}{sign}{self._hide(value, name.strip())}" if value else text
 
     def _hide(self, secret: str, name: str) -> str:
-        return secret if PLACEHOLDER.fullmatch(secret) else self._redactor.placeholder(secret, name)
+        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.placeholder(secret, name)
 
     def body(self, body: bytes, content_type: str = "") -> bytes:
-        """Return *body* cleaned as the JSON, form or text that it is; binary bodies only lose known values."""
+        """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
+        kind = content_type.lower()
+        if kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
+            return self._clean_parts(body, boundary.encode())
         try:
             text = body.decode()
         except UnicodeDecodeError:
-            return self._redactor.binary(body)
-        kind = content_type.lower()
+            return self.redactor.binary(body)
         if kind.startswith("application/x-www-form-urlencoded"):
-            return self.text(clean_pairs(text, self._redactor)).encode()
-        if not self._redactor.suspicious(text):
-            return body
-        return self._redactor.json_text(text).encode()
+            return self.text(clean_pairs(text, self.redactor)).encode()
+        return self._clean_json(text).encode() if self.redactor.suspicious(text) else body
+
+    def _clean_parts(self, body: bytes, boundary: bytes) -> bytes:
+        """Return the *body* of a multipart message without secrets."""
+        delimiter = rb"((?:^|\r?\n)--%b(?=--|[ \t]*\r?\n|$))" % re.escape(boundary)
+        pieces = re.split(delimiter, body)
+        return b"".join([piece if number % 2 else self._clean_part(piece) for number, piece in enumerate(pieces)])
+
+    def _clean_part(self, part: bytes) -> bytes:
+        head_end = HEAD_END.search(part)
+        if head_end is None:
+            return self.body(part)
+        head, content = part[: head_end.end()], part[head_end.end() :]
+        name, kind = PART_NAME.search(head), PART_KIND.search(head)
+        if name and content and is_secret_name(name[1].decode("latin-1"), "parameter"):
+            return head + self._hide(content.decode("latin-1"), name[1].decode("latin-1")).encode("latin-1")
+        # A message within a message is cleaned as text: nobody nests forms, and others could do it without end.
+        return head + self.body(content, kind[1].decode("latin-1") if kind else "")
+
+    def _clean_json(self, text: str) -> str:
+        """Return JSON, lines of JSON or other text without secrets."""
+        plain = text.lstrip("\ufeff \t\r\n")
+        if isinstance(parse_if_json(plain), str) and plain.startswith(("{", "[")):
+            return "".join([self.redactor.json_text(line) for line in text.splitlines(keepends=True)])
+        return text[: len(text) - len(plain)] + self.redactor.json_text(plain)
 
     def text(self, text: str) -> str:
         """Return *text* with a placeholder for each known value and each thing that looks like a key."""
-        return self._redactor.text(text)
+        return self.redactor.text(text)
 
     def findings(self, message: RecordedRequest | RecordedResponse) -> Iterator[tuple[str, str]]:
         """Yield path and rule of each secret that is still in *message*, also in the joined text of streams."""
         for name, value in message.headers:
-            if self._header(name, value) != value:
+            if self.header(name, value) != value:
                 yield f"headers/{name}", name.lower()
-        if isinstance(message, RecordedRequest) and clean_url(message.url, self._redactor) != message.url:
+        if isinstance(message, RecordedRequest) and clean_url(message.url, self.redactor) != message.url:
             yield "uri", "query"
         encoding = message.header("content-encoding")
         text = (decode_body(message.body, encoding) if encoding else message.body).decode(errors="replace")
-        if self._redactor.suspicious(text):
-            yield from self._redactor.findings(parse_if_json(text), "body")
+        if self.redactor.suspicious(text):
+            yield from self.redactor.findings(parse_if_json(text), "body")
         if is_stream(message):
             for place, joined in join_texts(text).items():
-                rules = self._redactor.secrets(joined).values()
+                rules = self.redactor.secrets(joined).values()
                 yield from ((f"body (joined events){place}", rule) for rule in rules)
 
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:
@@ -393,7 +422,7 @@ class Cleaner:
             clean = self.body(plain, response.header("content-type"))
         else:
             text = plain.decode(errors="surrogateescape")
-            clean = clean_events(text, self._redactor).encode(errors="surrogateescape")
+            clean = clean_events(text, self.redactor).encode(errors="surrogateescape")
         return response.body if clean == plain else clean
 
 
@@ -420,22 +449,23 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     redactor = make_redactor("all", os.environ, secrets)
 
     def clean_request(request: Any) -> Any:
-        kind = str(request.headers.get("content-type", "")).lower()
-        known = secrets_in_headers(tuple([(name.lower(), _text(value)) for name, value in request.headers.items()]))
-        cleans = _VcrCleaner(redactor.with_known(known))
-        request.uri = cleans.address(request.uri)
-        request.headers = {n: cleans.text(v) for n, v in request.headers.items() if is_kept_request_header(n.lower())}
-        request.body = cleans.body(request.body, kind)
+        headers = [(name.lower(), _text(value)) for name, value in request.headers.items()]
+        cleaner = Cleaner(secrets_in_headers(tuple(headers)), base=redactor)
+        request.uri = clean_url(request.uri, cleaner.redactor)
+        request.headers = {
+            n: cleaner.header(n, _text(v)) for n, v in request.headers.items() if is_kept_request_header(n.lower())
+        }
+        request.body = _clean_vcr_body(cleaner, request.body, dict(headers).get("content-type", ""))
         return request
 
     def clean_response(response: dict[str, Any]) -> dict[str, Any]:
-        cleans = _VcrCleaner(redactor)
+        cleaner = Cleaner(base=redactor)
         headers = {
-            name: [cleans.address(v) if name.lower() == "location" else cleans.text(v) for v in _as_list(values)]
+            name: [cleaner.header(name, value) for value in _as_list(values)]
             for name, values in response["headers"].items()
             if is_kept_response_header(name.lower())
         }
-        body = {**response["body"], "string": cleans.body(response["body"].get("string", b""), is_reply=True)}
+        body = {**response["body"], "string": _clean_vcr_body(cleaner, response["body"].get("string", b""))}
         return {**response, "headers": headers, "body": body}
 
     return {
@@ -447,93 +477,11 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     }
 
 
-ORDINARY_IN_REPLIES = frozenset({"auth", "code", "key", "pass"})
-"""Parameters that are secret in a request, and in a reply mostly name something else."""
-
-
-FORM_PART = re.compile(r'(\bname="([^"\r\n]{1,200})"[^\r\n]*\r?\n(?:[^\r\n]+\r?\n)*\r?\n)(.*?)(?=\r?\n--)', re.DOTALL)
-"""A part of a multipart form: the text before its value, its name, and its value."""
-
-
-def _clean_part(part: re.Match[str]) -> str:
-    return f"{part[1]}<redacted:{part[2]}>" if is_secret_parameter(part[2]) else part[0]
-
-
-@frozen
-class _VcrCleaner:
-    """Replaces secrets in messages that vcrpy stores or compares."""
-
-    redactor: Redactor
-
-    def address(self, address: str) -> str:
-        """Return *address* without userinfo and without the values of parameters that are named like secrets."""
-        parts = urlsplit(address)
-        host = parts.netloc.rpartition("@")[2]
-        return self.redactor.text(
-            urlunsplit(
-                parts._replace(
-                    netloc=host, query=self._clean_pairs(parts.query), fragment=self._clean_pairs(parts.fragment)
-                )
-            )
-        )
-
-    def text(self, value: Any) -> Any:
-        """Return a text without secrets; other values unchanged."""
-        return self.redactor.text(value) if isinstance(value, str) else value
-
-    def body(self, body: Any, kind: str = "", *, is_reply: bool = False) -> Any:
-        """Return the body of a request or reply without secrets: JSON, form or text; binary bodies lose only known values."""
-        if isinstance(body, str):
-            return self._clean_body(body, kind, is_reply=is_reply)
-        if not isinstance(body, bytes):
-            return body
-        try:
-            return self._clean_body(body.decode(), kind, is_reply=is_reply).encode()
-        except UnicodeDecodeError:
-            return self.redactor.binary(body)
-
-    def _clean_body(self, text: str, kind: str, *, is_reply: bool) -> str:
-        if kind.startswith("application/x-www-form-urlencoded"):
-            return self.redactor.text(self._clean_pairs(text))
-        if kind.startswith("multipart/form-data"):
-            return self.redactor.text(FORM_PART.sub(_clean_part, text))
-        tree = parse_if_json(text.lstrip("\ufeff \t\r\n"))
-        if isinstance(tree, str):
-            lines = text.splitlines(keepends=True)
-            if len(lines) > 1 and any(line.startswith(("{", "[")) for line in lines):
-                return "".join([self._clean_body(line, is_reply=is_reply, kind="") for line in lines])
-            return self.redactor.text(text)
-        named = _without_named(tree, ORDINARY_IN_REPLIES if is_reply else frozenset())
-        return self.redactor.json_text(text if named == tree else json.dumps(named, ensure_ascii=False))
-
-    def _clean_pairs(self, text: str) -> str:
-        pairs = parse_qsl(text, keep_blank_values=True)
-        if not any(is_secret_parameter(name) for name, _ in pairs):
-            return text
-        return urlencode([(n, f"<redacted:{n}>" if is_secret_parameter(n) else v) for n, v in pairs], safe="<>:/")
-
-
-def _without_named(value: Any, ordinary: frozenset[str]) -> Any:
-    """Return a JSON value with a placeholder for each text whose member is named like a secret."""
-    if isinstance(value, list):
-        return [_without_named(member, ordinary) for member in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        name: _hide_texts(name, member)
-        if name.lower() not in ordinary and is_secret_parameter(name)
-        else _without_named(member, ordinary)
-        for name, member in value.items()
-    }
-
-
-def _hide_texts(name: str, member: Any) -> Any:
-    """Return placeholders for a text or the texts of a list; in an object the names of its members decide."""
-    if isinstance(member, str):
-        return f"<redacted:{name}>" if member else member
-    return (
-        [_hide_texts(name, one) for one in member] if isinstance(member, list) else _without_named(member, frozenset())
-    )
+def _clean_vcr_body(cleaner: Cleaner, body: Any, kind: str = "") -> Any:
+    """Return a body as vcrpy has it, text or bytes, without secrets; other values, such as iterators, unchanged."""
+    if isinstance(body, str):
+        return cleaner.body(body.encode(errors="surrogateescape"), kind).decode(errors="surrogateescape")
+    return cleaner.body(body, kind) if isinstance(body, bytes) else body
 
 
 def _as_list(values: Any) -> list[Any]:

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from stepengine.data.secret_names import is_secret_name
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.redaction import find_environment_secrets, is_secret_variable
+from stepengine.redaction import find_environment_secrets
 from stepengine.workspace.argv import Argv
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ IDENTITY_SECONDS = 2.0
 
 def _is_private(name: str) -> bool:
     """Return True for a variable that commands do not get by default: secrets and settings of this package."""
-    return is_secret_variable(name) or name.upper().startswith("STEPENGINE_")
+    return is_secret_name(name, "variable") or name.upper().startswith("STEPENGINE_")
 
 
 def check_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:

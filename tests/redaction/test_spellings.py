@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.redaction import Redactor, StreamRedactor, find_environment_secrets, is_secret_variable, make_redactor
+from stepengine.data.secret_names import is_secret_name
+from stepengine.redaction import Redactor, StreamRedactor, find_environment_secrets, make_redactor
 
 SECRET = "p/w+d&=<'\"\\ \u00e4\U0001f511 end-of_it"
 
@@ -171,7 +172,7 @@ NAMES = (
 @pytest.mark.spec("replay:K6", "reliability:SC14")
 @pytest.mark.parametrize("name", NAMES)
 def test_what_commands_do_not_see_records_do_not_hold(name: str) -> None:
-    assert is_secret_variable(name)
+    assert is_secret_name(name, "variable")
     assert {"one-secret-value": name} == find_environment_secrets({name: "one-secret-value"})
 
 
@@ -179,7 +180,7 @@ def test_what_commands_do_not_see_records_do_not_hold(name: str) -> None:
     "name", ["PATH", "PWD", "OLDPWD", "HOME", "MAX_TOKENS", "SSH_AUTH_SOCK", "MONKEY", "COMPASS", "LANG"]
 )
 def test_an_ordinary_variable_is_no_secret(name: str) -> None:
-    assert not is_secret_variable(name)
+    assert not is_secret_name(name, "variable")
     assert {} == find_environment_secrets({name: "/home/somebody"})
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stepengine.adapters.acp.stdio import read_message
+from stepengine.data.secret_names import is_secret_name
 from stepengine.errors import ExternalAgentError
-from stepengine.redaction import is_secret_variable
 from stepengine.workspace.environment import SUPERVISOR, find_program
 
 LINE_BYTES = 16 * 1024 * 1024
@@ -42,7 +42,7 @@ REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is 
 
 def select_environment(names: Sequence[str]) -> dict[str, str]:
     """Return the environment of a program: the variables that every program gets, and those in *names*."""
-    own = [name for name in ALWAYS if not is_secret_variable(name)]
+    own = [name for name in ALWAYS if not is_secret_name(name, "variable")]
     return {name: os.environ[name] for name in (*own, *names) if name in os.environ}
 
 

@@ -1,0 +1,167 @@
+"""
+A secret is known by its name, wherever a request or reply has it: one list of names for all places (replay K3, K4).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.secret_names import is_secret_name
+from stepengine.redaction import find_environment_secrets
+from stepengine.testing import Cassette, RecordTransport, ReplayTransport
+from stepengine.testing.cassette_files import RecordedRequest
+from stepengine.testing.traffic_redaction import Cleaner, vcr_config
+from tests.servers import Quiet, served
+
+CANARY = "zq9Hk27TmPLx4"
+ANOTHER = "another-machine-0"
+NAMES = (
+    "token", "pwd", "DB_PASS", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "webhook_secret", "credentials", "password", "passwd", "passphrase",
+    "api_key", "apiKey", "X-Api-Key", "accessToken", "refresh-token", "id_token", "clientSecret", "private_key", "secret", "session.token",
+    "authorization", "authToken", "db-password", "userPassword2", "user[password]", "signing_key", "AccountKey", "jwt", "bearer_token",
+    "password_confirmation",
+)  # fmt: skip
+ORDINARY = (
+    "max_tokens", "tokens", "token_type", "next_page_token", "nextToken", "progressToken", "passenger", "compass", "keyboard", "monkey",
+    "secretary", "author", "pwdless", "sort_key", "public_key", "code", "signature", "eos_token",
+)  # fmt: skip
+
+
+class Echo(Quiet):
+    """Replies to each request with a secret member in JSON."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        name = self.headers["x-reply"]
+        body = json.dumps({"items": [{name: f"{CANARY}-reply", "address": f"postgres://me:{CANARY}@db/x"}]}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def send(client: httpx2.Client, url: str, name: str, secret: str) -> list[httpx2.Response]:
+    """Send a secret in each place that a request has."""
+    headers = {"x-reply": name}
+    header = name.strip("[]").replace("[", "-").replace(".", "-")
+    return [
+        client.post(f"{url}/query", params={name: secret, "page": "2"}, headers=headers),
+        client.post(f"{url}/form", data={name: secret, "page": "2"}, headers=headers),
+        client.post(
+            f"{url}/parts", data={name: secret}, files={"file": ("a.bin", b"\xff\x00--x\r\n")}, headers=headers
+        ),
+        client.post(f"{url}/json", json={"deep": [{name: secret}, {name: [secret]}]}, headers=headers),
+        client.post(f"{url}/lines", content=f'{{"a": 1}}\n{{"{name}": "{secret}"}}\n', headers=headers),
+        client.post(f"{url}/address", json={"url": f"see postgres://me:{secret}@db/x"}, headers=headers),
+        client.post(f"{url}/header", headers={**headers, f"x-{header}": secret}),
+    ]
+
+
+@pytest.mark.spec("replay:K3", "replay:K4")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_secret_is_stored_in_no_place_and_another_one_replays(name: str, tmp_path: Path) -> None:
+    cassette, path = Cassette(), tmp_path / "c.yaml"
+    with served(Echo) as url:
+        with httpx2.Client(transport=RecordTransport(httpx2.HTTPTransport(), cassette)) as client:
+            live = send(client, url, name, CANARY)
+        cassette.save(path)
+        with httpx2.Client(transport=ReplayTransport(Cassette.load(path))) as client:
+            replayed = send(client, url, name, ANOTHER)
+
+    assert CANARY not in path.read_text()
+    assert [one.status_code for one in live] == [one.status_code for one in replayed]
+
+
+@pytest.mark.spec("replay:C42")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", '{"a": {"%s": "%s"}}'),
+        ("application/x-www-form-urlencoded", "a=1&%s=%s"),
+        ("multipart/form-data; boundary=b", '--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n--b--\r\n'),
+    ],
+)
+def test_settings_of_vcrpy_replace_the_same_names(name: str, kind: str, body: str) -> None:
+    sent = (body % (name, CANARY)).encode()
+    request: Any = SimpleNamespace(uri=f"https://h.test/?{name}={CANARY}", headers={"content-type": kind}, body=sent)
+
+    stored = vcr_config()["before_record_request"](request)
+
+    assert CANARY.encode() not in stored.body
+    assert CANARY not in stored.uri
+
+
+@pytest.mark.spec("replay:K6")
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pwd"])
+def test_a_variable_of_the_same_name_is_secret(name: str) -> None:
+    assert {"one-secret-value": name} == find_environment_secrets({name: "one-secret-value"})
+
+
+@pytest.mark.spec("replay:K4")
+@pytest.mark.parametrize("name", ORDINARY)
+def test_a_member_that_only_sounds_secret_stays(name: str) -> None:
+    body = json.dumps({name: f"{CANARY}"}).encode()
+
+    assert body == Cleaner().body(body, "application/json")
+
+
+@pytest.mark.spec("replay:K4")
+def test_tokens_of_a_text_stay() -> None:
+    pieces = {"content": [{"token": "tokenization", "logprob": -0.1}, {"token": " a long piece"}, {"token": "Hi"}]}
+    body = json.dumps(pieces).encode()
+
+    assert body == Cleaner().body(body, "application/json")
+
+
+@pytest.mark.spec("replay:K4")
+@given(
+    name=st.sampled_from(NAMES),
+    before=st.text("ab_-.", max_size=4).map(lambda text: f"{text}_" if text else ""),
+    change=st.sampled_from([str.lower, str.upper, lambda name: name.replace("_", "-"), lambda name: f"{name}2"]),
+)
+def test_prefix_case_and_separators_do_not_matter(name: str, before: str, change: Any) -> None:
+    assert is_secret_name(f"{before}{change(name)}", "member")
+    assert is_secret_name(f"{before}{change(name)}", "parameter")
+
+
+PARTS = st.lists(
+    st.tuples(
+        st.sampled_from(["token", "note", "file"]),
+        st.binary(max_size=30),
+        st.sampled_from(["", "text/plain", "application/json"]),
+    ),
+    max_size=4,
+)
+
+
+@pytest.mark.spec("replay:K4")
+@given(parts=PARTS, end=st.sampled_from([b"\r\n", b"\n"]), boundary=st.sampled_from(["b", "--b", "a+b (c)"]))
+def test_a_multipart_form_loses_its_secrets_and_nothing_else(parts: Any, end: bytes, boundary: str) -> None:
+    parts = [(name, content, kind) for name, content, kind in parts if b"\n" not in content and b"\r" not in content]
+
+    def build(hide: bool) -> bytes:
+        made = b""
+        for name, content, kind in parts:
+            shown = f"<redacted:{name}>".encode() if hide and name == "token" and content else content
+            typed = f"Content-Type: {kind}".encode() + end if kind else b""
+            head = f'Content-Disposition: form-data; name="{name}"'.encode() + end + typed + end
+            made += b"--" + boundary.encode() + end + head + shown + end
+        return made + b"--" + boundary.encode() + b"--" + end
+
+    kind = f'multipart/form-data; boundary="{boundary}"'
+    cleaned = Cleaner().body(build(hide=False), kind)
+
+    assert build(hide=True) == cleaned
+    assert cleaned == Cleaner().request(RecordedRequest("POST", "http://h/", [("content-type", kind)], cleaned)).body
