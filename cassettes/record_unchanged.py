@@ -41,28 +41,47 @@ import importlib.util
 
 HOSTS, PORT = {hosts!r}, {port}
 
-def redirect(name):
-    module = importlib.import_module(name)
-    connect, connect_async = module.HTTPTransport.handle_request, module.AsyncHTTPTransport.handle_async_request
+class Redirected:
+    # A connection to the local server that passes for one to a provider.
 
-    def moved(request):
-        if request.url.host not in HOSTS:
-            raise RuntimeError(f"the recording is made without a network, and a program asks for {{request.url}}")
-        there = request.url.copy_with(scheme="http", host="127.0.0.1", port=PORT)
-        return module.Request(request.method, there, headers=request.headers, content=request.read())
+    def __init__(self, module, connection, origin):
+        self.module, self.connection, self.origin = module, connection, origin
 
-    async def send_async(self, request):
-        await request.aread()
-        return await connect_async(self, moved(request))
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
 
-    module.HTTPTransport.handle_request = lambda self, request: connect(self, moved(request))
-    module.AsyncHTTPTransport.handle_async_request = send_async
+    def can_handle_request(self, origin):
+        return origin == self.origin
 
-for library in ("httpx2", "httpx"):
+    def moved(self, request):
+        there = self.module.URL(scheme=b"http", host=b"127.0.0.1", port=PORT, target=request.url.target)
+        return self.module.Request(
+            request.method, there, headers=request.headers, content=request.stream, extensions=request.extensions
+        )
+
+    def handle_request(self, request):
+        return self.connection.handle_request(self.moved(request))
+
+    async def handle_async_request(self, request):
+        return await self.connection.handle_async_request(self.moved(request))
+
+def redirect(module, pool):
+    create = pool.create_connection
+
+    def create_connection(self, origin):
+        if origin.host.decode() not in HOSTS:
+            raise RuntimeError(f"the recording is made without a network, and a program asks for {{origin}}")
+        return Redirected(module, create(self, module.Origin(b"http", b"127.0.0.1", PORT)), origin)
+
+    pool.create_connection = create_connection
+
+for library in ("httpcore2", "httpcore"):
     if importlib.util.find_spec(library):
-        redirect(library)
+        module = importlib.import_module(library)
+        redirect(module, module.ConnectionPool)
+        redirect(module, module.AsyncConnectionPool)
 """
-"""A ``conftest.py``: the transports of both libraries connect to the local server."""
+"""A ``conftest.py``: the connections of both libraries lead to the local server."""
 SECONDS = 300
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import os
 import shutil
 import subprocess
@@ -167,13 +168,14 @@ def recorded_again(folder: Path) -> dict[str, Path]:
 
 def interactions(file: Path) -> list[Any]:
     """
-    Return a cassette's interactions without the random ids of frameworks.
+    Return a cassette's interactions without the random ids of frameworks, and without the marks of secrets, whose key is random.
     """
     found = []
     for one in Cassette.load(file).interactions:
         body = json.loads(one.request.body)
         body.pop("prompt_cache_key", None)
-        found.append((one.request.method, one.request.url, one.request.headers, body, one.response, one.extras))
+        headers = [(header, re.sub("~[0-9a-f]{4}>", ">", value)) for header, value in one.request.headers]
+        found.append((one.request.method, one.request.url, headers, body, one.response, one.extras))
     return found
 
 

@@ -312,7 +312,9 @@ def test_extra_members_are_merged_into_what_is_sent_anyway():
 
 
 @pytest.mark.spec("requirements:G23", "reliability:SC05")
-@pytest.mark.parametrize("header", ["Authorization", "x-api-key", "X-Goog-Api-Key", "api-key", "Helicone-Auth", "X-My-Token"])
+@pytest.mark.parametrize(
+    "header", ["Authorization", "x-api-key", "X-Goog-Api-Key", "api-key", "Helicone-Auth", "X-My-Token"]
+)
 @pytest.mark.anyio
 async def test_a_key_among_the_extra_headers_is_refused_because_settings_are_recorded(header):
     provider = provider_of("anthropic", transport=httpx2.MockTransport(lambda request: httpx2.Response(500)))
