@@ -421,6 +421,10 @@ MARGIN_DIVISOR = 20
 """Of a small window the margin takes one part in twenty at most."""
 SUMMARY_SHARE = 2
 """The summary may have one half of the room that the messages have, so that the next prune is far away."""
+KEPT_NOTES = 4
+"""In a small window a note is cut to a quarter of their budget: an agent that sees only its last step repeats the others."""
+NOTE_TOKENS = 50
+"""150 characters say which tool was called with what. Less says nothing, and each request would be the same as the one before."""
 UNLIMITED = EntryCaps()
 
 
@@ -485,7 +489,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
         user_budget: Tokens, at three characters each, that the user's messages may have in the summary. In a window too
             small for both budgets they share one half of it.
-        assistant_tool_budget: The same for replies and tool calls.
+        assistant_tool_budget: The same for replies and tool calls. The newest notes stay in any window.
         cold_after: Prune also when the user comes back after this time, since the provider's prompt cache has expired
             then and a short prompt costs less; ``None`` for never. The hook then keeps the time of the last request in
             ``AgentState.context``.
@@ -574,14 +578,29 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         images = whole.images[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
         frame = message_tokens(make_summary_message(Memory((), images)))
         share = room // SUMMARY_SHARE - frame - sum(entry_tokens(e) for e in whole.entries if e.live)
-        total = self.user_budget + self.assistant_tool_budget
-        if total <= share:
+        if self.user_budget + self.assistant_tool_budget <= share:
             return Memory(select_fitting(whole.entries, self.user_budget, self.assistant_tool_budget), images)
-        user = max(0, share * self.user_budget // max(1, total))
-        assistant = max(0, share * self.assistant_tool_budget // max(1, total))
-        caps = EntryCaps(user=min(UNLIMITED.user, user), work=assistant)
+        user, assistant = self._divide_share(max(0, share), whole.entries)
+        caps = EntryCaps(
+            user=min(UNLIMITED.user, max(NOTE_TOKENS, user)), work=max(NOTE_TOKENS, assistant // KEPT_NOTES)
+        )
         small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_mark=keeps_mark)
         return Memory(select_fitting(small.entries, user, assistant), images)
+
+    def _divide_share(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
+        """
+        Return the tokens for the entries of the user and for notes.
+
+        The budgets divide *share*, and one kind has what the other does not need. Notes have room for a few in any case.
+        """
+        needed = {"user": 0, "assistant": 0}
+        for entry in entries:
+            needed[entry.role] += 0 if entry.live else entry_tokens(entry)
+        part = share * self.assistant_tool_budget // max(1, self.user_budget + self.assistant_tool_budget)
+        wanted = max(part, share - needed["user"], KEPT_NOTES * NOTE_TOKENS)
+        assistant = min(wanted, self.assistant_tool_budget)
+        user = max(0, share - min(assistant, needed["assistant"]))
+        return min(user, self.user_budget), assistant
 
 
 def _count_tokens(*messages: Message | None) -> int:

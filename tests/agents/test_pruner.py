@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepengine import (
+    STEP,
     AgentDefinition,
     AgentState,
     AssistantMessage,
@@ -19,9 +20,10 @@ from stepengine import (
     ToolCall,
     UserMessage,
     load_agent,
+    tool,
 )
 from stepengine.events import LogLine
-from stepengine.testing import Clock
+from stepengine.testing import Clock, ScriptedModel, tool_call
 
 from .common import run
 
@@ -97,6 +99,33 @@ def test_the_budgets_say_what_stays(project: Path) -> None:
 
     assert generous.count("apples") > strict.count("apples")
     assert "What is this?" in strict
+
+
+@pytest.mark.spec("generator-contract:B33", "generator-contract:P22")
+def test_each_request_differs_when_every_step_is_pruned() -> None:
+    def handle_steps(_: Any) -> Any:
+        prune = {"agent_type": "context-pruner", "params": {"max_context_length": 1}}
+        while True:
+            yield ToolCall("spawn_agent_inline", prune, include_tool_call=False)
+            if (yield STEP).steps_complete:
+                return
+
+    @tool
+    def read_page(number: int) -> str:
+        """Read a page."""
+        return "word " * 500
+
+    agent = AgentDefinition(
+        "host", model="x/y", tools=[read_page], spawnable_agents=[PRUNER], handle_steps=handle_steps
+    )
+    replies = [tool_call("read_page", {"number": n}, text=f"Now page {n} of the book. " * 20) for n in range(8)]
+    model = ScriptedModel([*replies, "Read."])
+    with Engine([agent], models=model) as engine:
+        engine.run_sync(agent, "Read the book. " * 200).unwrap()
+    asked = ["\n".join([message.text for message in request.messages]) for request in model.calls]
+
+    assert len(asked) == len(set(asked))
+    assert all(f"Now page {n} of the book." in asked[-1] for n in range(4, 8))
 
 
 @pytest.mark.spec("generator-contract:B33")

@@ -306,6 +306,30 @@ def test_in_a_small_window_nothing_new_breaks_it(newest: list[Any], live: Any) -
     assert limits.size(pruned(*during, limits=limits)) < 3_500
 
 
+@pytest.mark.spec("generator-contract:P22")
+@pytest.mark.parametrize("live", ["short", "long " * 2_000])
+@pytest.mark.parametrize("tokens", [1, 300, 2_000])
+def test_notes_of_the_newest_steps_survive_any_window(tokens: int, live: str) -> None:
+    """
+    Otherwise every request of an agent in a small window would be the same as the one before, and so would its replies.
+    """
+    said = [[TextPart(f"Page {n} says: " + "much, " * 400)] for n in range(9)]
+    steps = [m for n in range(9) for m in step(n, "read_files", {"paths": [f"page{n}.md"]}, said=said[n])]
+    notes = texts(pruned(prompt(live), *steps, limits=ContextLimits(max_tokens=tokens)))[-4:]
+
+    assert [f"Progress note: Page {n} says" for n in range(5, 9)] == [
+        note.partition(" says")[0] + " says" for note in notes
+    ]
+
+
+def test_notes_have_what_the_user_s_words_do_not_need() -> None:
+    limits = ContextLimits(max_tokens=4_000)
+    steps = [m for n in range(60) for m in step(n, "read_files", {"paths": [f"src/package/module_{n}.py" * 4]})]
+    kept = texts(pruned(prompt("Read all."), *steps, limits=limits))
+
+    assert 1_600 < sum(len(text) for text in kept) // 3 < 2_000
+
+
 # --- as a hook and from a handler -----------------------------------------------------------------------------------
 
 
