@@ -55,7 +55,7 @@ AGENTS = HERE / "agents"
 SAMPLE = HERE.parent / "tests" / "e2e" / "sample_shop"
 SUFFIX = ".sample"
 WRITTEN = 1_767_225_600
-"""When the files of every copy were changed last; tools that show the newest first then go by names."""
+"""When the files of every copy were changed last: the same on every machine."""
 MODEL = "scripted/model"
 RULES = (
     RedactField("/duration_seconds"),

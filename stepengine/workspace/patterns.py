@@ -48,11 +48,15 @@ class GlobPattern:
     """
     A glob pattern for paths relative to one folder.
 
+    Args:
+        pattern: The pattern.
+        dotfiles: Whether wildcards match a name that begins with a dot. In a shell they do not: ``.*`` does.
+
     Raises:
         ToolError: for an empty or absolute pattern, one with ``..``, and one that is too long or branches too often.
     """
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, *, dotfiles: bool = True) -> None:
         text = pattern.removeprefix("./")
         problem = ""
         if not text or len(text) > PATTERN_CHARS:
@@ -62,11 +66,12 @@ class GlobPattern:
         if problem:
             msg = f"the pattern {pattern[:PATTERN_CHARS]!r} cannot be used: {problem}"
             raise ToolError(msg)
-        self._forms = [_compile(form, pattern) for form in expand_braces(text)]
+        self._dotfiles = dotfiles
+        self._forms = [_compile(form, pattern, dotfiles=dotfiles) for form in expand_braces(text)]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
-        return any(_matches(form, parts) for form in self._forms)
+        return any(_matches(form, parts, dotfiles=self._dotfiles) for form in self._forms)
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -126,7 +131,7 @@ def find_pattern_problem(pattern: str) -> str:
     return "" if blank == pattern else f"it has a blank at an end of a name; where that is meant, write {blank!r}"
 
 
-def _compile(form: str, pattern: str) -> list[Component]:
+def _compile(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
     names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > MAX_COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {MAX_COMPONENTS} components"
@@ -134,13 +139,14 @@ def _compile(form: str, pattern: str) -> list[Component]:
     made: list[Component] = []
     for name in names:
         if name != "**":
-            made.append(re.compile(fnmatch.translate(re.sub(r"\*{2,}", "*", name))).match)
+            start = "" if dotfiles or name.startswith(".") else r"(?!\.)"
+            made.append(re.compile(start + fnmatch.translate(re.sub(r"\*{2,}", "*", name))).match)
         elif not made or made[-1] is not None:
             made.append(None)
     return made
 
 
-def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
+def _matches(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
     if form and parts and form[0] is not None and not form[0](parts[0]):
         return False  # so it is with most files that a rule is not about
     places = _expand_places(form, {0})
@@ -152,7 +158,7 @@ def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
             if place < len(form):
                 one = form[place]
                 if one is None:
-                    after.add(place)
+                    after.update((place,) if dotfiles or not part.startswith(".") else ())
                 elif one(part):
                     after.add(place + 1)
         places = _expand_places(form, after)

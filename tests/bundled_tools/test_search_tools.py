@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -310,20 +311,52 @@ def test_a_ripgrep_below_the_root_is_not_used(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.spec("generator-contract:T11", "ecosystem:EC33")
-async def test_files_are_found_newest_first_with_their_exact_number(root: Path) -> None:
-    for age, name in enumerate(["sub/b.py", "a.py"]):
-        os.utime(root / name, (1_000 - age, 1_000 - age))
-    os.utime(root / ".hidden/z.py", (5, 5))
+async def test_glob_sorts_by_path_and_counts_all_files(root: Path) -> None:
+    os.utime(root / "sub/b.py", (4_000_000_000, 4_000_000_000))
     tools = ToolRegistry(search_tools(root))
 
-    result = await tools.execute("glob", {"pattern": "**/*.py", "max_results": 2})
+    result = await tools.execute("glob", {"pattern": "**/*.{py,txt}", "max_results": 2})
     assert {
-        "files": ["sub/b.py", "a.py"],
-        "count": 3,
-        "message": "Found 3 files; the newest 2 are shown",
+        "files": ["a.py", "sub/b.py"],
+        "count": 4,
+        "message": "Found 4 files; the first 2 are shown",
     } == result.data
-    below = await tools.execute("glob", {"pattern": "*.{py,txt}", "cwd": "sub"})
-    assert {"sub/b.py", "sub/c.txt"} == set(below.data["files"])  # type: ignore[index,call-overload]
+
+
+def ordinary_glob(root: Path, cwd: str, pattern: str) -> list[str]:
+    """
+    Return the files that Python's ``glob`` finds. It reads patterns as a shell does: wildcards match no dot in front of a name.
+    """
+    found = glob.glob(pattern, root_dir=root / cwd, recursive=True)  # noqa: PTH207  (`Path.glob` matches dots)
+    paths = [os.path.normpath(Path(cwd, path)) for path in found]
+    return sorted([path for path in paths if (root / path).is_file()], key=lambda path: path.split("/"))
+
+
+@pytest.mark.spec("generator-contract:T11", "generator-contract:T13")
+@pytest.mark.parametrize("cwd", [".", "sub", ".github"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*",
+        "**/*",
+        "**/*.py",
+        ".*",
+        "**/.*",
+        ".github/*",
+        ".github/**/*",
+        "*/.github/*",
+        "[.]*",
+        "?gitignore",
+        "**/*.yml",
+        "c*",
+    ],
+)
+async def test_glob_lists_what_an_ordinary_glob_lists(root: Path, pattern: str, cwd: str) -> None:
+    left_out = ("skipped/x.py", "gone.log", "link.py")
+    expected = [path for path in ordinary_glob(root, cwd, pattern) if path not in left_out]
+    result = await ToolRegistry(search_tools(root)).execute("glob", {"pattern": pattern, "cwd": cwd})
+
+    assert expected == result.data["files"]  # type: ignore[index,call-overload]
 
 
 @pytest.mark.spec("generator-contract:T11")
@@ -333,13 +366,12 @@ async def test_the_number_of_files_is_exact_beyond_ten_thousand(tmp_path: Path) 
         (tmp_path / folder).mkdir()
         for n in range(3_335):
             os.close(os.open(tmp_path / folder / f"{n}.txt", os.O_CREAT | os.O_WRONLY))
-    os.utime(tmp_path / "b" / "7.txt", (4_000_000_000, 4_000_000_000))
     result = await ToolRegistry(search_tools(tmp_path)).execute("glob", {"pattern": "**/*.txt", "max_results": 1})
 
     assert {
-        "files": ["b/7.txt"],
+        "files": ["a/0.txt"],
         "count": 10_005,
-        "message": "Found 10,005 files; the newest 1 are shown",
+        "message": "Found 10,005 files; the first 1 are shown",
     } == result.data
 
 

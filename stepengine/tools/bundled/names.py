@@ -133,10 +133,10 @@ class _Typed(Protocol):
     @staticmethod
     def glob(pattern: str, *, cwd: str | None = None, max_results: int = 100) -> FilesByPattern:
         """
-        Find files by a pattern for their path, newest first.
+        Find files by a pattern for their path, sorted by path.
 
         Errors: the pattern cannot be used; `cwd` is no folder below the root.
-        Limits: `max_results` over 2,000 counts as 2,000 with a `message`; 20,000 entries, 10 seconds. What `.gitignore` leaves out is not found.
+        Limits: `max_results` over 2,000 counts as 2,000 with a `message`; 20,000 entries, 10 seconds. What `.gitignore` leaves out is not found, nor, by wildcards, names with a dot in front.
         """
 
     @staticmethod

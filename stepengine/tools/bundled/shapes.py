@@ -178,7 +178,7 @@ class EditedFile(TypedDict):
 class FilesByPattern(TypedDict):
     """Files that fit a pattern."""
 
-    files: Annotated[list[str], Doc("Files, newest first; at most `max_results`.")]
+    files: Annotated[list[str], Doc("Files, sorted by path; at most `max_results`.")]
     count: Annotated[int, Doc("How many there are in all.")]
     message: Message
 

@@ -49,10 +49,11 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         max_results: Annotated[int, bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
     ) -> dict[str, Any]:
         """
-        Find files by a pattern for their path, newest first.
+        Find files by a pattern for their path, sorted by path.
 
         Usage:
             - `*` stands for any part of a name, `**` for any folders, `?` for one character, `{a,b}` for alternatives.
+            - None of them matches a dot at the start of a name: use `.*` or `.github/**`.
             - A pattern without `**/` looks only directly in the folder: `*.py` there, `**/*.py` everywhere.
 
         Examples:
@@ -64,7 +65,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             - To see one folder, use `list_directory`.
 
         Notes:
-            - `count` is the number of all matches, `files` holds at most `max_results` of them.
+            - `count` is the number of all matches, `files` holds the first `max_results` of them. Paths start at the root folder.
             - What `.gitignore` files leave out, `.git`, files with secrets and symbolic links are not found.
             - At most 20,000 entries are looked at, for 10 seconds; `message` says when that was not enough.
 
@@ -73,7 +74,8 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             cwd: The folder to look in, relative to the root folder; the root folder by default.
             max_results: How many files to return at most.
         """
-        return _glob_files(root, GlobPattern(pattern), cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
+        wanted = GlobPattern(pattern, dotfiles=False)
+        return _glob_files(root, wanted, cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
 
     @tool(category="read", annotations=READS, parallel_safe=True, destinations=())
     def code_search(  # noqa: D417  (the context is no parameter of the tool)
@@ -88,7 +90,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
 
         Usage:
             - `stdout` shows each file with its matching lines and their numbers, counting from 1: to read on there, pass such a
-              number to `read_files` as `offset`.
+              number to `read_files` as `offset`. Paths start at the root folder, also with `cwd`.
             - Narrow a search down with `-g` and `-t` in `flags`, or with `cwd`.
 
         Examples:
@@ -126,24 +128,20 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
 def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
-    found: list[tuple[int, tuple[str, ...]]] = []
     try:
         with closing(walk_visible(root, opened, budget, lambda place: pattern.match(place[depth:]))) as entries:
-            for place, entry, is_folder in entries:
-                if not is_folder:
-                    found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, place))
+            found = sorted([place for place, _, is_folder in entries if not is_folder])
     finally:
         calls.close(opened.fd)
-    found.sort()
     most = min(max_results, GLOB_MAX_RESULTS)
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
     notes += note_excess("max_results", max_results, GLOB_MAX_RESULTS)
     if len(found) > most:
-        notes.append(f"the newest {most} are shown")
+        notes.append(f"the first {most} are shown")
     if budget.cut:
         notes.append(f"incomplete: {budget.cut}")
     notes += withheld_note()
-    files = [display_path(place) for _, place in found[:most]]
+    files = [display_path(place) for place in found[:most]]
     return {"files": files, "count": len(found), "message": "; ".join(notes)}
 
 
