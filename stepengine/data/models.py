@@ -240,8 +240,8 @@ class ModelSettings:
         fallbacks: Models of the same provider that answer in place of one that declines to, in their order, for providers that
             ask them in the same call; ``"default"`` leaves it to the provider which. ``stepengine.models.fallback`` names models
             for any other trouble, of any providers.
-        unsupported: What happens to a setting that the provider has no word for: ``"warn"`` leaves it out, says so in the log
-            once and names it in ``ModelReply.provider_data["dropped"]`` each time; ``"error"`` sends nothing.
+        unsupported: What happens to a setting that the provider has no word for: ``"warn"`` leaves it out, with a warning in the
+            log and the result, and names it in ``ModelReply.provider_data["dropped"]``; ``"error"`` sends nothing.
         oversize: What happens to a request that is longer than its model's window, by estimate and where the window is known:
             ``"send"`` lets the provider judge; ``"refuse"`` is for servers that cut a prompt without a word, and sends nothing:
             a policy shortens it once, else it is a ``ContextOverflow``. Of a fallback each provider judges.

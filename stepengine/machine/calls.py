@@ -503,7 +503,7 @@ def _apply_replies(member: CompleteMember | CandidatesMember, outcomes: Sequence
         # see the replies.
         if isinstance(outcome, Value):
             member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
-            member.run.side_events.unread(outcome.value)
+            member.run.side_events.report_gaps(outcome.value)
             replies.append(outcome.value)
     stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
     if stops:

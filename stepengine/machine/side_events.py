@@ -102,14 +102,20 @@ class SideEvents:
             self.warn(text)
         self.warning(text)
 
-    def unread(self, reply: ModelReply) -> None:
-        """Warn once of parts of *reply* that are neither read nor stored."""
-        run, names = self._run, reply.provider_data.get("unread")
-        for name in names if isinstance(names, tuple | list) else ():
-            text = (
-                f"a reply of {reply.provider_data.get('provider', 'a provider')} came with {str(name)!r}, which this version of "
-                "stepengine does not read; the rest of it counts"
-            )
+    def report_gaps(self, reply: ModelReply) -> None:
+        """Warn once of settings that the request of *reply* was sent without, and of parts of it that are not read."""
+        run, data = self._run, reply.provider_data
+        provider = data.get("provider", "a provider")
+        told = [
+            f"{provider} does not take {name} of ModelSettings for the model {data.get('model', '')!r}, so requests were sent without "
+            "it; leave it out, or set unsupported='error' to have such requests refused"
+            for name in _list_names(data.get("dropped"))
+        ]
+        told += [
+            f"a reply of {provider} came with {name!r}, which this version of stepengine does not read; the rest of it counts"
+            for name in _list_names(data.get("unread"))
+        ]
+        for text in told:
             if text not in self.warnings:
                 self.warn(text)
                 if run is not None and run.plan.watched():
@@ -196,6 +202,10 @@ class SideEvents:
             step=run.progress.step,
         )
         self.waiting.append(line)
+
+
+def _list_names(names: object) -> list[str]:
+    return list(map(str, names)) if isinstance(names, tuple | list) else []
 
 
 def _to_json_or_label(data: object) -> object:

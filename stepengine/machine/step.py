@@ -404,8 +404,8 @@ def _receive_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply
     # estimate (generator-contract:P2). Only steps send the conversation, so only they measure it.
     if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
         run.prompt.measure(request, used.prompt_tokens)
-    if "unread" in reply.provider_data:
-        run.side_events.unread(reply)
+    if "unread" in reply.provider_data or "dropped" in reply.provider_data:
+        run.side_events.report_gaps(reply)
     return reply
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import attrs
@@ -11,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepengine import STEP, AgentDefinition, Complete, Engine, StepContext, Steps
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
+from stepengine.journal import MemoryJournal
 from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider, GoogleProvider
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import merge_headers
@@ -278,6 +281,36 @@ async def test_the_routing_of_openrouter_is_sent_to_openrouter_alone(name, caplo
     assert len(seen) == (2 if is_theirs else 1)
     warned = sorted(record.setting for record in caplog.records if record.name == "stepengine.models")
     assert warned == ([] if is_theirs else ["extra['provider']", "extra['transforms']"])
+
+
+@pytest.mark.spec("requirements:A15")
+@pytest.mark.anyio
+async def test_the_result_warns_of_settings_that_were_not_sent():
+    """
+    Once for all requests of the run, whoever asked for them; also in a replay.
+    """
+
+    def handle_steps(ctx: StepContext) -> Steps[str]:
+        yield STEP
+        return (yield from Complete("Say it again."))
+
+    said = {"content": [{"type": "text", "text": "Hi."}], "stop_reason": "end_turn", "usage": {}}
+    answer = {"id": "m", "type": "message", "role": "assistant", "model": MODEL["anthropic"], **said}
+    provider = AnthropicProvider("k", transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json=answer)))
+    agent = AgentDefinition(
+        "a",
+        model="anthropic/claude-sonnet-4-5",
+        settings=ModelSettings(extra=ROUTING, seed=1),
+        handle_steps=handle_steps,
+    )
+    journal = MemoryJournal()
+    async with Engine([agent], models={"anthropic": provider}) as engine:
+        result = await engine.run("a", "Hi.", journal=journal)
+        again = await engine.replay(journal)
+
+    told = [re.fullmatch(r"anthropic does not take (.+) of ModelSettings .*", text) for text in result.warnings]
+    assert ["seed", "extra['provider']", "extra['transforms']"] == [found and found[1] for found in told]
+    assert result.warnings == again.warnings
 
 
 @pytest.mark.spec("requirements:A15")
