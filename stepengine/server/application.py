@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import DefinitionError
+from stepengine.journal.history import engine_version
 from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of
 from stepengine.server.extra import check_extra_installed
 from stepengine.server.problems import problem_of
@@ -122,6 +123,7 @@ def app(
 
     from stepengine.server.debug_pages import OPERATIONS as LOOKING
     from stepengine.server.metrics import Metrics
+    from stepengine.server.openapi import OpenApiDocument
     from stepengine.server.reports import Reports
     from stepengine.server.routes import OPERATIONS, PAGES
     from stepengine.server.webhooks import Webhooks, WebhookSender
@@ -172,10 +174,8 @@ def app(
     )
     _store_app_state(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
     served.state.script = script
-    served.state.operations, served.state.workshop = (
-        operations,
-        None if maker is None else InspectionService(kept.reader.content, maker),
-    )
+    served.state.openapi = OpenApiDocument(operations, version=engine_version())
+    served.state.workshop = None if maker is None else InspectionService(kept.reader.content, maker)
     return Application(
         served,
         tokens=known,
@@ -201,6 +201,7 @@ def _store_app_state(
     """Store the objects that the routes use in the state of an application."""
     from stepengine.server.foreign import ForeignJournals
     from stepengine.server.mcp import McpEndpoint
+    from stepengine.server.routes import AgentSummaries
     from stepengine.server.studio import RunPageData
 
     if isinstance(kept, Runs):
@@ -214,6 +215,7 @@ def _store_app_state(
     served.state.mcp = McpEndpoint(kept)
     served.state.views = RunPageData(kept)
     served.state.foreign = ForeignJournals(kept)
+    served.state.agent_summaries = AgentSummaries()
     served.state.shares = tuple(shares)
     served.state.reports = reports
 

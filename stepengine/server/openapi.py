@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,8 @@ import attrs
 from attrs import frozen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
+
+from stepengine.server.shared_responses import SharedResponse
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -84,14 +88,38 @@ class Operation:
     refuses: tuple[int, ...] = ()
 
 
-def make_document(operations: Iterable[Operation], *, version: str, base: str = "") -> dict[str, Any]:
+class OpenApiDocument:
     """
-    Return the OpenAPI 3.1 document of *operations*.
+    The OpenAPI document of an application. It is made at the first request; only its address differs between mounts.
 
     Args:
         operations: What is served.
         version: The version of what serves it.
-        base: The path below which all of it is.
+    """
+
+    def __init__(self, operations: Iterable[Operation], *, version: str) -> None:
+        self._operations = tuple(operations)
+        self._version = version
+
+    def encode(self, base: str) -> SharedResponse:
+        """Return the document for an application below the path *base*, ``""`` for the root of its host."""
+        # The path may hold parameters of the client's address, so documents are not stored by it.
+        servers = json.dumps([{"url": base or "/"}]).encode()
+        return SharedResponse.create(self._members + b', "servers": ' + servers + b"}", "application/json")
+
+    @cached_property
+    def _members(self) -> bytes:
+        """The members that are the same below every path, as JSON without the closing brace."""
+        return json.dumps(make_document(self._operations, version=self._version), ensure_ascii=False).encode()[:-1]
+
+
+def make_document(operations: Iterable[Operation], *, version: str) -> dict[str, Any]:
+    """
+    Return the OpenAPI 3.1 document of *operations*, without the member ``servers``.
+
+    Args:
+        operations: What is served.
+        version: The version of what serves it.
     """
     found = tuple(operations)
     models = {one.body for one in found if one.body is not None}
@@ -108,7 +136,6 @@ def make_document(operations: Iterable[Operation], *, version: str, base: str = 
             "version": version,
             "description": "Runs of agents: started, watched, answered, gone back in.",
         },
-        "servers": [{"url": base or "/"}],
         "paths": paths,
         "components": {
             "schemas": {**schemas.get("$defs", {}), "Problem": PROBLEM},

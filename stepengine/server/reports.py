@@ -6,12 +6,14 @@ What must not live here: routes. What stands in the folder is only read, and wha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import stat
 from collections.abc import Collection, Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jiter
 from attrs import frozen
@@ -21,6 +23,7 @@ from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.evaluation.scoring import FORMAT
 from stepengine.journal.files import FileJournal
 from stepengine.server.access import check_folder
+from stepengine.server.bodies import View
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +32,8 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_DEPTH = 4
 MAX_FOLDERS = 10_000
 MAX_SAMPLES = 100_000
+SUMMARIES_KEPT = 2_000
+"""Summaries of reports that are in memory; a report of many megabytes is parsed once for all readers of the list."""
 
 
 class _ReportPart(BaseModel):
@@ -88,6 +93,19 @@ class Report(_ReportPart):
     ratios: list[dict[str, Any]] = []
 
 
+class ReportSummary(View):
+    """A report in a list."""
+
+    id: str
+    name: str
+    created: str
+    sides: list[str]
+    cases: int
+    n: Annotated[int, Field(description="Samples of each case.")]
+    spent: Annotated[str, Field(description="US dollars.")]
+    stopped: Annotated[str, Field(description="Why it is partial; empty when it is not.")]
+
+
 @frozen
 class ReportPlace:
     """
@@ -97,11 +115,13 @@ class ReportPlace:
         id: The path of its folder below that of all reports.
         changed: When it was written, in seconds since 1970.
         file: Its file.
+        size: The size of the file in bytes.
     """
 
     id: str
     changed: float
     file: Path
+    size: int
 
 
 class Reports:
@@ -124,15 +144,16 @@ class Reports:
                 raise DefinitionError(msg)
             check_folder(self._folder)
 
-    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, Report]]:
-        """Return reports after the position *before*, newest first; their cases have no run ids."""
-        found: list[tuple[ReportPlace, Report]] = []
+    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, ReportSummary]]:
+        """Return summaries of the reports after the position *before*, newest first; each file is read once."""
+        found: list[tuple[ReportPlace, ReportSummary]] = []
         for place in sorted(self._find_report_files(), key=lambda one: (one.changed, one.id), reverse=True):
             if before is not None and (place.changed, place.id) >= before:
                 continue
-            report = _load_report(place)
-            if report is not None:
-                found.append((place, report))
+            with contextlib.suppress(OSError):
+                summary = _summarize_file(place)
+                if summary is not None:
+                    found.append((place, summary))
             if len(found) >= limit:
                 break
         return found
@@ -175,17 +196,44 @@ class Reports:
                 folders += [(one, depth + 1) for one in sorted(below)] if depth < MAX_DEPTH else []
                 continue
             name = folder.relative_to(self._folder).as_posix() if depth else folder.absolute().name
-            yield ReportPlace(name, own.stat(follow_symlinks=False).st_mtime, Path(own.path))
+            status = own.stat(follow_symlinks=False)
+            yield ReportPlace(name, status.st_mtime, Path(own.path), status.st_size)
 
 
 def _load_report(place: ReportPlace) -> Report | None:
     """Return the report at a place; ``None`` for other files, such as results of another command."""
     try:
+        return _parse_report_file(place)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=SUMMARIES_KEPT)
+def _summarize_file(place: ReportPlace) -> ReportSummary | None:
+    """Return the summary of the report at a place, which is read once; arguments and errors are those of ``_parse_report_file``."""
+    report = _parse_report_file(place)
+    if report is None:
+        return None
+    return ReportSummary(
+        id=report.id,
+        name=report.name,
+        created=report.created,
+        sides=[side.name for side in report.sides],
+        cases=len(report.cases),
+        n=report.n,
+        spent=report.spent,
+        stopped=report.stopped,
+    )
+
+
+def _parse_report_file(place: ReportPlace) -> Report | None:
+    """Return the report at a place; ``None`` for other files, and ``OSError`` for one that cannot be read."""
+    try:
         descriptor = os.open(place.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(MAX_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         report = _parse_report(data)
-    except (OSError, ValidationError, ValueError) as error:
+    except (ValidationError, ValueError) as error:
         logger.info("%s is not a report of an evaluation: %s", place.file, type(error).__name__)
         return None
     if report is not None:

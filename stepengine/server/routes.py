@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from pydantic import BaseModel, Field
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.alike import list_names
@@ -25,7 +25,6 @@ from stepengine.data.visible import truncate_text
 from stepengine.engine.agent_description import describe_agent, explain_missing_model
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
 from stepengine.evaluation.origins import find_origin
-from stepengine.journal.history import engine_version
 from stepengine.server.access import caller_of
 from stepengine.server.ag_ui import OPERATIONS as AG_UI
 from stepengine.server.bodies import (
@@ -45,10 +44,10 @@ from stepengine.server.foreign import OPERATIONS as FOREIGN
 from stepengine.server.ledger import OPEN, RunRow, SessionRow
 from stepengine.server.mcp import OPERATIONS as MCP
 from stepengine.server.metrics import OPERATIONS as METRICS
-from stepengine.server.openapi import HttpParameter, Operation, make_document
+from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
-from stepengine.server.reports import Report, Reports
+from stepengine.server.reports import Report, Reports, ReportSummary
 from stepengine.server.run_reader import ServedRun
 from stepengine.server.run_requests import NextTurn, StartRequest
 from stepengine.server.runs import Runs
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
     from stepengine.data.usage import Usage
     from stepengine.data.waits import Waits
 
-__all__ = ("OPERATIONS", "PAGES")
+__all__ = ("OPERATIONS", "PAGES", "AgentSummaries")
 
 MAX_KEY = 255
 MAX_TEXT = 256 * 1024
@@ -469,19 +468,6 @@ class SessionView(SessionSummary):
     left_out: Annotated[int | None, Field(description="Messages before those that are shown.")]
 
 
-class ReportSummary(View):
-    """A report in a list."""
-
-    id: str
-    name: str
-    created: str
-    sides: list[str]
-    cases: int
-    n: Annotated[int, Field(description="Samples of each case.")]
-    spent: Annotated[str, Field(description="US dollars.")]
-    stopped: Annotated[str, Field(description="Why it is partial; empty when it is not.")]
-
-
 class ReportList(View):
     """Reports of evaluations, newest first."""
 
@@ -534,6 +520,21 @@ async def _find_requested_run(request: Request) -> RunRow:
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
+class AgentSummaries:
+    """The public members of agents, made once for each definition: the schema of a class of params takes a millisecond."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[AgentDefinition, dict[str, Any]]] = {}
+
+    def get(self, agent: AgentDefinition) -> dict[str, Any]:
+        """Return the members of ``AgentView`` that are the same for every caller."""
+        known, summary = self._known.get(agent.id, (None, {}))
+        if known is not agent:
+            summary = _summarize_agent(agent)
+            self._known[agent.id] = (agent, summary)
+        return summary
+
+
 def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
     return {
         "id": agent.id,
@@ -556,8 +557,9 @@ async def list_agents(request: Request) -> Response:
     lacks = await asyncio.to_thread(
         lambda: [explain_missing_model(engine, id_) if is_told else "" for id_ in runs.agents]
     )
+    summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
-        AgentView(**_summarize_agent(engine.agent(id_)), missing=lack or None)
+        AgentView(**summaries.get(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
     return _json_response(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
@@ -580,7 +582,8 @@ async def get_agent(request: Request) -> Response:
     more = (
         await asyncio.to_thread(_describe_agent, runs, agent) if caller_of(request).may("debug") else {"source": None}
     )
-    return _json_response(AgentDetail(**_summarize_agent(agent), **more))
+    summaries: AgentSummaries = request.app.state.agent_summaries
+    return _json_response(AgentDetail(**summaries.get(agent), **more))
 
 
 def _describe_agent(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
@@ -1107,20 +1110,7 @@ async def list_reports(request: Request) -> Response:
     limit, before = parse_limit(request), parse_cursor(request)
     found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
     shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].id))
-    return _json_response(ReportList(reports=[_report_summary(report) for _, report in shown], next=following))
-
-
-def _report_summary(report: Report) -> ReportSummary:
-    return ReportSummary(
-        id=report.id,
-        name=report.name,
-        created=report.created,
-        sides=[side.name for side in report.sides],
-        cases=len(report.cases),
-        n=report.n,
-        spent=report.spent,
-        stopped=report.stopped,
-    )
+    return _json_response(ReportList(reports=[summary for _, summary in shown], next=following))
 
 
 async def get_report(request: Request) -> Response:
@@ -1165,9 +1155,8 @@ async def report_readiness(request: Request) -> Response:
 
 
 async def get_openapi_document(request: Request) -> Response:
-    return JSONResponse(
-        make_document(request.app.state.operations, version=engine_version(), base=request.scope.get("root_path", ""))
-    )
+    document: OpenApiDocument = request.app.state.openapi
+    return document.encode(request.scope.get("root_path", "")).response(request)
 
 
 AFTER = (

@@ -8,7 +8,6 @@ opened it, so nothing here decides who sees what.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import linecache
 from collections import OrderedDict
@@ -16,7 +15,6 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from decimal import Decimal
 from functools import cache
-from http import HTTPStatus
 from importlib.resources import files
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,6 +41,7 @@ from stepengine.journal.store import MemoryJournal
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
 from stepengine.server.runs import Runs
+from stepengine.server.shared_responses import SharedResponse
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -83,8 +82,8 @@ NEAR = 4
 
 
 @cache
-def _load_page_files() -> dict[str, tuple[bytes, str, str]]:
-    """Return the bytes, the type and the ETag of each file of the page, by name."""
+def _load_page_files() -> dict[str, SharedResponse]:
+    """Return the files of the page by name."""
     folder, found = files(__package__ or __name__) / "page", dict[str, bytes]()
     waiting = [("", folder)]
     for before, place in waiting:
@@ -99,23 +98,16 @@ def _load_page_files() -> dict[str, tuple[bytes, str, str]]:
     run = PLACE.sub("", (viewer / "run.html").read_text(encoding="utf-8"))
     found["index.html"] = found["index.html"].replace(b"{run}", run.encode())
     return {
-        name: (data, KINDS[name.rpartition(".")[2]], f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+        name: SharedResponse.create(data, f"{KINDS[name.rpartition('.')[2]]}; charset=utf-8")
         for name, data in found.items()
     }
 
 
 def _make_file_response(request: Request, name: str) -> Response:
-    from starlette.responses import Response
-
     if name not in _load_page_files():
         msg = f"the studio has no {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_part")
-    data, kind, mark = _load_page_files()[name]
-    # Asked for each time, so that a newer server is never shown by the page of an older one.
-    headers = {"content-security-policy": POLICY, "cache-control": "no-cache", "etag": mark}
-    if request.headers.get("if-none-match") == mark:
-        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    return Response(data, headers=headers, media_type=f"{kind}; charset=utf-8")
+    return _load_page_files()[name].response(request, {"content-security-policy": POLICY})
 
 
 async def get_page(request: Request) -> Response:

@@ -17,7 +17,7 @@ from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, JournalError
-from stepengine.server import Tokens, app
+from stepengine.server import Tokens, app, reports, routes
 from stepengine.server.ledger import Ledger
 from stepengine.server.reports import Reports
 from stepengine.sessions import FileSessions, MemorySessions
@@ -413,3 +413,36 @@ def test_the_report_that_a_folder_itself_is_has_the_name_of_the_folder(house: Ho
 
     assert ["one"] == [place.id for place, _ in found.listed(None, 9)]
     assert found.find("one") is not None
+
+
+@pytest.mark.spec("studio:SV33")
+def test_a_list_of_reports_reads_each_version_of_a_file_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(house, "tried/often")
+    file = folder / "results.json"
+    told = json.loads(file.read_text())
+    try:
+        with house.client("reader") as reader:
+            first = reader.get("/reports").json()
+            monkeypatch.setattr(reports, "_parse_report_file", lambda _: None)
+            again = reader.get("/reports").json()
+            monkeypatch.undo()
+            file.write_text(json.dumps({**told, "name": "tried again"}))
+            changed = reader.get("/reports").json()
+    finally:
+        file.unlink()
+
+    assert first == again
+    assert "tried again" in [one["name"] for one in changed["reports"]]
+
+
+@pytest.mark.spec("studio:SV33")
+def test_the_agents_of_a_list_are_summarized_once(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def summarize_nothing(_: Any) -> Any:
+        raise AssertionError
+
+    with house.client("reader") as reader:
+        first = reader.get("/agents").json(), reader.get("/agents/quick").json()
+        monkeypatch.setattr(routes, "_summarize_agent", summarize_nothing)
+        again = reader.get("/agents").json(), reader.get("/agents/quick").json()
+
+    assert first == again

@@ -19,7 +19,7 @@ import jsonschema
 import openapi_spec_validator
 import pytest
 
-from stepengine.server import Webhooks, app, sign
+from stepengine.server import Webhooks, app, openapi, sign
 from stepengine.server.access import SCOPES
 from stepengine.server.debug_pages import OPERATIONS as LOOKING
 from stepengine.server.routes import OPERATIONS as ALWAYS
@@ -129,6 +129,40 @@ def test_an_operation_needs_the_scope_that_the_document_names(operation: Any, tm
     else:
         assert [403, 401] == [told["without"].status_code, told["nobody"].status_code]
         assert operation.scope == told["without"].json()["scope"]
+
+
+@pytest.mark.spec("studio:SV33")
+def test_the_document_is_made_once_for_all_requests(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_nothing(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    with house.client(None) as client:
+        first = client.get("/openapi.json")
+        monkeypatch.setattr(openapi, "make_document", make_nothing)
+        again = client.get("/openapi.json")
+
+    assert (200, first.content) == (again.status_code, again.content)
+
+
+@pytest.mark.spec("studio:SV33")
+@pytest.mark.parametrize("tags", ["{}", "W/{}", '"another", {}'])
+def test_a_client_that_has_the_document_gets_no_second_one(house: House, tags: str) -> None:
+    with house.client(None) as client:
+        etag = client.get("/openapi.json").headers["etag"]
+        known = client.get("/openapi.json", headers={"if-none-match": tags.format(etag)})
+        other = client.get("/openapi.json", headers={"if-none-match": '"another"'})
+
+    assert (304, b"", etag) == (known.status_code, known.content, known.headers["etag"])
+    assert 200 == other.status_code
+
+
+def test_the_document_names_the_path_of_its_mount() -> None:
+    document = openapi.OpenApiDocument(OPERATIONS, version="1")
+    root, mounted = [document.encode(base) for base in ("", '/a"b')]
+
+    assert [{"url": "/"}] == json.loads(root.body)["servers"]
+    assert [{"url": '/a"b'}] == json.loads(mounted.body)["servers"]
+    assert root.etag != mounted.etag
 
 
 # --- the answers ----------------------------------------------------------------------------------------------------
