@@ -24,8 +24,9 @@ import stat
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -35,11 +36,12 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
 from stepengine.server.extra import check_extra_installed
+from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem, problem_of
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
-from stepengine.workspace.http_connections import note_verified
+from stepengine.workspace.http_connections import limits_of_process, note_verified
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -105,7 +107,21 @@ def caller_of(request: Request | Scope) -> Caller:
     return found
 
 
+def count_stream(request: Request) -> int:
+    """
+    Count a request as an event stream of its caller until it is answered, and return the number of the caller's streams.
+
+    Raises:
+        Problem: 429, if the caller has its share of the streams; 503, if others have all of them.
+    """
+    count: Callable[[], int] = request.scope[COUNT_STREAM]
+    return count()
+
+
 CALLER = "stepengine.caller"
+COUNT_STREAM = "stepengine.count_stream"
+"""The key in the scope of a request whose value counts it as an event stream."""
+RETRY_SECONDS = 5
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
@@ -509,6 +525,12 @@ def _check_positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
         raise DefinitionError(msg)
 
 
+def _check_part(_: object, of: attrs.Attribute[Any], value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        msg = f"Caps({of.name}={value!r}) is not a number from 0 up to 1"
+        raise DefinitionError(msg)
+
+
 @frozen(kw_only=True)
 class Caps:
     """
@@ -519,7 +541,10 @@ class Caps:
         body_seconds: How long a body may take to arrive.
         rate: Requests a second of one caller, in the long run; of one address where a path is open to everybody.
         burst: Requests that a caller may make at once before *rate* holds.
-        at_once: Requests of one caller that are answered at the same time; one that watches a run counts as long as it watches.
+        at_once: Requests of all callers that are answered at the same time, event streams included. By default three quarters of the
+            files that this process may open, as many as `stepengine serve` has connections.
+        reserve: The part of *at_once* that a caller leaves free for others with its event streams; with all of its requests it leaves
+            half as much free.
         failures: Failed logins of one address in *failure_seconds*.
         failure_seconds: See *failures*.
     """
@@ -528,7 +553,8 @@ class Caps:
     body_seconds: float = attrs.field(default=30.0, validator=_check_positive)
     rate: float = attrs.field(default=200.0, validator=_check_positive)
     burst: int = attrs.field(default=2_000, validator=_check_positive)
-    at_once: int = attrs.field(default=10_000, validator=_check_positive)
+    at_once: int = attrs.field(factory=lambda: limits_of_process().connections, validator=_check_positive)
+    reserve: float = attrs.field(default=0.25, validator=_check_part)
     failures: int = attrs.field(default=30, validator=_check_positive)
     failure_seconds: float = attrs.field(default=60.0, validator=_check_positive)
 
@@ -574,7 +600,8 @@ class Guard:
         self.open_paths, self.page_paths = tuple(open_paths), tuple(page_paths)
         self._requests = _TokenBuckets(caps.rate, caps.burst, clock)
         self._failures = _TokenBuckets(caps.failures / caps.failure_seconds, caps.failures, clock)
-        self._at_once: dict[str, int] = {}
+        self._answered = OwnerShares(caps.at_once, caps.reserve / 2)
+        self._streams = OwnerShares(caps.at_once, caps.reserve)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a request, or pass it on to the application."""
@@ -631,7 +658,7 @@ class Guard:
         caller = await self._authenticate(asked)
         note_verified(asked.scope)
         self._check_rate(self._requests, f"caller {caller.name}")
-        with self._count_request(caller):
+        with self._count_request(caller), ExitStack() as stack:
             body = await self._read_body(asked, receive)
             if logins is not None and asked.path == LOGOUT and is_posted:
                 logins.end(asked.bearer() or "")
@@ -640,7 +667,8 @@ class Guard:
                 caller.must("admin")
                 await _json_response({"link": logins.make(caller)})(asked.scope, receive, send)
             else:
-                await self.app({**asked.scope, CALLER: caller}, _replay_body(body, receive), send)
+                scope = {**asked.scope, CALLER: caller, COUNT_STREAM: partial(self._count_stream, caller, stack)}
+                await self.app(scope, _replay_body(body, receive), send)
 
     async def _forward_unauthenticated(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         self._check_rate(self._requests, f"address {asked.address}")
@@ -760,17 +788,27 @@ class Guard:
 
     @contextmanager
     def _count_request(self, caller: Caller) -> Iterator[None]:
-        count = self._at_once.get(caller.name, 0)
-        if count >= self.caps.at_once:
-            msg = f"{count:,} requests of this caller are being answered; end some of them first"
-            raise Problem(msg, status=429, kind="too_many_at_once", headers={"Retry-After": "1"})
-        self._at_once[caller.name] = count + 1
-        try:
+        self._check_share(self._answered, caller, "requests", "end some of them first")
+        with self._answered.use(caller.name):
             yield
-        finally:
-            self._at_once[caller.name] -= 1
-            if not self._at_once[caller.name]:
-                del self._at_once[caller.name]
+
+    def _count_stream(self, caller: Caller, stack: ExitStack) -> int:
+        """Count a request as an event stream until *stack* closes; return the number of its caller's streams."""
+        self._check_share(
+            self._streams, caller, "event streams", "close some of them first; other requests are answered"
+        )
+        stack.enter_context(self._streams.use(caller.name))
+        return self._streams.count(caller.name)
+
+    def _check_share(self, shares: OwnerShares, caller: Caller, what: str, advice: str) -> None:
+        if shares.has_room(caller.name):
+            return
+        count = shares.count(caller.name)
+        if not count:
+            msg = f"other callers have all {what} that this server answers at a time; ask again in a moment"
+            raise Problem(msg, status=503, kind="server_full", headers={"Retry-After": str(RETRY_SECONDS)})
+        msg = f"this caller has {count:,} {what} open, and the rest is for other callers; {advice}"
+        raise Problem(msg, status=429, kind="too_many_at_once", headers={"Retry-After": str(RETRY_SECONDS)})
 
     async def _read_body(self, asked: _RequestFacts, receive: Receive) -> bytes:
         """

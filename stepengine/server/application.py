@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import DefinitionError
 from stepengine.journal.history import engine_version
-from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of
+from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of, count_stream
 from stepengine.server.extra import check_extra_installed
 from stepengine.server.problems import problem_of
 from stepengine.server.runs import GRACE_SECONDS, Runs
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 MOST_LIVE = 64
 OPEN_PATHS = ("/health", "/ready", "/openapi.json", "/hooks/")
 """Those of webhooks ask for a signature instead of a token."""
+EVENT_STREAM = "text/event-stream"
 ROUTE = "stepengine.route"
 """Where in a scope the route that takes a request says its name."""
 
@@ -296,6 +297,9 @@ def _make_route(one: Operation) -> Route:
         try:
             if one.scope is not None:
                 caller_of(request).must(one.scope)
+            if EVENT_STREAM in one.gives.values():
+                # Before anything happens: a turn of a page is a run.
+                request.app.state.runs.quotas.check_event_streams(count_stream(request))
             return await one.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
             return problem_of(error).response()

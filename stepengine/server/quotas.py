@@ -52,11 +52,13 @@ class Quotas:
         stored_bytes: Bytes of the owner's runs in storage: requests, journals and mailbox messages. Of runs in PostgreSQL only what
             clients sent is counted.
         bytes_per_minute: Bytes of starts, forks and mailbox messages within 60 seconds, counted by each server process.
+        event_streams: Event streams that are open, counted by each server process. ``Caps`` limits them in any case.
     """
 
     open_runs: int | None = field(default=10_000, validator=_check_amount)
     stored_bytes: int | None = field(default=8 * 1024 * MIB, validator=_check_amount)
     bytes_per_minute: int | None = field(default=64 * MIB, validator=_check_amount)
+    event_streams: int | None = field(default=None, validator=_check_amount)
 
 
 @frozen
@@ -205,6 +207,12 @@ class QuotaTable:
         finally:
             known.measuring = None
 
+    def check_event_streams(self, count: int) -> None:
+        """Raise ``Problem`` if *count* event streams are more than one owner may have."""
+        limit = self.quotas.event_streams
+        if limit is not None and count > limit:
+            self._raise_exceeded("event_streams", limit)
+
     def _find_exceeded_quota(self, known: _OwnerUsage, wanted: QuotaUsage) -> tuple[str, int] | None:
         """Return the name and the limit of the quota that *wanted* exceeds."""
         total = known.measured + known.added + wanted
@@ -234,6 +242,7 @@ class QuotaTable:
 MESSAGES = {
     "open_runs": "this owner would have more than {:,} runs that have not ended; wait until one ends, or cancel one",
     "stored_bytes": "the runs of this owner would store more than {:,} bytes; the operator of this server can delete old ones",
+    "event_streams": "this owner would have more than {:,} event streams; close some of them first",
     "bytes_per_minute": "this owner would send more than {:,} bytes within a minute; send this request again later",
 }
 

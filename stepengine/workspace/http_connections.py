@@ -4,8 +4,8 @@ Limits of connections, in front of everything that a request can reach.
 uvicorn has no time limit for headers and bodies, and accepts connections until files run out. Its option ``http=`` takes a class of
 protocols: ``make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
 timer, and wraps the application of the connection, so that it sees when a request starts, when its body is complete and when it ends.
-A connection without a complete request *waits*. When there are too many, the one that waits for longest is closed, unless a token of a
-request on it was verified.
+A connection without a complete request *waits*, or is *idle* if a token of an earlier request on it was verified. When there are too
+many, the one that has waited longest is closed, and if none waits the one that has been idle longest.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class ConnectionTable:
         self.limits = limits
         self._open: dict[object, tuple[str, Callable[[], None]]] = {}
         self._waiting: dict[object, None] = {}  # the one that waits for longest first
+        self._idle: dict[object, None] = {}  # likewise
         self._per_address = Counter[str]()
 
     def add(self, key: object, address: str, close: Callable[[], None]) -> None:
@@ -89,7 +90,9 @@ class ConnectionTable:
         if self._per_address[address] > self.limits.per_address and not _is_local(address):
             self._close_connection(next(one for one in self._waiting if self._open[one][0] == address))
         if len(self._open) > self.limits.connections:
-            self._close_connection(next(iter(self._waiting)))
+            oldest = next(iter(self._waiting))
+            # Without others that wait, an idle one makes room: its client may be one that asks often to keep others out.
+            self._close_connection(next(iter(self._idle), key) if oldest is key else oldest)
 
     def wait(self, key: object) -> None:
         """Record that a connection has no complete request."""
@@ -97,8 +100,14 @@ class ConnectionTable:
             self._waiting[key] = None
             self._per_address[self._open[key][0]] += 1
 
+    def rest(self, key: object) -> None:
+        """Record that a connection is idle after a request with a verified token."""
+        if key in self._open:
+            self._idle[key] = None
+
     def serve(self, key: object) -> None:
-        """Record that a connection has a complete request, or a verified token."""
+        """Record that a connection has a complete request."""
+        self._idle.pop(key, None)
         if key in self._waiting:
             del self._waiting[key]
             address = self._open[key][0]
@@ -172,8 +181,7 @@ class ConnectionWatch:
         finally:
             if not self._transport.is_closing():
                 self._start_timer(self._table.limits.header_seconds)
-                if not self._is_known:
-                    self._table.wait(self)
+                (self._table.rest if self._is_known else self._table.wait)(self)
 
     def _watch_receive(self, receive: Receive) -> Receive:
         """Return *receive*, which notes when the body is complete."""

@@ -253,6 +253,31 @@ def test_connections_whose_requests_are_complete_are_kept_and_the_newest_is_refu
 
 
 @pytest.mark.spec("studio:SV15")
+def test_the_connection_that_is_idle_longest_makes_room_for_a_new_one() -> None:
+    table, closed = ConnectionTable(ConnectionLimits(connections=3)), list[str]()
+    for name in "abc":
+        table.add(name, "::1", lambda name=name: closed.append(name))
+        table.serve(name)
+    for name in "cab":
+        table.rest(name)
+    table.serve("c")
+    for name in "de":
+        table.add(name, "::1", lambda name=name: closed.append(name))
+
+    assert ["a", "d"] == closed
+
+
+@pytest.mark.spec("studio:SV15")
+def test_connections_kept_by_one_token_are_not_all_there_are() -> None:
+    with served(ConnectionLimits(connections=5)) as (port, _), contextlib.ExitStack() as stack:
+        for _ in range(10):
+            client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False))
+            answer = client.get("/", headers=KEYED)
+
+    assert 200 == answer.status_code
+
+
+@pytest.mark.spec("studio:SV15")
 def test_files_are_left_for_runs() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = []

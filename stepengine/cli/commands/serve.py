@@ -115,7 +115,8 @@ def serve(
     quota: Annotated[
         list[str] | None,
         typer.Option(
-            help="Limit per owner: open-runs, stored-bytes or bytes-per-minute; may be repeated.", metavar="NAME=AMOUNT"
+            help="Limit per owner: open-runs, stored-bytes, bytes-per-minute or event-streams; may be repeated.",
+            metavar="NAME=AMOUNT",
         ),
     ] = None,
     no_schedules: Annotated[

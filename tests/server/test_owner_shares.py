@@ -1,0 +1,198 @@
+"""Shares of owners: event streams and requests of one caller leave room for those of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.server import Caps, Quotas
+from stepengine.server.owner_shares import OwnerShares
+from tests.server.house import House, started
+from tests.server.served import Served
+from tests.waits import until
+
+CAPS = Caps(at_once=16)
+SHARE = 12
+"""What one caller may have open of 16."""
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with House(tmp_path, caps=CAPS).open() as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def streams(client: httpx2.Client, run: str, count: int) -> Iterator[list[httpx2.Response]]:
+    """Keep event streams of a run open within the block."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(client.stream("GET", f"/runs/{run}/events")) for _ in range(count)]
+
+
+def kind_of(answer: httpx2.Response) -> str:
+    return str(answer.json()["type"]).removeprefix("urn:stepengine:problem:")
+
+
+# --- the shares -------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 60), st.floats(0, 0.9), st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=200))
+def test_an_owner_without_a_slot_gets_one_while_any_is_free(
+    slots: int, reserve: float, acts: list[tuple[str, bool]]
+) -> None:
+    shares, held = OwnerShares(slots, reserve), {name: list[ExitStack]() for name in "abcd"}
+    for name, is_wanted in acts:
+        free = slots - sum(len(one) for one in held.values())
+        assert free >= 0
+        if not held[name]:
+            assert shares.has_room(name) == (free > 0)
+        if is_wanted and shares.has_room(name):
+            held[name].append(ExitStack())
+            held[name][-1].enter_context(shares.use(name))
+        elif not is_wanted and held[name]:
+            held[name].pop().close()
+
+        assert [len(held[one]) for one in "abcd"] == [shares.count(one) for one in "abcd"]
+
+
+@pytest.mark.parametrize(("slots", "reserve", "most"), [(768, 0.25, 576), (16, 0.25, 12), (16, 0, 16), (1, 0.25, 1)])
+def test_an_owner_alone_uses_all_slots_but_the_reserve(slots: int, reserve: float, most: int) -> None:
+    shares, used = OwnerShares(slots, reserve), 0
+    with ExitStack() as stack:
+        while shares.has_room("anna"):
+            stack.enter_context(shares.use("anna"))
+            used += 1
+
+    assert most == used
+
+
+@pytest.mark.parametrize("reserve", [-0.1, 1, float("nan"), True, "0.5"])
+def test_a_reserve_that_is_no_part_is_refused(reserve: Any) -> None:
+    with pytest.raises(Exception, match="from 0 up to 1"):
+        Caps(reserve=reserve)
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+SAID = {"role": "user", "id": "m", "content": "Rome", "parts": [{"type": "text", "text": "Rome"}]}
+LISTENING = {"accept": "application/json, text/event-stream"}
+STREAMED = {
+    "events": ("GET", "/runs/{run}/events", None),
+    "AG-UI": ("POST", "/ag-ui/asker", {"threadId": "t", "runId": "r", "messages": [SAID]}),
+    "AG-UI again": ("POST", "/ag-ui/asker/connect", {"threadId": "t", "runId": "r", "messages": []}),
+    "AI SDK": ("POST", "/vercel/asker", {"id": "c", "messages": [SAID]}),
+    "AI SDK again": ("GET", "/vercel/asker/c/stream", None),
+    "MCP": ("POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": "ping"}),
+    "MCP listening": ("GET", "/mcp", None),
+}
+
+
+@pytest.mark.spec("studio:SV34")
+@pytest.mark.parametrize("protocol", STREAMED)
+def test_streams_over_a_share_are_refused_before_anything_happens(house: House, protocol: str) -> None:
+    method, path, body = STREAMED[protocol]
+    with house.client() as client, house.client("bob") as other:
+        run = started(client)
+        with streams(client, run, SHARE):
+            refused = client.request(method, path.format(run=run), json=body, headers=LISTENING)
+            listed = client.get("/runs").json()["runs"]
+            of_bob = other.get("/runs")
+            with streams(other, started(other), 1) as watching:
+                of_bob_streamed = watching[0].status_code
+
+    assert (429, "too_many_at_once", "5") == (refused.status_code, kind_of(refused), refused.headers["retry-after"])
+    assert "close some of them first" in refused.json()["detail"]
+    assert [run] == [one["run_id"] for one in listed]
+    assert (200, 200) == (of_bob.status_code, of_bob_streamed)
+
+
+@pytest.mark.spec("studio:SV34")
+def test_a_caller_with_all_of_its_streams_still_cancels_its_runs(house: House) -> None:
+    with house.client() as client:
+        run = started(client)
+        with streams(client, run, SHARE):
+            cancelled = client.post(f"/runs/{run}/cancel")
+
+    assert 202 == cancelled.status_code
+
+
+@pytest.mark.spec("studio:SV34")
+def test_a_closed_stream_makes_room_for_another_one(house: House) -> None:
+    with house.client() as client:
+        run = started(client)
+        with streams(client, run, SHARE):
+            assert 429 == client.get(f"/runs/{run}/events").status_code
+
+        def is_open() -> bool:
+            with streams(client, run, 1) as opened:
+                return opened[0].status_code == 200
+
+        until(is_open)
+
+
+@pytest.mark.spec("studio:SV34")
+def test_a_caller_without_a_request_among_others_gets_503(tmp_path: Path) -> None:
+    with House(tmp_path, caps=Caps(at_once=1)).open() as house, house.client() as client, house.client("bob") as other:
+        run = started(client)
+        with streams(client, run, 1):
+            refused = other.get("/runs")
+
+    assert (503, "server_full", "5") == (refused.status_code, kind_of(refused), refused.headers["retry-after"])
+
+
+@pytest.mark.spec("studio:SV32")
+def test_event_streams_over_their_quota_are_refused(tmp_path: Path) -> None:
+    with House(tmp_path, quotas=Quotas(event_streams=2)).open() as house, house.client() as client:
+        run = started(client)
+        with streams(client, run, 2):
+            refused = client.get(f"/runs/{run}/events")
+
+    assert (429, "quota_exceeded", "event_streams", 2) == (
+        refused.status_code, kind_of(refused), refused.json()["quota"], refused.json()["limit"],
+    )  # fmt: skip
+    assert "5" == refused.headers["retry-after"]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:SV34")
+async def test_streams_of_one_token_leave_connections_for_others(tmp_path: Path) -> None:
+    """Of 256 files 128 are connections, and 96 of these are one owner's."""
+    server = Served(tmp_path, tmp_path / "runs")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        server.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = httpx2.Limits(max_connections=None)
+    owners = [{"authorization": f"Bearer {server.token(name)}"} for name in ("anna", "bob")]
+    anna, bob = [
+        httpx2.Client(base_url=server.url, headers=headers, trust_env=False, timeout=50, limits=limits)
+        for headers in owners
+    ]
+    try:
+        await server.ready()
+        runs = [started(anna, "asking", "x") for _ in range(2)]
+        with ExitStack() as stack:
+            opened = [
+                stack.enter_context(anna.stream("GET", f"/runs/{run}/events")).status_code
+                for run in runs
+                for _ in range(70)
+            ]
+            answers = [bob.get("/runs").status_code for _ in range(20)]
+    finally:
+        anna.close()
+        bob.close()
+        server.kill()
+
+    assert (96, 44) == (opened.count(200), opened.count(429))
+    assert {200} == set(answers)
