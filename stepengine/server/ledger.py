@@ -60,7 +60,10 @@ ROW = "run, owner, agent, status, created, changed, request, session, tries, err
 # stays as it is, since by that answers to one question are told apart.
 UNDER_WAY = "UPDATE served SET status = 'running' WHERE run = ? AND status = 'suspended'"
 UNENDED = "SELECT run FROM served WHERE session = ? AND status IN ('started', 'running', 'suspended') LIMIT 1"
-COUNTED = "coalesce(sum(status IN ('started', 'running', 'suspended')), 0), coalesce(sum(length(request)), 0)"
+COUNTED = (
+    "coalesce(sum(status IN ('started', 'running', 'suspended')), 0), coalesce(sum(length(CAST(request AS BLOB))), 0)"
+)
+LEFT = "SELECT coalesce(sum(length(CAST(state AS BLOB))), 0) FROM served_left WHERE run IN (SELECT run FROM served WHERE owner = ?)"
 Made = TypeVar("Made")
 Act = Callable[["sqlite3.Connection"], Any]
 
@@ -193,8 +196,9 @@ class Ledger:
         return known is not None and now - known[0] < IDEMPOTENCY_KEY_SECONDS
 
     def usage(self, owner: str) -> QuotaUsage:
-        """Return the open runs of *owner* and their stored bytes: requests, journals and mailboxes."""
+        """Return the open runs of *owner* and their stored bytes: requests, states of conversations, journals and mailboxes."""
         open_runs, stored = self._find_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,))  # noqa: S608 - of names of ours
+        stored += self._find_row(LEFT, (owner,))[0]
         if self._is_file:
             for table in ("lines", "letters"):
                 if self._find_row("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
@@ -247,7 +251,7 @@ class Ledger:
         if search is not None:
             where.append("(request LIKE ? ESCAPE '!' OR run LIKE ? ESCAPE '!' OR agent LIKE ? ESCAPE '!')")
             values += [
-                _make_like_pattern(json.dumps(search)[1:-1]),
+                _make_like_pattern(json.dumps(search, ensure_ascii=False)[1:-1]),
                 _make_like_pattern(search),
                 _make_like_pattern(search),
             ]
@@ -522,5 +526,5 @@ def make_remove_act(run: str) -> Act:
 
 
 def _request_to_json(request: object) -> str:
-    # Sorted: two requests with one key are compared.
-    return json.dumps(request, sort_keys=True, separators=(",", ":"))
+    # Sorted: two requests with one key are compared. Escapes would take up to three times the bytes of other scripts.
+    return json.dumps(request, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data import codec
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalError
-from stepengine.journal.records import to_compact_json
 from stepengine.journal.sleepers import make_row_from_journal
 from stepengine.server.ended_runs import EndedRuns, journal_size
 from stepengine.server.ledger import RunRow, make_conversation_state_act, make_status_act, make_suspend_act
 from stepengine.server.problems import Problem
 from stepengine.server.run_requests import check_not_closing
+from stepengine.server.stored_states import encode_state
 
 if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
@@ -137,7 +136,7 @@ class LiveRuns:
     async def _record_end(self, run: str, handle: RunHandle, result: RunResult) -> None:
         """Record how a run ended or was suspended, and resume it if a message arrived in the meantime."""
         if handle.session_id is not None:
-            left = await asyncio.to_thread(lambda: to_compact_json(codec.to_json(result.state)))
+            left = await asyncio.to_thread(encode_state, result.state, self._store.journal(run))
             await self._store.write(make_conversation_state_act(handle.session_id, run, result.status.value, left))
         now = time.time()
         if result.status is RunStatus.SUSPENDED:

@@ -49,8 +49,8 @@ class Quotas:
 
     Attributes:
         open_runs: Runs that have not ended, waiting ones included.
-        stored_bytes: Bytes of the owner's runs in storage: requests, journals and mailbox messages. Of runs in PostgreSQL only what
-            clients sent is counted.
+        stored_bytes: Bytes of the owner's runs in storage: requests, journals, mailbox messages and states of conversations. Of runs in
+            PostgreSQL only what clients sent is counted.
         bytes_per_minute: Bytes of starts, forks and mailbox messages within 60 seconds, counted by each server process.
         event_streams: Event streams that are open, counted by each server process. ``Caps`` limits them in any case.
     """

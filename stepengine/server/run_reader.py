@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from stepengine.data import codec
 from stepengine.data.codec import plain
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.usage import Spending
@@ -23,6 +21,7 @@ from stepengine.journal.show import find_root_end, spending_of, status_of
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_requests import require_own_run, resolve_owner, session_key
+from stepengine.server.stored_states import decode_state
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Question
@@ -206,7 +205,7 @@ class RunReader:
         if row.session is not None:
             stored = await asyncio.to_thread(self._store.ledger.find_conversation_state, row)
         if stored is not None:
-            return await asyncio.to_thread(lambda: codec.from_json(json.loads(stored)))
+            return await asyncio.to_thread(decode_state, stored, self._store.journal(row.run))
         return (await self._engines.engine.replay(self._store.journal(row.run), on_divergence="keep")).state
 
     async def result(self, row: RunRow) -> RunResult:

@@ -1,0 +1,97 @@
+"""
+The state that a run left for the next run of its conversation, as the ledger stores it.
+
+Most of a state is texts that the run's journal has already. The ledger stores a fingerprint in place of each of these, so that what a
+client sent is not stored once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.data import codec
+from stepengine.data.json import JsonDict
+from stepengine.errors import JournalError
+from stepengine.journal.encoding import pack_texts, unpack_texts
+from stepengine.journal.fingerprints import fingerprint
+from stepengine.journal.records import to_compact_json
+
+if TYPE_CHECKING:
+    from stepengine.data.state import AgentState
+    from stepengine.journal.files import FileJournal
+    from stepengine.journal.sqlite import SqliteJournal
+
+SHARED_CHARS = 500
+"""Shorter texts are stored again, because a fingerprint with its marks takes fifty characters and a search in the journal."""
+
+
+def encode_state(state: AgentState, journal: FileJournal | SqliteJournal) -> str:
+    """
+    Return a state as JSON, without the texts that *journal* has.
+
+    Args:
+        state: The state that a run left.
+        journal: The journal of that run; if it cannot be read, the state is stored whole.
+    """
+    if not state.pending:
+        # Nothing reads them: the next run gets its own. The tools of a page are needed while one of its calls waits.
+        state = attrs.evolve(state, system_prompt="", tool_definitions=JsonDict())
+    texts: dict[str, object] = {}
+    packed = pack_texts(codec.to_json(state), texts, SHARED_CHARS)
+    if texts:
+        with suppress(JournalError, ValueError):
+            recorded = _read_texts(journal)
+            texts = {fp: text for fp, text in texts.items() if fp not in recorded}
+    return to_compact_json({"state": packed, "texts": texts})
+
+
+def decode_state(stored: str, journal: FileJournal | SqliteJournal) -> AgentState:
+    """
+    Return the state that ``encode_state`` encoded.
+
+    Raises:
+        JournalError: when the journal cannot be read, or lacks a text.
+        DataError: when the state cannot be read.
+    """
+    read = json.loads(stored)
+    try:
+        packed = unpack_texts(read["state"], read["texts"])
+    except KeyError:
+        packed = _unpack_with_journal(read["state"], read["texts"], journal)
+    state: AgentState = codec.from_json(packed)
+    return state
+
+
+def _unpack_with_journal(packed: Any, texts: Mapping[str, object], journal: FileJournal | SqliteJournal) -> object:
+    try:
+        return unpack_texts(packed, {**_read_texts(journal), **texts})
+    except (KeyError, ValueError) as error:
+        msg = f"{journal.name} lacks a text of the state that its run left"
+        raise JournalError(msg) from error
+
+
+def _read_texts(journal: FileJournal | SqliteJournal) -> dict[str, str]:
+    """Return the texts of a journal by their fingerprints."""
+    return {
+        fingerprint(text): text
+        for line in journal.content().splitlines()
+        for text in _find_texts(json.loads(line))
+        if len(text) > SHARED_CHARS
+    }
+
+
+def _find_texts(value: Any) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += one.values()
