@@ -12,6 +12,7 @@ from stepengine.errors import DefinitionError
 from stepengine.journal.history import engine_version
 from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of, count_stream
 from stepengine.server.extra import check_extra_installed
+from stepengine.server.freed_memory import FreedMemory
 from stepengine.server.problems import problem_of
 from stepengine.server.runs import GRACE_SECONDS, Runs
 
@@ -157,7 +158,7 @@ def app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         await kept.open()
         try:
-            async with AsyncExitStack() as stack:
+            async with AsyncExitStack() as stack, served.state.freed_memory.watch():
                 if hooks.out is not None and isinstance(kept, Runs):
                     await stack.enter_async_context(
                         WebhookSender(kept, hooks.out, delivered=metrics.count_sent_webhook)
@@ -190,6 +191,14 @@ def app(
     )
 
 
+def _add_observer(kept: AnyRuns, observer: Metrics | FreedMemory) -> None:
+    """Send the events of all runs to an observer."""
+    if isinstance(kept, Runs):
+        kept.observe(observer)
+    else:
+        kept.engine.add_observer(observer)
+
+
 def _store_app_state(
     served: Starlette,
     kept: AnyRuns,
@@ -205,10 +214,9 @@ def _store_app_state(
     from stepengine.server.routes import AgentSummaries
     from stepengine.server.studio import RunPageData
 
-    if isinstance(kept, Runs):
-        kept.observe(metrics)
-    else:
-        kept.engine.add_observer(metrics)
+    served.state.freed_memory = FreedMemory()
+    for observer in (metrics, served.state.freed_memory):
+        _add_observer(kept, observer)
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
     kept.quotas.on_refusal = metrics.count_quota_refusal

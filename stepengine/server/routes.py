@@ -761,17 +761,9 @@ async def _run_details(request: Request, row: RunRow) -> RunDetails:
         agents=brief.agents,
         asks=brief.asks,
         doing=brief.doing,
-        output=_shorten_output(brief.output),
+        output=brief.output,
         forked_from=brief.parent,
     )
-
-
-def _shorten_output(output: Any) -> str | None:
-    """Return the start of an output in one line: a text as it is, other values as JSON."""
-    if output is None:
-        return None
-    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    return " ".join(truncate_text(text, MOST_PROMPT).split())
 
 
 def _format_prompt_or_params(asked: Any) -> str:

@@ -26,6 +26,7 @@ from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
 from stepengine.data.usage import add_cost
+from stepengine.data.visible import truncate_text
 from stepengine.debugging.viewer.handler_positions import SHOWN, HandlerPositions, collect_handler_positions
 from stepengine.debugging.viewer.live_page import FollowedJournal
 from stepengine.debugging.viewer.page import PLACE
@@ -77,6 +78,7 @@ DIGESTS_KEPT = 200
 BRIEFS_KEPT = 20_000
 ASKED_KEPT = 20_000
 MOST_WAITS = 5
+MOST_OUTPUT = 500
 NEAR = 4
 """Lines that are shown before and behind the one where a handler stands."""
 
@@ -206,7 +208,7 @@ class RunPageData:
             parent = None if look.parent is None else look.parent["run"]
             return RunListSummary(
                 cost=look.cost, waits=tuple(waits[:MOST_WAITS]), wakes=min(times, default=None), asks=bool(look.questions),
-                output=look.output, parent=parent,
+                output=_shorten_output(look.output), parent=parent,
             )  # fmt: skip
         key = (row.run, row.status, row.changed)
         if key in self._rested:
@@ -353,7 +355,7 @@ class RunListSummary:
         doing: The newest of what it does now.
         agents: How many agents ran in it.
         asks: Whether it waits for a person.
-        output: Its output, JSON; ``None`` before its end.
+        output: The beginning of its output, as text or JSON in one line; ``None`` before its end.
         parent: Of a fork the id of its parent.
     """
 
@@ -366,7 +368,7 @@ class RunListSummary:
     doing: str = ""
     agents: int = 1
     asks: bool = False
-    output: Any = None
+    output: str | None = None
     parent: str | None = None
 
 
@@ -422,7 +424,7 @@ class _JournalSummary:
             doing="".join([f"{one.type}" for one in doing]),
             agents=self._agents,
             asks=any(one.question is not None for one in waits),
-            output=None if ended is None else plain(ended.output),
+            output=None if ended is None else _shorten_output(plain(ended.output)),
             parent=None if history.head is None or history.head.parent is None else history.head.parent["run"],
         )
 
@@ -439,6 +441,15 @@ class _JournalSummary:
             if isinstance(value, ModelReply):
                 self._tokens += 0 if value.usage is None else value.usage.total_tokens
                 self._cost = add_cost(self._cost, value.cost)
+
+
+def _shorten_output(output: Any) -> str | None:
+    """Return the start of an output in one line: a text as it is, other values as JSON."""
+    # Thousands of summaries stay in memory, and an output may have megabytes.
+    if output is None:
+        return None
+    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    return " ".join(truncate_text(text, MOST_OUTPUT).split())
 
 
 def _describe_wait(wait: Waits) -> str:

@@ -1,0 +1,78 @@
+"""
+Memory that ended runs have freed, returned to the system.
+
+glibc keeps freed memory in a pool for each thread that allocated it. A server has many threads, so after runs with large texts most of its
+memory is free and still its own. ``malloc_trim`` returns it. Other C libraries have no such function and no such pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.events import RunFinished
+
+if TYPE_CHECKING:
+    from stepengine.data.events import Event
+
+PAUSE_SECONDS = 10.0
+"""How often memory is returned at most: each time takes milliseconds, and the next run has to get some again."""
+
+
+class FreedMemory:
+    """
+    Returns the memory of ended runs. It is an observer of an engine.
+
+    Args:
+        pause: Seconds between two looks at whether a run has ended.
+        trim: Returns freed memory to the system.
+    """
+
+    def __init__(self, *, pause: float | None = None, trim: Callable[[], object] | None = None) -> None:
+        self._pause = PAUSE_SECONDS if pause is None else pause
+        self._trim = trim_memory if trim is None else trim
+        self._has_ended_run = False
+
+    def on_event(self, event: Event) -> None:
+        """Record that a run has ended."""
+        if isinstance(event, RunFinished) and not event.path:
+            self._has_ended_run = True
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[None]:
+        """Return freed memory within the block, after runs have ended."""
+        task = asyncio.create_task(self._return_memory_forever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _return_memory_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._pause)
+            if self._has_ended_run:
+                self._has_ended_run = False
+                # In a thread, where the call holds up no run: ctypes releases the interpreter meanwhile.
+                await asyncio.to_thread(self._trim)
+
+
+def trim_memory() -> None:
+    """Return the freed memory of this process to the system, if its C library can."""
+    trim = _find_malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _find_malloc_trim() -> Any:
+    """Return ``malloc_trim`` of glibc; ``None`` for another C library."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None

@@ -1,0 +1,90 @@
+"""Memory that ended runs have freed goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from stepengine import AgentDefinition, Ask, Engine
+from stepengine.server import freed_memory
+from stepengine.server.freed_memory import FreedMemory, trim_memory
+from tests.server.house import House, ended, started
+from tests.server.served import Served
+from tests.waits import until
+
+
+def steps(ctx: Any) -> Any:
+    if ctx.prompt == "ask":
+        yield from Ask("On which day?")
+    return "done"
+
+
+@pytest.mark.spec("studio:SV16")
+async def test_memory_is_returned_after_a_run_has_ended_and_only_then() -> None:
+    trimmed, calls = asyncio.Event(), list[str]()
+    loop = asyncio.get_running_loop()
+
+    def trim() -> None:
+        calls.append("trim")
+        loop.call_soon_threadsafe(trimmed.set)
+
+    freed = FreedMemory(pause=0.001, trim=trim)
+    async with Engine([AgentDefinition("quick", handle_steps=steps)], observers=[freed]) as engine, freed.watch():
+        await asyncio.sleep(0.01)
+        before = [*calls]
+        await engine.run("quick")
+        await asyncio.wait_for(trimmed.wait(), 50)
+
+    assert [] == before
+
+
+@pytest.mark.spec("studio:SV16")
+def test_a_server_returns_the_memory_of_its_ended_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(freed_memory, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(freed_memory, "trim_memory", lambda: calls.append("trim"))
+    with House(tmp_path).open() as house, house.client() as client:
+        ended(client, started(client, "quick"))
+        until(lambda: calls)
+
+
+def test_a_c_library_without_such_a_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    freed_memory._find_malloc_trim.cache_clear()
+    try:
+        trim_memory()
+    finally:
+        freed_memory._find_malloc_trim.cache_clear()
+
+
+@pytest.mark.memory
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file of Linux")
+@pytest.mark.spec("studio:SV16")
+async def test_a_server_is_small_again_after_many_large_runs(tmp_path: Path) -> None:
+    server = Served(tmp_path, tmp_path / "runs")
+    server.start()
+    headers = {"authorization": f"Bearer {server.token('anna')}"}
+    try:
+        await server.ready()
+        with httpx2.Client(base_url=server.url, headers=headers, trust_env=False, timeout=50) as client:
+            before = resident(server)
+            for _ in range(4):
+                runs = [started(client, "asking", "x" * 250_000) for _ in range(25)]
+                for run in runs:
+                    client.post(f"/runs/{run}/cancel")
+                    ended(client, run)
+            until(lambda: resident(server) - before < 200)
+    finally:
+        server.kill()
+
+
+def resident(server: Served) -> int:
+    """Return the resident memory of a server in MiB."""
+    lines = Path(f"/proc/{server._process.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
