@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import attrs
 from attrs import frozen
 
+from stepengine.data.json import thaw
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
 from stepengine.testing.cassette_files import (
@@ -377,7 +378,13 @@ def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
 
 def _clean_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
     request, response = cleaner.request(interaction.request), cleaner.response(interaction.response)
-    return attrs.evolve(interaction, request=request, response=response)
+    return attrs.evolve(interaction, request=request, response=response, extras=_clean_extras(interaction, cleaner))
+
+
+def _clean_extras(interaction: Interaction, cleaner: Cleaner) -> dict[str, Any]:
+    """Return what is stored next to the messages; an error may quote the address and the reply."""
+    extras = dict(interaction.extras)
+    return {**extras, "error": cleaner.values(thaw(extras["error"]))} if "error" in extras else extras
 
 
 def _refuse_secrets(interaction: Interaction, cleaner: Cleaner, where: str) -> None:
@@ -389,3 +396,7 @@ def _refuse_secrets(interaction: Interaction, cleaner: Cleaner, where: str) -> N
         for place, rule in cleaner.findings(message):
             msg = f"{where}.{name} holds a secret at {place} (rule {rule}); nothing was written. Take it out of the traffic"
             raise SecretFound(msg, path=f"{name}/{place}", rule=rule)
+    error = thaw(interaction.extras.get("error"))
+    if cleaner.values(error) != error:
+        msg = f"{where}.x_stepengine.error holds a secret; nothing was written. Take it out of the traffic"
+        raise SecretFound(msg, path="x_stepengine/error", rule="error")

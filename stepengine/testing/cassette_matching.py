@@ -190,7 +190,7 @@ def json_body(request: RecordedRequest) -> object:
         return json.loads(
             request.body, parse_float=_parse_number, parse_constant=_reject_constant, object_pairs_hook=_reject_repeated
         )
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, ArithmeticError):  # the last for exponents beyond those of Decimal
         return ABSENT
 
 

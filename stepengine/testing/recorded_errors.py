@@ -38,13 +38,20 @@ def error_to_json(error: BaseException, depth: int = 0) -> dict[str, Any] | None
     made = error.__reduce__()
     if not isinstance(made, tuple) or made[0] is not kind:
         return None
-    arguments = [_argument_to_json(one, depth) for one in made[1]]
-    return {"type": f"{kind.__module__}.{kind.__qualname__}", "arguments": arguments}
+    form = {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "arguments": [_argument_to_json(one, depth) for one in made[1]],
+    }
+    # Numbers that are no argument, such as how many bytes of a reply are missing, are part of the message.
+    numbers = {name: value for name, value in vars(error).items() if type(value) in (int, float)}
+    return {**form, "numbers": numbers} if numbers else form
 
 
 def _argument_to_json(value: object, depth: int) -> Any:
     if isinstance(value, BaseException):
         return error_to_json(value, depth + 1)
+    if isinstance(value, bytes):
+        return {"bytes": value.decode("latin-1")}
     if isinstance(value, str | int | float | bool):
         return value if not isinstance(value, str) else str(value)
     return None
@@ -66,11 +73,16 @@ def error_from_json(form: Any) -> Exception:
         try:
             kind = getattr(import_module(module), kind_name)
             if isinstance(kind, type) and issubclass(kind, Exception):
-                return kind(*arguments)
+                error = kind(*arguments)
+                numbers = told.get("numbers") or {}
+                vars(error).update({name: numbers[name] for name in vars(error) if name in numbers})
+                return error
         except (ImportError, AttributeError, TypeError):
             pass
     return OSError(f"{name} was recorded here")
 
 
 def _argument_from_json(value: Any) -> Any:
-    return error_from_json(value) if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        return value
+    return str(value["bytes"]).encode("latin-1", errors="replace") if "bytes" in value else error_from_json(value)

@@ -344,9 +344,7 @@ class Cleaner:
             return f"{scheme}{space}{self._hide(credential, low)}" if space else self._hide(value, low)
         if low in ACCOUNT_HEADERS:
             return self._hide(value, low)
-        if low in ADDRESS_HEADERS or "://" in value:
-            value = PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self.redactor), USERINFO.sub("", value))
-        return self.text(value)
+        return self.address(value) if low in ADDRESS_HEADERS or "://" in value else self.text(value)
 
     def _cookie(self, text: str) -> str:
         name, sign, value = text.partition("=")
@@ -397,6 +395,20 @@ class Cleaner:
     def text(self, text: str) -> str:
         """Return *text* with a placeholder for each known value and each thing that looks like a key."""
         return self.redactor.text(text)
+
+    def address(self, text: str) -> str:
+        """Return a text with addresses without their secrets."""
+        return self.text(
+            PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self.redactor), USERINFO.sub("", text))
+        )
+
+    def values(self, value: Any) -> Any:
+        """Return a JSON value whose texts may quote addresses, without secrets."""
+        if isinstance(value, Mapping):
+            return {name: self.values(member) for name, member in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.values(member) for member in value]
+        return self.address(value) if isinstance(value, str) else value
 
     def findings(self, message: RecordedRequest | RecordedResponse) -> Iterator[tuple[str, str]]:
         """Yield path and rule of each secret that is still in *message*, also in the joined text of streams."""

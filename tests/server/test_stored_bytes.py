@@ -76,26 +76,26 @@ def run(client: httpx2.Client, **body: Any) -> str:
     return name
 
 
-def send(client: httpx2.Client, what: str, marked: str) -> None:
-    """Send *marked*, a long text, in one of the places where a client may send one."""
+def send(client: httpx2.Client, what: str, marked: str, talk: str = "t") -> None:
+    """Send *marked*, a long text, in one of the places of a conversation where a client may send one."""
     match what:
         case "prompt of AG-UI":
-            say(client, "t", marked)
+            say(client, talk, marked)
         case "context of AG-UI":
-            say(client, "t", "hi", context=[{"description": "d", "value": marked}])
+            say(client, talk, "hi", context=[{"description": "d", "value": marked}])
         case "tools of AG-UI":
             tool = {"name": "look", "description": marked, "parameters": {"type": "object", "properties": {}}}
-            say(client, "t", "hi", tools=[tool])
+            say(client, talk, "hi", tools=[tool])
         case "state of AG-UI":
-            say(client, "t", "hi", state={"note": marked})
+            say(client, talk, "hi", state={"note": marked})
         case "prompt of the AI SDK":
-            chat(client, "c", marked)
+            chat(client, talk, marked)
         case "prompt":
-            run(client, prompt=marked, session_id="s", turn=True)
+            run(client, prompt=marked, session_id=talk, turn=True)
         case "params":
-            run(client, params={"note": marked}, session_id="s", turn=True)
+            run(client, params={"note": marked}, session_id=talk, turn=True)
         case "metadata":
-            run(client, metadata={"note": marked}, session_id="s", turn=True)
+            run(client, metadata={"note": marked}, session_id=talk, turn=True)
         case _:
             raise AssertionError(what)
 
@@ -239,8 +239,8 @@ async def test_a_server_stores_at_most_three_times_the_bytes_that_came_in(tmp_pa
     try:
         await server.ready()
         with httpx2.Client(base_url=server.url, headers=headers, trust_env=False, timeout=50) as client:
-            for _ in range(20):
-                send(client, what, text_of(240_000, "абвгд"))
+            for number in range(20):
+                send(client, what, text_of(240_000, "абвгд"), f"talk-{number}")
         until(server.place.exists)
         stored = sum(path.stat().st_size for path in server.place.rglob("*") if path.is_file())
     finally:

@@ -8,6 +8,7 @@ import base64
 import gzip
 import json
 import os
+from http.client import IncompleteRead
 from pathlib import Path
 from random import Random
 
@@ -26,6 +27,7 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     parse_cassette,
 )
+from stepengine.testing.recorded_errors import error_to_json
 from stepengine.workspace.atomic import replace_path
 
 JSON = (("content-type", "application/json"),)
@@ -454,3 +456,17 @@ def test_a_cassette_needs_a_path_to_be_saved_and_a_file_to_be_loaded(tmp_path):
         Cassette().save()
     with pytest.raises(FileNotFoundError):
         Cassette.load(Path(tmp_path / "none.yaml"))
+
+
+@pytest.mark.spec("replay:C2")
+@pytest.mark.parametrize(
+    "error", [IncompleteRead(b"half of \xff", 20), IncompleteRead(b""), TimeoutError("slow"), OSError(111, "no")]
+)
+def test_a_recorded_error_reads_as_the_program_met_it(error: Exception, tmp_path: Path) -> None:
+    told = {"error": error_to_json(error)}
+    request = RecordedRequest("GET", "http://h.test/")
+    path = Cassette([Interaction(request, RecordedResponse(0, ""), extras=told)]).save(tmp_path / "c.yaml")
+
+    replayed = Cassette.load(path).interactions[0].error
+
+    assert (type(error), str(error), error.__dict__) == (type(replayed), str(replayed), replayed.__dict__)

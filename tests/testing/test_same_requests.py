@@ -162,9 +162,24 @@ def test_a_secret_that_a_reply_brought_is_known_in_the_next_request(tmp_path: Pa
     assert [b"bob", b"ada"] == [again.take(with_token(tokens[user])).response.body for user in (b"bob", b"ada")]
 
 
+@pytest.mark.spec("replay:C10")
+@pytest.mark.parametrize("number", ["1e400", "1e99999999", "1e9999999999999999999999", "-1e-99999999"])
+def test_a_number_beyond_all_others_is_compared(number: str) -> None:
+    def ask(text: str) -> RecordedRequest:
+        return RecordedRequest(
+            "POST", "http://h.test/", [("content-type", "application/json")], f'{{"n":{text}}}'.encode()
+        )
+
+    cassette = Cassette([Interaction(ask(number), RecordedResponse(200, "OK", [], b"found"))])
+
+    with pytest.raises(CassetteMiss):
+        cassette.take(ask(f"2{number}"))
+    assert b"found" == cassette.take(ask(number)).response.body
+
+
 ODD = [
     b'{"price": 21.50, "big": 1E3}', b'{"a":1,"a":2}', b'{"e":"\\u00e9"}', b'{"e":"\xc3\xa9"}', b'{"a": [1, 2]}\n', b'{\n  "a": 1\n}\n\n',
-    b"[1,\n2]", b'{"x":"\xc2\x85\xe2\x80\xa8"}', b"plain\r\ntext\t\n", b"\xff\xfe\x00", b"", b" {}", b'{"n":1e400}', b"[" * 300,
+    b"[1,\n2]", b'{"x":"\xc2\x85\xe2\x80\xa8"}', b"plain\r\ntext\t\n", b"\xff\xfe\x00", b"", b" {}", b'{"n":1e400}', b'{"n":1e99999999}', b"[" * 300,
 ]  # fmt: skip
 
 

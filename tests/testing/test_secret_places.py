@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stepengine.data.secret_names import is_secret_name
 from stepengine.redaction import find_environment_secrets
 from stepengine.testing import Cassette, RecordTransport, ReplayTransport
-from stepengine.testing.cassette_files import RecordedRequest
+from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 from stepengine.testing.traffic_redaction import Cleaner, vcr_config
 from tests.servers import Quiet, served
 
@@ -165,3 +165,19 @@ def test_a_multipart_form_loses_its_secrets_and_nothing_else(parts: Any, end: by
 
     assert build(hide=True) == cleaned
     assert cleaned == Cleaner().request(RecordedRequest("POST", "http://h/", [("content-type", kind)], cleaned)).body
+
+
+@pytest.mark.spec("replay:K4")
+def test_an_error_that_quotes_a_secret_is_stored_without_it(tmp_path: Path) -> None:
+    key = "sk-ant-api03-" + "Qr7" * 12
+    texts = [
+        f"https://me:{CANARY}@h.test/?api_key={CANARY}&page=2 refused {key}",
+        {"type": "builtins.OSError", "arguments": [key]},
+    ]
+    extras = {"error": {"type": "builtins.OSError", "arguments": texts}}
+    request = RecordedRequest("GET", "http://h.test/")
+    path = Cassette([Interaction(request, RecordedResponse(0, ""), extras=extras)]).save(tmp_path / "c.yaml")
+
+    assert CANARY not in path.read_text()
+    assert key not in path.read_text()
+    assert "page=2 refused" in str(Cassette.load(path).interactions[0].error)
