@@ -2254,6 +2254,7 @@ APART: dict[str, str] = {
     "data/object_codec.py:_bytes_to_text": "base64 that was just made",
     "data/object_codec.py:_json_to_seconds": "`decode_text` of a codec of ours",
     "data/object_codec.py:_mapping_codec.each": "`decode_text` of a codec of ours",
+    "data/placeholders.py:PLACEHOLDER": "prompts that an author wrote; one run of characters",
     "data/definition.py:CAPITAL": "keywords of a call that an author wrote; one place between two letters, nothing repeats",
     "data/definition.py:ID": "ids that authors give; its parts begin with different characters",
     "data/state.py:OWN_CALL_ID": "at most ten characters",

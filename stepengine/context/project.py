@@ -67,7 +67,7 @@ def project_context(
         for warning in found["warnings"]:
             ctx.logger.warning(warning)
         can_read = "skill" in ctx.agent.tool_names
-        parts = [ctx.system_prompt, _format_instructions(found), _format_skills(found) if can_read else ""]
+        parts = [ctx.system_prompt, format_instructions(found), format_skills(found) if can_read else ""]
         now = _format_facts(found["facts"], ctx) if facts else ""
         return Change(
             system_prompt="\n\n".join([part for part in parts if part]),
@@ -82,7 +82,8 @@ def _escape_tags(text: str) -> str:
     return TAGS.sub("&lt;", visible(text))
 
 
-def _format_instructions(found: Mapping[str, Any]) -> str:
+def format_instructions(found: Mapping[str, Any]) -> str:
+    """Return the instruction files of a project as a part of a prompt; ``""`` without any."""
     blocks = []
     for one in found["instructions"]:
         cut = "\n[the rest was cut]" if one["cut"] else ""
@@ -95,7 +96,8 @@ def _format_instructions(found: Mapping[str, Any]) -> str:
     return "\n\n".join(["# Project", RANK, *blocks]) if blocks else ""
 
 
-def _format_skills(found: Mapping[str, Any]) -> str:
+def format_skills(found: Mapping[str, Any]) -> str:
+    """Return the list of skills as a part of a prompt; ``""`` without any."""
     listed = [f"- {_escape_tags(one['name'])}: {_escape_tags(one['description'])}" for one in found["skills"]]
     return "\n".join(["# Skills", SKILLS, "<skills>", *listed, "</skills>"]) if listed else ""
 

@@ -275,7 +275,8 @@ class AgentDefinition(Generic[Out]):
         description: What other agents are shown.
         tools: Tool names, ``Tool`` objects, and sources such as ``mcp_tools(...)``, of which it has all tools.
         spawnable_agents: Ids or definitions of agents that it may spawn.
-        system_prompt: Sent as it is; the engine adds nothing.
+        system_prompt: Sent as it is; the engine adds nothing. In this and the other prompts, codebuff's placeholders such as
+            ``{CODEBUFF_PROJECT_ROOT}`` are filled.
         instructions_prompt: Inserted once per run after the user's input.
         step_prompt: Sent at the end of every request, never stored.
         include_message_history: Whether a spawned child starts with its parent's conversation.

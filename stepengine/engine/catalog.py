@@ -22,6 +22,7 @@ from stepengine.data.hooks import HOOK_POINTS, Change, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message, TextPart, UserMessage, system_reminder
+from stepengine.data.placeholders import Placeholders, find_placeholders
 from stepengine.data.schemas import check_references
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
@@ -149,6 +150,18 @@ class Agent:
                 found[member.id] = f"{member.package.name}=={member.package.version}"
             waiting += [agent.child(key) for key in agent.spawnable]
         return dict(sorted(found.items()))
+
+    @cached_property
+    def placeholders(self) -> Placeholders | None:
+        """The placeholders in its prompts; ``None`` without any."""
+        own = self.definition
+        system = own.system_prompt if isinstance(own.system_prompt, str) else ""
+        names = find_placeholders(system, own.instructions_prompt, own.step_prompt)
+        if not names:
+            return None
+        from stepengine.context.placeholders import read_placeholders  # for few agents alone
+
+        return Placeholders(names, read_placeholders)
 
     @cached_property
     def children(self) -> Mapping[str, str]:

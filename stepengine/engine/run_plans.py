@@ -351,6 +351,7 @@ class Planner:
             planned_from=agent,
             is_inline=is_inline,
             note=agent.note if shown is None else shown.note,
+            placeholders=agent.placeholders,
             agent_info=self._catalog.info,
             hooks=agent.hooks,
             limits=limits,

@@ -16,6 +16,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import Message, ToolResult, to_tuple
 from stepengine.data.outcomes import BodyEnd, Stop
+from stepengine.data.placeholders import Placeholders
 from stepengine.data.provenance import Provenance, Trust
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus
@@ -93,6 +94,7 @@ class RunPlan:
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
         mend_params: Returns params with names and values corrected: of an id that the agent may spawn, or a definition.
         note: What is added to its instructions: which agents there are, and what it may call.
+        placeholders: Those in its prompts; ``None`` without any.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         hooks: The engine's hooks followed by the agent's.
         given: The limits that somebody set, for this run or above it; the argument ``limits``.
@@ -132,6 +134,7 @@ class RunPlan:
     planned_from: Any = attrs.field(default=None, eq=False, repr=False)
     is_inline: bool = False
     note: str = ""
+    placeholders: Placeholders | None = None
     agent_info: Callable[[str], JsonValue] | None = attrs.field(default=None, eq=False, repr=False)
     hooks: Hooks = attrs.field(factory=Hooks)
     given: Limits = attrs.field(factory=Limits, alias="limits")

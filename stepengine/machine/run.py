@@ -30,6 +30,7 @@ from stepengine.machine.ceilings import ask_to_raise_limits
 from stepengine.machine.control import HANDLER_ONLY, collect_offered_specs
 from stepengine.machine.final_output import get_final_output, get_final_text, require_output
 from stepengine.machine.handler import run_handler, run_without_handler
+from stepengine.machine.placeholders import fill_prompt, fill_prompts
 from stepengine.machine.plan import Finished, RunPlan, ToolBody
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Abort, Stopped, belongs_to_caller, status_from_stop
@@ -272,7 +273,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
 def _run_to_end(run: RunState) -> Flow[_Ending]:
     """Run to the end and return how it ended; the handler is closed when this returns."""
     try:
-        _append_opening(run)
+        yield from _append_opening(run)
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
         run.progress.begin_run()
@@ -366,9 +367,11 @@ def _ending_with_output(
         return _Ending(RunStatus.FAILED, failure or error)
 
 
-def _append_opening(run: RunState) -> None:
-    """Append the user's message and the instructions."""
+def _append_opening(run: RunState) -> Flow[None]:
+    """Append the user's message and the instructions; fill the prompts first."""
     plan = run.plan
+    if plan.placeholders is not None:
+        yield from fill_prompts(run, plan.placeholders)
     unoffered = tuple(filter(plan.offered.__contains__, HANDLER_ONLY))
     if unoffered:
         listed = " and ".join(unoffered)
@@ -398,7 +401,7 @@ def _format_params(plan: RunPlan) -> str:
 
 
 def _render_instructions(run: RunState) -> str:
-    plan, text = run.plan, run.plan.definition.instructions_prompt
+    plan, text = run.plan, fill_prompt(run, run.plan.definition.instructions_prompt)
     parts = [text, plan.note]
     if plan.output_json_schema is not None and (text or plan.note):
         note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"

@@ -60,9 +60,10 @@ class Prompt:
         measured: The size that the provider last reported for a request of a step.
         overflow: The refusal of the current request as too long; hooks are shown it.
         refused_tokens: The estimated size of what was refused.
+        placeholders: What those in the agent's prompts stand for, by name.
     """
 
-    __slots__ = ("measured", "overflow", "refused_tokens", "system", "tail")
+    __slots__ = ("measured", "overflow", "placeholders", "refused_tokens", "system", "tail")
 
     def __init__(self, system: str) -> None:
         self.system = system
@@ -70,10 +71,15 @@ class Prompt:
         self.measured: Measured | None = None
         self.overflow: ContextOverflow | None = None
         self.refused_tokens: int | None = None
+        self.placeholders: Mapping[str, str] = {}
 
     def replace_system(self, system: str) -> None:
         """Replace the system prompt."""
         self.system = system
+
+    def set_placeholders(self, values: Mapping[str, str]) -> None:
+        """Set the values of the placeholders in the agent's prompts."""
+        self.placeholders = values
 
     def set_tail(self, tail: tuple[Message, ...]) -> None:
         """Set the messages at the end of every later request."""

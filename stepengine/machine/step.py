@@ -41,6 +41,7 @@ from stepengine.machine.blocks import find_call_mark
 from stepengine.machine.calls import ToolMember
 from stepengine.machine.ceilings import ask_for_more_steps
 from stepengine.machine.child_reports import report_ended_children, wait_for_children
+from stepengine.machine.placeholders import fill_prompt
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, status_from_error
 from stepengine.machine.state import RunState
@@ -337,7 +338,7 @@ def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
 
 def make_step_prompt(run: RunState) -> Sequence[Message]:
     """Return the step prompt as a step-scoped message, if the agent has one."""
-    text = run.plan.definition.step_prompt
+    text = fill_prompt(run, run.plan.definition.step_prompt)
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 

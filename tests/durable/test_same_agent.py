@@ -148,3 +148,21 @@ async def test_models_of_one_run_hold_for_its_children_too_and_in_the_journal_th
     assert chosen.error is None, chosen.error
     assert (["test/u", "test/l"], ["test/own"] * 2) == (chosen.output, ordinary.output)
     assert chosen.output == again.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT1", "requirements:A20")
+async def test_a_durable_run_fills_placeholders_as_one_in_the_process_does(db: str, tmp_path: Path):
+    prompts = {"system_prompt": "In {CODEBUFF_PROJECT_ROOT}.", "step_prompt": "{CODEBUFF_REMAINING_STEPS} {CODEBUFF_X}"}
+    agent = AgentDefinition("filled", model="test/model", **prompts)
+    inside, durable = ScriptedModel(["done"]), ScriptedModel(["done"])
+    async with Engine([agent], models=inside, workspace=tmp_path) as engine:
+        expected = await engine.run(agent, "go")
+    async with worker_of([agent], db, models=durable, workspace=tmp_path) as worker:
+        actual = await worker.run(agent, "go")
+    (first,), (second,) = inside.calls, durable.calls
+
+    assert first.system_prompt == second.system_prompt == f"In {tmp_path}."
+    assert first.tail == second.tail
+    assert expected.warnings == actual.warnings
+    assert "{CODEBUFF_X}" in "".join(actual.warnings)

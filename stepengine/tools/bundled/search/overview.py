@@ -353,6 +353,15 @@ def _make_file_entry(root: Root, path: str, max_tokens: int, problem: ToolError)
     return {**entry, "spent": estimate_tokens(" ".join(kept))}
 
 
+def print_tree(root: Root, max_tokens: int) -> str:
+    """Return the tree of the files below *root* in at most *max_tokens* tokens."""
+    opened = root.open_folder(".")
+    try:
+        return str(_Tree(root, opened, WalkBudget()).entry(max_tokens)["printed_tree"])
+    finally:
+        calls.close(opened.fd)
+
+
 class _Tree:
     """The entries below one folder, reduced to a number of tokens."""
 

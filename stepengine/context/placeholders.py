@@ -1,0 +1,77 @@
+"""What codebuff's placeholders about a project stand for: its files, instructions, skills and git state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from stepengine.context.project import format_instructions, format_skills
+from stepengine.data.placeholders import TREE_TOKENS
+from stepengine.workspace.workspace import WORKSPACE
+
+
+def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
+    """
+    Return what the placeholders *names* stand for in the folder of the workspace, and warnings.
+
+    There is nothing without a workspace, and for one that is not on this machine.
+    """
+    from stepengine.workspace.repository import read_project
+
+    workspace = WORKSPACE.get()
+    folder = None if workspace is None else workspace.here
+    if folder is None:
+        return {"texts": {}, "warnings": []}
+    folder = folder.resolve()
+    found = read_project(
+        str(folder),
+        instructions="KNOWLEDGE_FILES_CONTENTS" in names,
+        skills="SKILLS_PROMPT" in names,
+        facts="GIT_CHANGES_PROMPT" in names,
+    )
+    known: Mapping[str, Callable[[], str]] = {
+        **{name: partial(_describe_files, folder, tokens) for name, tokens in TREE_TOKENS.items()},
+        "GIT_CHANGES_PROMPT": lambda: _format_git_status(found["facts"]),
+        "KNOWLEDGE_FILES_CONTENTS": lambda: format_instructions(found),
+        "PROJECT_ROOT": lambda: str(folder),
+        "SKILLS_PROMPT": lambda: format_skills(found),
+        "SYSTEM_INFO_PROMPT": lambda: f"# System Info\n\nOperating System: {sys.platform}",
+        "USER_CWD": lambda: str(folder),
+    }
+    return {"texts": {name: known[name]() for name in names}, "warnings": found["warnings"]}
+
+
+def _describe_files(folder: Path, tokens: int) -> str:
+    from stepengine.tools.bundled.search.overview import print_tree
+    from stepengine.workspace.guard import GUARD, project_guard
+    from stepengine.workspace.path_policy import PathPolicy
+    from stepengine.workspace.root import Root
+    from stepengine.workspace.skills import find_project_root
+
+    # No call asks for these names, and they reach the model all the same: rules about files hold for them as for a tool's.
+    token = GUARD.set(project_guard(folder, find_project_root(folder), folder))
+    try:
+        with closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:
+            tree = print_tree(root, tokens)
+    finally:
+        GUARD.reset(token)
+    return "\n".join(
+        [
+            "# Project file tree\n",
+            f"<project_path>\n{folder}\n</project_path>\n",
+            "The files of the project when this run started, without those that .gitignore leaves out:",
+            f"<project_file_tree>\n{tree}</project_file_tree>",
+        ]
+    )
+
+
+def _format_git_status(facts: Mapping[str, Any]) -> str:
+    if not facts.get("branch"):
+        return ""
+    more = facts["changed_count"] - len(facts["changed"])
+    changed = [*facts["changed"], *([f"and {more} more"] if more else [])]
+    return "\n".join(["Git Changes:", f"Branch: {facts['branch']}", "<git_status>", *changed, "</git_status>"])

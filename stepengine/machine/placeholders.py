@@ -1,0 +1,68 @@
+"""The placeholders in an agent's prompts: filled when its run starts, and the number of steps before each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.effects import CallFunction
+from stepengine.data.placeholders import PROJECT_NAMES, RUN_NAMES, STEPS, Placeholders, fill_placeholders
+from stepengine.data.yields import Perform
+from stepengine.errors import PerformError
+from stepengine.machine.protocol import Flow
+from stepengine.machine.state import RunState
+
+
+def fill_prompts(run: RunState, placeholders: Placeholders) -> Flow[None]:
+    """Look up what *placeholders* stand for, fill the system prompt, and warn of each that stays as it is."""
+    plan = run.plan
+    of_project = [name for name in placeholders.names if name in PROJECT_NAMES]
+    found = (yield from _read_project(run, placeholders, of_project)) if of_project else {}
+    prompts = {"USER_INPUT_PROMPT": plan.prompt, "INITIAL_AGENT_PROMPT": plan.prompt}
+    date = f"{plan.created:%B} {plan.created.day}, {plan.created.year}"
+    known = {"AGENT_NAME": plan.definition.display_name, "CURRENT_DATE": date, STEPS: str(run.budget.steps_left)}
+    values = {**dict.fromkeys(RUN_NAMES, ""), **known, **prompts, **found}
+    run.prompt.set_placeholders(values)
+    for name in placeholders.names:
+        if name not in values:
+            run.side_events.tell(_describe_unfilled(plan.definition.id, name))
+    # A prompt that is inherited, or made by an object, is no text of this definition.
+    if run.prompt.system == plan.definition.system_prompt:
+        run.prompt.replace_system(fill_placeholders(run.prompt.system, values))
+
+
+def _read_project(run: RunState, placeholders: Placeholders, names: list[str]) -> Flow[dict[str, str]]:
+    """Return what placeholders of the project stand for. It is recorded, so that a replay needs no project."""
+    effect = CallFunction(run.effects.number(), Perform.idempotent(placeholders.read, names))
+    try:
+        read: Any = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
+    except PerformError as error:
+        run.side_events.tell(f"agent {run.plan.definition.id!r}: its project could not be read: {error.message}")
+        return {}
+    for warning in _get_member(read, "warnings", list):
+        run.side_events.warning(str(warning))
+    return {name: text for name, text in _get_member(read, "texts", Mapping).items() if isinstance(text, str)}
+
+
+def _get_member(read: object, name: str, kind: type[Any]) -> Any:
+    value = read.get(name) if isinstance(read, Mapping) else None
+    return value if isinstance(value, kind) else kind() if kind is list else {}
+
+
+def _describe_unfilled(agent_id: str, name: str) -> str:
+    placeholder = f"{{CODEBUFF_{name}}}"
+    if name in PROJECT_NAMES:
+        return (
+            f"agent {agent_id!r}: its prompt has {placeholder}, which is filled from the workspace, and there is none on this machine, so "
+            "it was sent as it is; use Engine(workspace=folder)"
+        )
+    return (
+        f"agent {agent_id!r}: its prompt has {placeholder}, which stands for nothing here, so it was sent as it is; these are filled: "
+        f"{', '.join(sorted([*RUN_NAMES, *PROJECT_NAMES]))}"
+    )
+
+
+def fill_prompt(run: RunState, text: str) -> str:
+    """Return an instructions or step prompt as it is sent now."""
+    values = run.prompt.placeholders
+    return fill_placeholders(text, {**values, STEPS: str(run.budget.steps_left)}) if values else text
