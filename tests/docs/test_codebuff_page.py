@@ -14,13 +14,17 @@ import pytest
 from stepengine import (
     STEP,
     STEP_ALL,
+    AgentCall,
     AgentDefinition,
+    AssistantMessage,
     Engine,
     GenerateN,
     Limits,
     RunStatus,
     StepText,
     ToolCall,
+    Transcript,
+    UserMessage,
     load_agent,
 )
 from stepengine.data.limits import DEFAULT_LIMITS
@@ -181,6 +185,34 @@ def last_message_is_text(_: Path) -> None:
     assert run(handle_steps, replies=["b"]).output == "a\n\nb"
 
 
+def outputs_hold_no_thoughts(_: Path) -> None:
+    agent = AgentDefinition("thinker", model="t/m")
+    with Engine([agent], models=ScriptedModel(["<think>Hm.</think>Yes."])) as engine:
+        result = engine.run_sync(agent, "go")
+    assert ("Yes.", "<think>Hm.</think>Yes.") == (result.output, result.state.message_history[-1].text)
+
+
+def all_messages_are_those_of_the_run(_: Path) -> None:
+    kid = AgentDefinition("kid", model="t/m", output_mode="all_messages", include_message_history=True)
+
+    def handle_steps(_: Any) -> Any:
+        yield STEP
+        return (yield from AgentCall("kid", "More."))
+
+    output = run(handle_steps, replies=["One.", "Two."], spawnable_agents=[kid]).output
+    assert Transcript([UserMessage("More."), AssistantMessage("Two.")]).to_dicts() == output
+
+
+def set_output_replaces_the_text(_: Path) -> None:
+    def handle_steps(_: Any) -> Any:
+        yield STEP
+        yield ToolCall("set_output", {"a": 1}, include_tool_call=False)
+
+    result = run(handle_steps, replies=["Done."])
+    assert {"a": 1} == result.output
+    assert ["output_mode='structured_output'"] == [warning.rpartition(" say ")[2] for warning in result.warnings]
+
+
 def steps_are_fifty(_: Path) -> None:
     def handle_steps(_: Any) -> Any:
         while (turn := (yield STEP)).agent_state.steps_remaining:
@@ -252,9 +284,36 @@ def paths_stay_below_the_root(root: Path) -> None:
 
 
 def secrets_are_not_read(root: Path) -> None:
-    (root / ".env").write_text("KEY=1\n")
-    (entry,) = called("read_files", {"paths": [".env"]}, *file_tools(root)).data
-    assert "error" in entry
+    for name, text in ((".env", "KEY=1\n"), (".gitignore", "*.log\n"), ("a.log", "ignored\n")):
+        (root / name).write_text(text)
+    secret, ignored = called("read_files", {"paths": [".env", "a.log"]}, *file_tools(root)).data
+    assert "error" in secret
+    assert "ignored\n" == ignored["content"]
+
+
+def paths_start_at_the_root(root: Path) -> None:
+    (root / "src").mkdir()
+    (root / "src" / "a.ts").write_text("let a\n")
+    found = called("code_search", {"pattern": "let", "cwd": "src"}, *search_tools(root)).data
+    assert "src/a.ts:" == found["stdout"].splitlines()[1]
+    assert ["src/a.ts"] == [match["path"] for match in found["matches"]]
+
+
+def glob_gives_a_hundred_files(root: Path) -> None:
+    for n in range(101):
+        (root / f"{n}.ts").write_text("")
+    found = called("glob", {"pattern": "*"}, *search_tools(root)).data
+    assert (100, 101) == (len(found["files"]), found["count"])
+
+
+def edits_report_a_diff(root: Path) -> None:
+    tools = file_tools(root, write=True)
+    written = called("write_file", {"path": "a", "content": "one\n"}, *tools)
+    value = {"path": "a", "replacements": [{"old_string": "one", "new_string": "1"}]}
+    replaced, failed = called("str_replace", value, *tools), called("str_replace", value, *tools)
+    assert {"file", "message"} == written.data.keys()
+    assert {"file", "message", "unified_diff"} == replaced.data.keys()
+    assert (False, False, True) == (written.is_error, replaced.is_error, failed.is_error)
 
 
 def wrong_calls_are_raised(_: Path) -> None:
@@ -326,6 +385,9 @@ def echo(value: Any) -> Any:
 
 OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`last_message` is a list of messages": last_message_is_text,
+    "outputs hold thoughts": outputs_hold_no_thoughts,
+    "`all_messages` leaves out the first message": all_messages_are_those_of_the_run,
+    "`set_output` counts only for `structured_output`": set_output_replaces_the_text,
     "200 steps": steps_are_fifty,
     "any number of children": children_are_bounded,
     "a missing program is an exit code 127": a_missing_program_is_an_error,
@@ -334,7 +396,10 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "`ask_user` waits in the process": ask_user_suspends,
     "a replacement that fails is skipped": all_replacements_or_none,
     "any file of the system can be read": paths_stay_below_the_root,
-    "`.env` files are read": secrets_are_not_read,
+    "the content of `.env` and ignored files is `[BLOCKED]`": secrets_are_not_read,
+    "`code_search` gives paths from `cwd`, as in `./a.ts`": paths_start_at_the_root,
+    "`glob` gives all files": glob_gives_a_hundred_files,
+    "`write_file` and `str_replace` report `Created file successfully.` and the like": edits_report_a_diff,
     "a wrong call of a handler is a result": wrong_calls_are_raised,
     "an exception in a handler is an output": exceptions_fail_the_run,
     "`agentState` can be changed": state_is_frozen,

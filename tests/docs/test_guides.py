@@ -41,6 +41,7 @@ NAMES = (
     "coming-from/deepagents",
     "coming-from/adk",
     "coming-from/temporal",
+    "coming-from/designs",
 )
 WORKERS = pytest.mark.leaks_allowed("the workers of programs belong to the process, and wait for its next program")
 BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate(blocks_of(page(f"{name}.md")))]
