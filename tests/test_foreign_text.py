@@ -2315,6 +2315,7 @@ APART: dict[str, str] = {
     "testing/cassette_matching.py:_header_value": "a header of a request of the user's tests",
     "testing/cassette_matching.py:_remove_marks_in_bytes": "UTF-8 of a request of the user's tests",
     "testing/cassette_matching.py:json_body": "a request of the user's tests",
+    "testing/recorded_errors.py:_argument_to_json": "Latin-1, which all bytes are",
     "testing/cassette_misses.py:_describe_body_cause": "a JSON pointer of ours",
     "testing/cassette_misses.py:find_nearest": "UTF-8 of requests of the user's tests",
     "testing/exchanges.py:Exchange._read_reply": "UTF-8 of a body that is recorded",
