@@ -41,6 +41,7 @@ class BodyEnd:
         changes: What it wants changed in the caller's run, in the order of the addresses in it: ``Change`` or
             ``SetOutput``; a ``UserMessage`` is one that was sent to it.
         computed: What each ``Compute`` of it came to, in order; ``None`` for one that failed.
+        warnings: Its warnings without those of its children.
     """
 
     spending: Spending = Spending()
@@ -48,6 +49,7 @@ class BodyEnd:
     questions: tuple[Question, ...] = ()
     changes: tuple[Any, ...] = ()
     computed: tuple[JsonValue, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged", "crashed"]

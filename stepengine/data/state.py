@@ -26,6 +26,7 @@ from stepengine.data.stored_values import VALUE_TYPES
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Spending, Usage
+from stepengine.data.visible import cut_end
 from stepengine.data.waits import ChildRef, Waits
 from stepengine.data.wire import read_history
 from stepengine.errors import AgentError, ChildError, DataError, StepEngineError
@@ -310,6 +311,7 @@ class ChildResult(SpendingMixin, Generic[Out]):
         questions: Its open questions when it is suspended.
         left: Of an inline child, the state that it leaves to its parent; never stored.
         trust: ``"trusted"`` where the output can hold no text of third parties, in a run whose policy follows data.
+        warnings: Its warnings and those of the runs below it, each with the path of its run.
     """
 
     agent_id: str
@@ -322,6 +324,7 @@ class ChildResult(SpendingMixin, Generic[Out]):
     questions: tuple[Question, ...] = attrs.field(default=(), converter=to_tuple)
     left: AgentState | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
     trust: Trust = attrs.field(default="untrusted", kw_only=True)
+    warnings: tuple[str, ...] = attrs.field(default=(), eq=False, converter=to_tuple)
 
     @property
     def is_error(self) -> bool:
@@ -382,6 +385,27 @@ def cancel_suspended(child: ChildResult[Out]) -> ChildResult[Out]:
     return attrs.evolve(child, status=RunStatus.CANCELLED, questions=())
 
 
+MAX_WARNINGS = 200
+"""Warnings that a run passes on: a person reads no more, and a parent of thousands of children records theirs."""
+MAX_WARNING_CHARS = 4_000
+"""About a page. A warning may quote an error, whose text can be as long as its author likes."""
+
+
+def label_warning(text: str, path: str, agent_id: str) -> str:
+    """Return the text of a warning of the run at *path*, with that path unless it is the root."""
+    return f"run {path} ({agent_id}): {text}" if path else text
+
+
+def join_warnings(own: Sequence[str], children: Iterable[ChildResult]) -> tuple[str, ...]:
+    """Return a run's *own* warnings and those of its children, shortened if there are too many."""
+    texts = [cut_end(text, MAX_WARNING_CHARS) for text in own]
+    for child in children:
+        texts += child.warnings
+    if len(texts) > MAX_WARNINGS:
+        texts[MAX_WARNINGS - 1 :] = [f"there are more than {MAX_WARNINGS} warnings; the others are left out"]
+    return tuple(texts)
+
+
 @frozen(kw_only=True, weakref_slot=False)
 class EndedRun(SpendingMixin, Generic[Out]):
     """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
@@ -425,7 +449,7 @@ class RunResult(EndedRun[Out]):
         journal: The journal it was recorded in, if any.
         leaked: Names of what could not be stopped, such as threads of sync tools that hang.
         warnings: What was logged and dropped: failing observers, hooks and handlers that ignored their close; and background
-            jobs that were ended with the run.
+            jobs that were ended with the run. Those of children follow, each with the path of its run.
         session_saved: Whether the session was saved; ``None`` when there is none.
         waits_for: What it waits for when it is suspended: its open questions and everything else.
     """

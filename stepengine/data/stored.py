@@ -63,7 +63,9 @@ STORED_TYPES: tuple[StoredType, ...] = (
     StoredType("stop", Stop, "kind at error questions child begun"),
     StoredType("value", Value, "value at inputs"),
     # state
-    StoredType("child_result", ChildResult, "agent_id run_id status output text error spending questions trust"),
+    StoredType(
+        "child_result", ChildResult, "agent_id run_id status output text error spending questions trust warnings"
+    ),
     # waiting
     StoredType("wait_result", Awaited, "done open"),
     StoredType("child_ref", ChildRef, "id agent_id path"),

@@ -173,6 +173,7 @@ def _run_to_dict(history: History) -> dict[str, object]:
         "milliseconds": history.duration_ms,
         "usage": {**attrs.asdict(usage), "total_tokens": usage.total_tokens},
         "cost": None if cost is None else str(cost),
+        "warnings": [] if ended is None else [plain(text) for text in ended.warnings],
     }
 
 
@@ -332,6 +333,7 @@ def _run_heading_lines(told: Mapping[str, Any]) -> Iterator[str]:
     for wait in told["waits_for"]:
         if wait["kind"] != "question":
             yield f"  it {wait['said']}"
+    yield from [f"  warning: {text}" for text in told["warnings"]]
 
 
 def _step_request_lines(told: Mapping[str, Any]) -> Iterator[str]:

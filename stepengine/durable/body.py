@@ -131,6 +131,9 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
         raise run.fatal
     finished = seen.finished
     assert finished is not None  # noqa: S101 - a run without an end has raised
+    if order.spawns:
+        # A child has no result of its own here, so its parent's takes what only this process knows of it.
+        finished = finished.add_warnings(seen.live.tree.hub.failures.warnings)
     rules = seen.live.tree.desk.remembered.rules
     ended = to_comparable_form(finished.as_child())
     if plan.body is not None:

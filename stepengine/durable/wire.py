@@ -378,6 +378,7 @@ def encode_body_end(
         "spending": bare(end.spending),
         "children": [outcome_members(Value(child))["value"] for child in end.children],
         "changes": [_encode_change(change) for change in end.changes],
+        "warnings": list(end.warnings),
     }
     form: dict[str, object] = {"schema": SCHEMA_VERSION, "status": finished.status.value, "result": told, "body": left}
     return to_portable_json(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
@@ -389,6 +390,7 @@ def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:
         spending=restored(form["spending"]),
         children=tuple([restored(child) for child in form["children"]]),
         changes=tuple([_parse_change(change) for change in form["changes"]]),
+        warnings=tuple(form["warnings"]),
     )
 
 

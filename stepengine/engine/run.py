@@ -160,7 +160,7 @@ class EngineRun:
         return result
 
     async def _drive(self, *, begins: bool = True) -> Finished:
-        finished = await self.tree.run()
+        finished = self._add_tree_warnings(await self.tree.run())
         self.began = finished.began
         # What never began or was broken off has no end that could be written down: who resumes it goes on where it was.
         if self.session is None or not (begins and self.tree.root.has_ended):
@@ -218,21 +218,22 @@ class EngineRun:
             self.session.writer.close()
 
     def _result(self, finished: Finished) -> RunResult:
-        tree = self.tree
-        warnings = [*finished.warnings, *tree.hub.failures.warnings]
-        warnings += tree.desk.given.unused
-        warnings += [note for note in tree.root.plan.planned_from.notes if note not in warnings]
-        if tree.inboxes.root and not tree.hub.is_kept_open:
-            warnings.append(undelivered_warning(len(tree.inboxes.root)))
-        pending = self._pending_questions(finished)
+        tree, pending = self.tree, self._pending_questions(finished)
         return finished.as_result(
             pending_questions=pending,
             waits_for=self._waits(finished, pending),
             session_id=tree.root.plan.info.session_id,
             journal=None if self.session is None else self.session.writer.journal,
             leaked=tuple(tree.leftovers.leaked),
-            warnings=tuple(warnings),
         )
+
+    def _add_tree_warnings(self, finished: Finished) -> Finished:
+        """Return the end of the root with the warnings of what its machine does not know: observers, answers, messages."""
+        tree = self.tree
+        texts = [*tree.hub.failures.warnings, *tree.desk.given.unused]
+        if tree.inboxes.root and not tree.hub.is_kept_open:
+            texts.append(undelivered_warning(len(tree.inboxes.root)))
+        return finished.add_warnings(texts) if texts else finished
 
 
 def undelivered_warning(count: int) -> str:

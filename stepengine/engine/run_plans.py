@@ -370,6 +370,7 @@ class Planner:
             published=agent.published,
             packages=NO_PACKAGES if path else agent.packages,
             provenance=provenance,
+            notes=agent.notes,
         )
 
     def _plan_body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:

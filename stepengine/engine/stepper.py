@@ -612,10 +612,8 @@ class Stepper:
                     run.slots[seq] = self._make_stop(item)
             self._answer(run)
         finished = run.finished
-        for path in run.background:
-            child = self._end_unreported_child(path, run)
-            spent = finished.spending + child.spending
-            finished = attrs.evolve(finished, spending=spent, children=(*finished.children, child))
+        if run.background:
+            finished = finished.add_children([self._end_unreported_child(path, run) for path in run.background])
         run.background.clear()
         run.finished = finished
         return finished

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.placeholders import Placeholders
 from stepengine.data.provenance import Provenance, Trust
 from stepengine.data.questions import Question
-from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus
+from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus, join_warnings
 from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import HandlerError, LimitExceeded, StepEngineError, UnknownModel
@@ -118,6 +118,7 @@ class RunPlan:
             output need not be JSON.
         provenance: What a child or body has received when it begins, where a policy asks; ``None`` for a root.
         clean: Takes secrets out of a value, as the journal does; ``None`` where nothing is recorded.
+        notes: Warnings about the definition, for the result.
     """
 
     definition: AgentDefinition
@@ -157,6 +158,7 @@ class RunPlan:
     output_problem: Callable[[JsonValue], str] | None = attrs.field(default=None, eq=False, repr=False)
     provenance: Provenance | None = attrs.field(default=None, eq=False, repr=False)
     clean: Callable[[Any], Any] | None = attrs.field(default=None, eq=False, repr=False)
+    notes: tuple[str, ...] = ()
 
     def resolve_model(self, override: str | None = None) -> str:
         """Return the model string in force, or raise ``UnknownModel`` when there is none."""
@@ -189,6 +191,7 @@ class Finished(EndedRun[Any]):
         changes: Of the body of a tool, what it wants changed in the run of its caller, in order.
         computed: Of the body of a tool, what each ``Compute`` of it came to, in order.
         trust: Of a child, whether its output may hold text of third parties.
+        own_warnings: Its warnings without those of its children, which ``warnings`` holds as well.
     """
 
     limit: LimitExceeded | None = None
@@ -199,6 +202,19 @@ class Finished(EndedRun[Any]):
     changes: tuple[Any, ...] = ()
     computed: tuple[JsonValue, ...] = ()
     trust: Trust = "untrusted"
+    own_warnings: tuple[str, ...] = ()
+
+    def add_warnings(self, texts: Iterable[str]) -> Finished:
+        """Return this end with more warnings of the run itself."""
+        own = (*self.own_warnings, *texts)
+        return attrs.evolve(self, own_warnings=own, warnings=join_warnings(own, self.children))
+
+    def add_children(self, children: Sequence[ChildResult]) -> Finished:
+        """Return this end with *children* that its machine was not told of: their spending and their warnings."""
+        every = (*self.children, *children)
+        spending = sum([child.spending for child in children], self.spending)
+        warnings = join_warnings(self.own_warnings, every)
+        return attrs.evolve(self, spending=spending, children=every, warnings=warnings)
 
     def as_result(self, **more: object) -> RunResult:
         """Return the caller's result of this run; *more* are the fields that its machine does not know."""
@@ -224,6 +240,7 @@ class Finished(EndedRun[Any]):
             questions=self.pending,
             changes=self.changes,
             computed=self.computed,
+            warnings=self.own_warnings,
         )
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult:
@@ -241,6 +258,7 @@ class Finished(EndedRun[Any]):
             questions=self.pending,
             left=state_without_opening(self.state, self.opening) if is_inline else None,
             trust=self.trust,
+            warnings=self.warnings,
         )
 
 

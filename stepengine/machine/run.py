@@ -19,7 +19,7 @@ from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop, Value
-from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, cancel_suspended
+from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, cancel_suspended, join_warnings
 from stepengine.data.tools import timeout_text
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
@@ -513,6 +513,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
     children, body = run.spent.children, run.body
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(cancel_suspended, children))
+    own = run.side_events.collect_warnings()
     return Finished(
         status=ending.status,
         state=run.snapshot.state(),
@@ -528,7 +529,8 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         tool_calls=tuple(run.tools.log),
         thinking=tuple(run.progress.thinking),
         children=tuple(children),
-        warnings=tuple(run.side_events.warnings),
+        own_warnings=own,
+        warnings=join_warnings(own, children) if own or children else (),
         opening=run.history.opening,
         changes=() if body is None else tuple(body.changes),
         computed=() if body is None else tuple(body.computed),

@@ -10,7 +10,7 @@ from stepengine.data.effects import CallModel, CallTool, Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.models import ModelReply
-from stepengine.data.state import RunPhase
+from stepengine.data.state import RunPhase, label_warning
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError, DataError
 from stepengine.machine.effect_channel import EffectChannel
@@ -35,7 +35,7 @@ class SideEvents:
 
     Attributes:
         waiting: What was said since the last effect.
-        warnings: What was noted and dropped.
+        warnings: What was noted and dropped in this run.
         problems: What went wrong with closing the handler.
     """
 
@@ -46,6 +46,7 @@ class SideEvents:
         self.waiting: list[ev.Event] = []
         self.warnings: list[str] = []
         self.problems: tuple[str, ...] = ()
+        self._body_warnings: list[str] = []
 
     def close(self) -> None:
         """Drop the reference to the ended run, so that it is freed without the garbage collector."""
@@ -89,6 +90,19 @@ class SideEvents:
     def warn(self, *texts: str) -> None:
         """Add warnings to the result."""
         self.warnings.extend(texts)
+
+    def add_body_warnings(self, texts: Sequence[str]) -> None:
+        """Add the warnings of a tool's body, which have its path already."""
+        self._body_warnings.extend(texts)
+
+    def collect_warnings(self) -> tuple[str, ...]:
+        """Return the warnings for the result, with the path of the run, and those of the bodies of its tools."""
+        plan, own = self._plan, self.warnings
+        if plan.notes:
+            own = [*own, *[note for note in plan.notes if note not in own]]
+        if plan.path:
+            own = [label_warning(text, plan.path, plan.definition.id) for text in own]
+        return (*own, *self._body_warnings)
 
     def tell(self, text: str) -> None:
         """Warn once, in the result and in an event."""

@@ -455,6 +455,7 @@ class RunState:
         Of one that was stopped only what was sent to it is applied: the rest comes when it has run to its end.
         """
         self.spent.count_body(end)
+        self.side_events.add_body_warnings(end.warnings)
         # In the order in which the body made them, as if the caller had made them itself.
         for change in end.changes:
             if isinstance(change, UserMessage):

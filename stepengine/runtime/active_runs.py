@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepengine.data.outcomes import Stop
+from stepengine.data.state import label_warning
 from stepengine.errors import AgentError
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.performer import Item
@@ -161,7 +162,7 @@ class RunBelongings:
             except asyncio.CancelledError:
                 run.notice_cancel()
         try:
-            self._warnings += work.result()
+            self._warnings += [label_warning(text, run.path, run.plan.definition.id) for text in work.result()]
         except BaseException as error:
             if not belongs_to_caller(error):
                 raise

@@ -12,8 +12,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-import attrs
-
 from stepengine.data.effects import RunInBackground, Spawn
 from stepengine.data.outcomes import Single, Stop, Value, make_stop_below
 from stepengine.data.questions import Question
@@ -246,11 +244,9 @@ class BackgroundChildren:
             return finished
         if finished.status is not RunStatus.SUSPENDED:
             left = [cancel_suspended(child) for child in left]
-        spending = finished.spending
         for child in left:
-            spending += child.spending
             self.suspended.update({question.id: question for question in child.questions})
-        return attrs.evolve(finished, spending=spending, children=(*finished.children, *left))
+        return finished.add_children(left)
 
     def stop_all(self, path: str, stop: Stop) -> None:
         """Stop the background children of the run at *path* without recording an end."""

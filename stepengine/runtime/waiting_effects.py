@@ -16,7 +16,7 @@ import attrs
 from stepengine.data.effects import AwaitMessage, AwaitRuns, AwaitTime, EndRuns, RunInBackground, SendToRun
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
-from stepengine.data.state import RunStatus, cancel_suspended
+from stepengine.data.state import RunStatus, cancel_suspended, label_warning
 from stepengine.data.waits import Awaited, Received
 from stepengine.errors import AgentError, StepEngineError
 from stepengine.runtime.background import TreeWithBackground
@@ -92,9 +92,8 @@ class WaitingEffects:
                     # Left out, and that is recorded: the next message may fit, and one that never fits would else stand
                     # before all others for ever.
                     mail.refuse(message, problem)
-                    self._tree.hub.failures.warnings.append(
-                        f"a message on {topic!r} (id {message.id!r}) was left out, since it does not fit what waits for it: {problem}"
-                    )
+                    text = f"a message on {topic!r} (id {message.id!r}) was left out, since it does not fit what waits for it: {problem}"
+                    self._tree.hub.failures.warnings.append(label_warning(text, path, item.plan.definition.id))
                 try:
                     came = await self._wait_until_deadline(item, effect, mail.future_of_next_message)
                 except AgentError as error:

@@ -358,6 +358,7 @@ class DurableReader:
             usage=plain(result.usage) if has_result else None,
             cost=str(result.cost) if has_result and result.cost is not None else None,
             parent=_fork_origin(row),
+            warnings=result.warnings,
         )
 
     async def content(self, row: RunRow) -> bytes:

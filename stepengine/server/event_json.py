@@ -31,6 +31,7 @@ def _event_to_dict(event: Event, *, full: bool) -> dict[str, Any]:
         result = event.result
         told |= {"status": result.status.value, "output": told.get("result", {}).get("output"), "text": result.text}
         told["questions"] = [question.id for question in result.pending_questions]
+        told["warnings"] = list(result.warnings)
         if not full:
             del told["result"]
     return told if full else {name: value for name, value in told.items() if name not in INNER}

@@ -378,6 +378,10 @@ class RunView(RunSummary):
         str | None, Field(description="When a suspended run resumes by itself: the first of its times.")
     ]
     forked_from: Annotated[ForkOrigin | None, Field(description="Of a fork, where it began.")]
+    warnings: Annotated[
+        list[str],
+        Field(description="Of an ended run, its warnings. Those of children start with the path of their run."),
+    ]
 
 
 class RunList(View):
@@ -876,6 +880,7 @@ def _run_view(look: ServedRun) -> RunView:
         waits_for=[_wait_view(one) for one in look.waits_for],
         wakes_at=min([one.wakes_at.isoformat() for one in look.waits_for if one.wakes_at is not None], default=None),
         forked_from=None if look.parent is None else ForkOrigin(**look.parent),
+        warnings=list(look.warnings),
     )
 
 

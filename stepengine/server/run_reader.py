@@ -54,6 +54,7 @@ class ServedRun:
         cost: US dollars; ``None`` if a price is unknown.
         waits_for: What a suspended run waits for.
         parent: Of a fork the id of its parent, ``run``, and the last effect that it kept, ``at``.
+        warnings: Of an ended run, its warnings and those of its children.
     """
 
     row: RunRow
@@ -68,6 +69,7 @@ class ServedRun:
     cost: Any = None
     waits_for: tuple[Waits, ...] = ()
     parent: Mapping[str, str] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class RunReader:
@@ -191,6 +193,7 @@ class RunReader:
             # The record of a run that another process executes may be behind.
             waits_for=tuple(find_waits(history)) if ended is None and row.status == "suspended" else (),
             parent=None if history.head is None else history.head.parent,
+            warnings=() if ended is None else ended.warnings,
         )
 
     async def state(self, row: RunRow) -> AgentState:
@@ -259,4 +262,5 @@ def _result_from_state(read_history: Callable[[], History], row: RunRow, state: 
         error=ended.error,
         spending=ended.spending,
         state=state,
+        warnings=ended.warnings,
     )

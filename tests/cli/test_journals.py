@@ -228,6 +228,34 @@ def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> N
     assert told["effects"][-1]["outcome"] is None
 
 
+@pytest.mark.spec("generator-contract:L42")
+def test_run_resume_replay_and_show_print_the_warnings_of_a_child() -> None:
+    Path("lead.py").write_text("""
+from stepengine import AgentCall, AgentDefinition, Ask, ToolCall
+
+def note(ctx):
+    yield ToolCall("set_output", {"found": 1})
+
+def handle_steps(ctx):
+    yield from AgentCall(noting)
+    return (yield from Ask("Ship it?", key="ship"))
+
+noting = AgentDefinition("noting", tools=["set_output"], handle_steps=note)
+agent = AgentDefinition("lead", spawnable_agents=[noting], handle_steps=handle_steps)
+""")
+    said = "warning: run 0 (noting): agent 'noting' calls set_output"
+    runs = [
+        command("run", "lead.py", "go", "--journal", "lead.jsonl", "-q", code=3),
+        command("resume", "lead.jsonl", "--agent", "lead.py", "--answer", "ship=yes", "-q"),
+        command("replay", "lead.jsonl", "--agent", "lead.py", "-q"),
+    ]
+
+    assert [1, 1, 1] == [run.stderr.count(said) for run in runs]
+    assert 1 == command("show", "lead.jsonl").stdout.count(said)
+    (warning,) = json.loads(command("show", "lead.jsonl", "--json").stdout)["warnings"]
+    assert warning.startswith(said.removeprefix("warning: "))
+
+
 def test_python_describes_a_run_as_show_prints_it(ended: str) -> None:
     for step, words in (("", []), ("2", ["--step", "2"]), ("#4", ["--step", "#4"])):
         assert json.loads(command("show", ended, *words, "--json").stdout) == describe_run(ended, step=step)

@@ -9,7 +9,18 @@ from pathlib import Path
 import attrs
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, ToolCall, call
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Parallel,
+    Perform,
+    StepContext,
+    ToolCall,
+    call,
+    tool,
+)
 from stepengine.data.state import ChildResult
 from stepengine.journal import MemoryJournal, diff
 from stepengine.journal.fingerprints import Fingerprints
@@ -119,6 +130,50 @@ async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: st
     assert told(embedded) == told(again)
     assert comparable(result) == comparable(replayed)
     assert not diff(embedded, exported)
+
+
+def failing_steps(ctx: StepContext):
+    yield from Perform(measured, "src")
+    raise ValueError("boom")
+
+
+def careless_steps(ctx: StepContext):
+    yield AgentCall("broken")
+
+
+@tool(uses=["broken"])
+def careless(name: str):
+    """
+    Lose a failure.
+
+    Args:
+        name: Its name.
+    """
+    yield AgentCall("broken")
+    return name
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT1", "generator-contract:L42")
+async def test_children_and_tools_of_a_durable_run_give_their_warnings_to_its_result(db: str):
+    def warning_steps(ctx: StepContext):
+        yield from AgentCall("careless")
+        yield from call(careless, name="alone")
+        yield from Parallel(ToolCall("careless", {"name": "one"}), ToolCall("careless", {"name": "two"}))
+
+    broken = AgentDefinition("broken", handle_steps=failing_steps)
+    kid = AgentDefinition("careless", spawnable_agents=[broken], handle_steps=careless_steps)
+    boss = AgentDefinition("boss", tools=[careless], spawnable_agents=[kid, broken], handle_steps=warning_steps)
+    async with Engine([boss]) as engine:
+        expected = await engine.run(boss, "go")
+
+    async with worker_of([boss], db) as worker:
+        result = await worker.run(boss, "go")
+
+    assert ["run 0 (careless)", "run 1 (boss)", "run 2 (boss)", "run 3 (boss)"] == sorted(
+        [warning.partition(": ")[0] for warning in expected.warnings]
+    )
+    assert sorted(expected.warnings) == sorted(result.warnings)
 
 
 def replying_steps(ctx: StepContext):

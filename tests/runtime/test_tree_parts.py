@@ -31,6 +31,7 @@ class Run:
 
     def __init__(self, path, *lasting):
         self.path = path
+        self.plan = SimpleNamespace(definition=SimpleNamespace(id="kid"))
         self.stopping = None
         self.spares = False
         self.stops = []
@@ -161,7 +162,7 @@ async def test_belongings_end_with_their_run_and_warnings_are_kept():
     await belongings.end(run)
 
     assert belongings.by_path == {}
-    assert warnings == ["old", "a process was left"]
+    assert warnings == ["old", "run 1 (kid): a process was left"]
     assert run.stops == []
 
 

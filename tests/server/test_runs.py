@@ -21,7 +21,19 @@ pytest.importorskip("starlette")
 
 from starlette.testclient import TestClient
 
-from stepengine import STEP, AgentDefinition, Ask, Engine, Receive, Sleep, ToolContext, call, tool
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Engine,
+    Receive,
+    Sleep,
+    ToolCall,
+    ToolContext,
+    call,
+    tool,
+)
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
 from stepengine.journal import FileJournal
@@ -76,7 +88,17 @@ def talking(ctx):
     return str(result)
 
 
+def noting(ctx):
+    yield ToolCall("set_output", {"found": 1})
+
+
+def leading(ctx):
+    return (yield from AgentCall("noting"))
+
+
 AGENTS = [
+    AgentDefinition("leading", spawnable_agents=["noting"], handle_steps=leading),
+    AgentDefinition("noting", tools=["set_output"], handle_steps=noting),
     AgentDefinition("asking", tools=[deploy], handle_steps=asking),
     AgentDefinition("receiving", handle_steps=receiving),
     AgentDefinition("sleeping", handle_steps=sleeping),
@@ -404,6 +426,21 @@ def test_a_fork_goes_on_from_the_middle_as_a_run_of_its_own(server: Server) -> N
     assert "deployed to Rome on Friday" == ended["output"]
     assert ["Rome on Friday", "Rome on Friday"] == DONE
     assert 400 <= no_place < 500
+
+
+@pytest.mark.spec("generator-contract:L42", "studio:SV2")
+def test_an_ended_run_has_the_warnings_of_its_children(server: Server) -> None:
+    with server.running():
+        path = server.start("leading")
+        first = server.look(path, until="completed")
+        last = server.events(path)[-1]
+    with server.running():
+        again = server.look(path, until="completed")
+
+    (warning,) = first["warnings"]
+    assert warning.startswith("run 0 (noting): agent 'noting' calls set_output")
+    assert ("run_finished", [warning]) == (last["type"], last["warnings"])
+    assert [warning] == again["warnings"]
 
 
 @pytest.mark.spec("studio:SV31")

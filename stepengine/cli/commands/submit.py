@@ -74,6 +74,7 @@ def submit(
 
 
 async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Exit:
+    from stepengine.cli.perform import print_warnings
     from stepengine.durable import DurableEngine
 
     async with DurableEngine(db=operator.url, works=False, app=operator.app) as engine:
@@ -87,6 +88,7 @@ async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Ex
     for wait in result.waits_for:
         if wait.said:
             print_error(f"waits for {wait.said}")
+    print_warnings(result)
     if result.error is not None:
         print_error(str(result.error))
     return choose_exit_code(result)

@@ -7,10 +7,12 @@ from __future__ import annotations
 import base64
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepengine import AgentCall, AgentDefinition, Engine, ToolCall
 from tests.debugging.browser import CHROMIUM
 from tests.waits import until
 
@@ -556,3 +558,20 @@ def test_runs_of_a_folder_a_file_and_postgresql_are_started_answered_and_watched
     page.says("completed", ".rows")
 
     assert "size L" == stage.look(run)["output"]
+
+
+@pytest.mark.spec("studio:ST3", "generator-contract:L42")
+def test_an_ended_run_shows_the_warnings_of_its_children(own: Any, tmp_path: Path) -> None:
+    def note(_: Any) -> Any:
+        yield ToolCall("set_output", {"found": 1})
+
+    noter = AgentDefinition("noter", tools=["set_output"], handle_steps=note)
+    leader = AgentDefinition(
+        "leader", spawnable_agents=[noter], handle_steps=lambda ctx: (yield from AgentCall("noter"))
+    )
+    page = own(Stage(tmp_path / "noting", engine=Engine([leader])))
+    run = page.stage.start("leader")
+    page.stage.until(run)
+    page.go(f"#/runs/{run}", ".run[data-ready]")
+
+    page.says("run 0 (noter): agent 'noter' calls set_output", ".warnings")

@@ -91,6 +91,7 @@ function One({ id, section, query }) {
     </header>
     <${Problem} error=${error || run.error} />
     ${view && view.waits_for.some((each) => each.kind !== "question") ? html`<p class="standing" role="status">${view.waits_for.filter((each) => each.kind !== "question").map((each) => html`<span class="waits">${waitingFor(each)}</span>`)}</p>` : null}
+    ${view && view.warnings.length ? html`<ul class="warnings" aria-label="Warnings of the run">${view.warnings.map((each) => html`<li>${each}</li>`)}</ul>` : null}
     <${open.View} id=${id} run=${view} query=${query} again=${run.again} />`;
 }
 

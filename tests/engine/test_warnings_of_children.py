@@ -1,0 +1,460 @@
+"""
+The warnings of a child in the result of its parent: every kind, at every depth, however the child is started, and in replays.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import stepengine
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Complete,
+    Decision,
+    Engine,
+    Hooks,
+    Limits,
+    Parallel,
+    Perform,
+    Race,
+    Receive,
+    RunResult,
+    Send,
+    Sleep,
+    Start,
+    TextPart,
+    ToolCall,
+    ToolCallPart,
+    ToolContext,
+    Wait,
+    call,
+    tool,
+)
+from stepengine.data.messages import ThinkingPart
+from stepengine.data.models import ModelReply
+from stepengine.data.state import MAX_WARNING_CHARS, MAX_WARNINGS
+from stepengine.errors import LimitReached
+from stepengine.journal import MemoryJournal
+from stepengine.machine import hooks as machine_hooks
+from stepengine.testing import Clock, ScriptedModel, text, tool_call
+from stepengine.tools.bundled import child_tools
+
+pytestmark = pytest.mark.anyio
+MACHINE = Path(stepengine.__file__).parent / "machine"
+
+
+@tool
+def deploy() -> str:
+    """Deploy."""
+    return "deployed"
+
+
+@attrs.frozen
+class Kind:
+    """
+    One kind of warning.
+
+    Attributes:
+        words: Words of its text.
+        fields: The definition of an agent that gets it.
+        replies: What its model says.
+        site: The function of the machine that warns.
+    """
+
+    words: str
+    fields: dict[str, Any]
+    replies: Sequence[Any] = ()
+    site: str = ""
+
+
+def sets_output(ctx: Any) -> Any:
+    yield ToolCall("set_output", {"found": 1})
+
+
+def asks_for_too_many(ctx: Any) -> Any:
+    given = yield ToolCall("spawn_agents", {"agents": [{"agent_type": "helper"}] * 17})
+    return len(given.tool_result.data)
+
+
+def ends_in_an_error(ctx: Any) -> Any:
+    yield from Perform(nothing)
+    raise ValueError("boom")
+
+
+def ignores_a_failure(ctx: Any) -> Any:
+    yield AgentCall("broken")
+
+
+def uses_an_alias(ctx: Any) -> Any:
+    return (yield from AgentCall("codebuff/helper@0.0.1"))
+
+
+def fails_after_its_limit(ctx: Any) -> Any:
+    yield STEP_ALL
+    raise ValueError("late")
+
+
+def goes_on_after_its_limit(ctx: Any) -> Any:
+    while True:
+        try:
+            yield STEP
+        except LimitReached:
+            continue
+
+
+def works_while_it_is_closed(ctx: Any) -> Any:
+    try:
+        yield ToolCall("end_turn", {"message": "Bye."})
+    finally:
+        yield STEP
+
+
+def completes(ctx: Any) -> Any:
+    return (yield from Complete("Well?"))
+
+
+def fails(*_: Any) -> None:
+    raise ValueError("no disk")
+
+
+def never_ends(ctx: Any, reply: Any) -> Any:
+    try:
+        while True:
+            yield Perform(nothing)
+    finally:
+        yield Perform(nothing)
+
+
+async def nothing() -> None:
+    return None
+
+
+def asks(ctx: Any, asked: Any) -> Decision:
+    return Decision.ask()
+
+
+UNREAD = ModelReply((TextPart("Hi."),), provider_data={"provider": "test", "unread": ["choices[1]"]})
+ONE_STEP = Limits(max_steps=1, on_max_steps="stop")
+KINDS = {
+    "set_output": Kind(
+        "calls set_output", {"tools": ["set_output"], "handle_steps": sets_output}, site="control._warn_of_output_mode"
+    ),
+    "a written call": Kind(
+        "looks like a tool call",
+        {"tools": [deploy]},
+        [text('<tool_call>{"name": "deploy", "input": {}}</tool_call>')],
+        site="step._warn_of_written_call",
+    ),
+    "a denied approval": Kind(
+        "need a person's approval",
+        {"tools": [deploy], "hooks": Hooks(pre_tool=[asks])},
+        [tool_call("deploy"), text("No.")],
+        site="batch._apply_answer",
+    ),
+    "a child too many": Kind(
+        "1 of 17 agents", {"handle_steps": asks_for_too_many}, site="calls._warn_of_refused_children"
+    ),
+    "an ignored failure": Kind(
+        "throws away", {"handle_steps": ignores_a_failure}, site="handler._warn_of_ignored_failures"
+    ),
+    "an alias": Kind("stands for", {"handle_steps": uses_an_alias}, site="child_effects.resolve_agent_id"),
+    "an alias that is only listed": Kind(
+        "stands for", {"spawnable_agents": ["codebuff/helper@0.0.1"], "tools": ["spawn_agents"]}, ["Hi."]
+    ),
+    "a failing hook": Kind(
+        "no disk", {"hooks": Hooks(post_step=[fails])}, ["Hi."], site="hooks._report_dropped_failure"
+    ),
+    "a hook that works while it is closed": Kind(
+        "while it was closed", {"hooks": Hooks(post_step=[never_ends])}, ["Hi."], site="hooks._run_generator_hook"
+    ),
+    "thoughts alone": Kind("only thoughts", {}, [ModelReply((ThinkingPart("Hm."),))] * 3, site="step._accept_reply"),
+    "an unread part of a reply": Kind("'choices[1]'", {}, [UNREAD], site="step._receive_reply"),
+    "an unread part of a completion": Kind(
+        "'choices[1]'", {"handle_steps": completes}, [UNREAD], site="calls._apply_replies"
+    ),
+    "no answer": Kind(
+        "'think_deeply' alone",
+        {"tools": ["think_deeply"]},
+        [ModelReply((ToolCallPart("", "think_deeply", {"thought": "Hm."}),))],
+        site="step._warn_of_missing_answer",
+    ),
+    "a tool for handlers": Kind("no model is offered", {"tools": ["add_message"]}, ["Hi."], site="run._append_opening"),
+    "an error after a limit": Kind(
+        "ValueError: late",
+        {"tools": ["think_deeply", deploy], "limits": ONE_STEP, "handle_steps": fails_after_its_limit},
+        [tool_call("deploy")],
+        site="run._ending_from_error",
+    ),
+    "a handler that goes on": Kind(
+        "went on after its limit",
+        {"tools": [deploy], "limits": ONE_STEP, "handle_steps": goes_on_after_its_limit},
+        [tool_call("deploy")],
+        site="handler.run_handler",
+    ),
+    "a handler that works while it is closed": Kind(
+        "yielded while it was closed",
+        {"tools": ["end_turn"], "handle_steps": works_while_it_is_closed},
+        site="handler.run_handler",
+    ),
+    "a returned step result": Kind(
+        "returned a StepResult",
+        {"handle_steps": lambda ctx: (yield STEP)},
+        ["Hi."],
+        site="handler._output_from_return",
+    ),
+    "a wait for children that was too long": Kind(
+        "60 s of waiting for children",
+        {"tools": child_tools(), "spawnable_agents": ["sleeper"], "limits": Limits(max_wait_seconds=60)},
+        [tool_call("start_agents", {"agents": [{"agent_type": "sleeper"}]}), text("I wait.")],
+        site="child_reports.wait_for_children",
+    ),
+}
+NOT_OF_AUTHORS = {"calls._run_steps": "the steps of the engine's own tools yield nothing while they are closed"}
+HELPERS = [
+    AgentDefinition("helper", handle_steps=lambda ctx: (yield from Perform(nothing))),
+    AgentDefinition("broken", handle_steps=ends_in_an_error),
+    AgentDefinition("sleeper", handle_steps=lambda ctx: (yield from Sleep(86_400))),
+]
+
+
+def kid_of(kind: Kind) -> AgentDefinition:
+    fields = {"spawnable_agents": ["helper", "broken", "codebuff/helper@0.0.1"], **kind.fields}
+    if "handle_steps" not in kind.fields:
+        fields |= {"spawnable_agents": kind.fields.get("spawnable_agents", [])}
+    return AgentDefinition("kid", model="kid/m", **fields)
+
+
+def calling(agent: AgentDefinition, name: str) -> AgentDefinition:
+    def handle_steps(ctx: Any) -> Any:
+        given = yield AgentCall(agent.id, "Go.")
+        return given.value.status.value
+
+    return AgentDefinition(name, spawnable_agents=[agent], handle_steps=handle_steps)
+
+
+def asking(agent: AgentDefinition) -> AgentDefinition:
+    """Return an agent that runs *agent* and then asks a person, so that its run is suspended with an ended child."""
+
+    def handle_steps(ctx: Any) -> Any:
+        given = yield AgentCall(agent.id, "Go.")
+        yield from Ask("Is that all?", key="all")
+        return given.value.status.value
+
+    return AgentDefinition("root", spawnable_agents=[agent], handle_steps=handle_steps)
+
+
+async def ran(agent: AgentDefinition, replies: Sequence[Any] = (), **options: Any) -> RunResult:
+    async with engine_of(replies) as engine:
+        return await engine.run(agent, "Go.", **options)
+
+
+def engine_of(replies: Sequence[Any]) -> Engine:
+    return Engine(HELPERS, models={"kid": ScriptedModel([*replies])}, clock=Clock(), headless=True)
+
+
+async def in_every_run(agent: AgentDefinition, replies: Sequence[Any] = ()) -> list[tuple[str, ...]]:
+    """Return the warnings of a suspended run of *agent*, of its resume in another engine, and of both replays."""
+    root, journal = asking(agent), MemoryJournal()
+    waiting = await ran(root, replies, journal=journal)
+    async with engine_of(replies) as engine:
+        early = await engine.replay(journal, agent=root)
+        ended = await engine.resume(journal, agent=root, answers={"all": "yes"})
+        late = await engine.replay(journal, agent=root)
+    assert ("suspended", "completed", "completed") == (waiting.status, ended.status, late.status)
+    return [one.warnings for one in (waiting, early, ended, late)]
+
+
+@pytest.mark.spec("generator-contract:L42")
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_childs_warnings_reach_the_result(kind: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_hooks, "MAX_YIELDS", 3)
+    one = KINDS[kind]
+    agent = kid_of(one)
+    own = (await ran(agent, one.replies)).warnings
+    for level in range(1, depth):
+        agent = calling(agent, f"level-{level}")
+    path = ".".join(["0"] * depth)
+
+    assert [text for text in own if one.words in text] != []
+    assert [tuple(f"run {path} (kid): {text}" for text in own)] * 4 == await in_every_run(agent, one.replies)
+
+
+def warning_sites() -> Iterator[str]:
+    """Yield the functions of the machine that warn."""
+    for file in MACHINE.glob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef) and any(map(is_warning, ast.walk(function))):
+                yield f"{file.stem}.{function.name}"
+
+
+def is_warning(node: ast.AST) -> bool:
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return False
+    is_side_event = isinstance(node.func.value, ast.Attribute) and node.func.value.attr == "side_events"
+    return is_side_event and node.func.attr in ("warn", "tell", "repeat", "unread", "report_close_problems")
+
+
+def test_every_kind_of_warning_is_in_the_table() -> None:
+    assert {*warning_sites()} == {one.site for one in KINDS.values() if one.site} | {*NOT_OF_AUTHORS}
+
+
+SETS = ToolCall("set_output", {"found": 1})
+NOISY = AgentDefinition("kid", tools=["set_output"], handle_steps=sets_output)
+
+
+@tool
+def asks_kid() -> Any:
+    """Ask the kid."""
+    return (yield from AgentCall(NOISY, "Go."))
+
+
+@tool(uses=["asks_kid"])
+def asks_below() -> Any:
+    """Ask the kid by another tool."""
+    return (yield from call(asks_kid)).text
+
+
+def by_background(**options: Any) -> Callable[[Any], Any]:
+    def handle_steps(ctx: Any) -> Any:
+        ref = yield from Start(AgentCall("kid", "Go."), **options)
+        if not options:
+            yield from Wait(ref)
+
+    return handle_steps
+
+
+def hands_over(ctx: Any) -> Any:
+    yield ToolCall("hand_off", {"agent": "kid"}, include_tool_call=False)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "AgentCall": lambda ctx: (yield from AgentCall("kid", "Go.")),
+    "Parallel": lambda ctx: [one.status.value for one in (yield from Parallel(AgentCall("kid"), AgentCall("helper")))],
+    "Race": lambda ctx: (yield from Race(AgentCall("kid"), Sleep(60)))[0],
+    "spawn_agents": lambda ctx: (yield ToolCall("spawn_agents", {"agents": [{"agent_type": "kid"}]})).text,
+    "spawn_agent_inline": lambda ctx: (yield ToolCall("spawn_agent_inline", {"agent_type": "kid"})).text,
+    "Start and Wait": by_background(),
+    "Start": by_background(on_return="wait"),
+    "hand_off": hands_over,
+    "a tool that yields": lambda ctx: (yield from call(asks_kid)).text,
+    "a tool that calls one": lambda ctx: (yield from call(asks_below)).text,
+}
+
+
+@pytest.mark.spec("generator-contract:L42")
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_childs_warnings_reach_the_result_however_it_is_started(way: str) -> None:
+    boss = AgentDefinition(
+        "boss", tools=[asks_kid, asks_below], spawnable_agents=[NOISY, "helper"], handle_steps=WAYS[way]
+    )
+    (own,) = (await ran(NOISY)).warnings
+
+    for warnings in await in_every_run(boss):
+        (warning,) = warnings
+        where, _, said = warning.partition(" (kid): ")
+        assert ("run 0.", own) == (where[:6], said)
+
+
+@tool
+def careless() -> Any:
+    """Lose a failure."""
+    yield AgentCall(AgentDefinition("broken", handle_steps=ends_in_an_error))
+    return "done"
+
+
+@tool
+def careless_below() -> Any:
+    """Lose a failure, in the body of another tool."""
+    return (yield from call(careless)).text
+
+
+@pytest.mark.spec("generator-contract:L42")
+@pytest.mark.parametrize(("asked", "path"), [(careless, "0.0"), (careless_below, "0.0.0")], ids=["one", "two"])
+async def test_the_warnings_of_a_tool_that_yields_reach_the_result(asked: Any, path: str) -> None:
+    boss = AgentDefinition(
+        "boss", tools=[careless, careless_below], handle_steps=lambda ctx: (yield from call(asked)).text
+    )
+
+    for warnings in await in_every_run(boss):
+        (warning,) = warnings
+        assert warning.startswith(f"run {path} (boss): the tool 'careless' ")
+        assert "throws away what it spawned: 'broken' failed" in warning
+
+
+@pytest.mark.spec("generator-contract:L42")
+async def test_a_child_in_a_race_or_cancelled_keeps_its_warnings() -> None:
+    def handle_steps(ctx: Any) -> Any:
+        yield SETS
+        yield from Sleep(86_400)
+
+    slow = AgentDefinition("kid", tools=["set_output"], handle_steps=handle_steps)
+
+    def boss_steps(ctx: Any) -> Any:
+        yield from Race(AgentCall(slow), Sleep(60))
+
+    result = await ran(AgentDefinition("boss", spawnable_agents=[slow], handle_steps=boss_steps))
+
+    (warning,) = result.warnings
+    assert warning.startswith("run 0 (kid): ")
+    assert (warning,) == result.children[0].warnings
+
+
+@pytest.mark.spec("generator-contract:L42")
+async def test_what_a_childs_tools_and_messages_warn_of_names_the_child() -> None:
+    class Held:
+        async def aclose(self) -> list[str]:
+            return ["a job was ended with its run"]
+
+    @tool
+    async def hold(ctx: ToolContext) -> str:
+        """Hold something."""
+        ctx.of_run("held", Held)
+        return "held"
+
+    def kid_steps(ctx: Any) -> Any:
+        yield from call(hold)
+        return (yield from Receive("number", schema={"type": "integer"}))
+
+    kid = AgentDefinition("kid", tools=[hold], handle_steps=kid_steps)
+
+    def boss_steps(ctx: Any) -> Any:
+        ref = yield from Start(AgentCall(kid))
+        yield from Send(ref, "six", topic="number")
+        yield from Send(ref, 6, topic="number")
+        yield from Wait(ref)
+
+    result = await ran(AgentDefinition("boss", spawnable_agents=[kid], handle_steps=boss_steps))
+
+    left_out, ended = result.warnings
+    assert left_out.startswith("run 0 (kid): a message on 'number'")
+    assert "run 0 (kid): a job was ended with its run" == ended
+
+
+@pytest.mark.spec("generator-contract:L42")
+async def test_long_and_many_warnings_are_shortened() -> None:
+    def talks(ctx: Any, reply: Any) -> None:
+        raise ValueError("x" * 1_000_000)
+
+    def boss_steps(ctx: Any) -> Any:
+        yield from Parallel(*[AgentCall(NOISY)] * (MAX_WARNINGS + 7))
+        yield from AgentCall(loud)
+
+    loud = AgentDefinition("loud", model="kid/m", hooks=Hooks(post_step=[talks]))
+    boss = AgentDefinition("boss", spawnable_agents=[NOISY, loud], handle_steps=boss_steps)
+    alone, many = await ran(loud, ["Hi."]), await ran(boss, ["Hi."])
+
+    assert [MAX_WARNING_CHARS] == [len(text) for text in alone.warnings]
+    assert MAX_WARNINGS == len(many.warnings)
+    assert f"there are more than {MAX_WARNINGS} warnings; the others are left out" == many.warnings[-1]
