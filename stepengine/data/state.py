@@ -437,7 +437,7 @@ class RunResult(EndedRun[Out]):
         output: The output; see ``AgentDefinition.output_mode``.
         text: What the handler returned or ``set_output`` set, when that is text; else the message of ``end_turn``; else what
             the last assistant message of this run that says anything says, without thoughts that the model wrote into its
-            text. ``""`` when suspended or when there is none.
+            text, or the results of a call of the handler that ends the run. ``""`` when suspended or when there is none.
         state: The final state, ready to be stored and passed back as ``previous=``.
         spending: Usage, cost and credits, children and failed attempts included.
         tool_calls: All tool calls in order, those of the handler included.

@@ -28,7 +28,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.state import ChildResult
-from stepengine.data.tools import Control, Spawning, ToolBinding
+from stepengine.data.tools import Control, Spawning, ToolBinding, ToolSpec
 from stepengine.errors import BadYield, LimitExceeded, LimitReached, StepEngineError, ToolInputError
 from stepengine.machine.author import Author, ReturnValue, add_location, make_bad_yield
 from stepengine.machine.batch import RUN_FREELY, calls_among, run_batch
@@ -316,14 +316,27 @@ def _commit_own_calls(run: RunState, asked: Sequence[y.ToolCall], calls: Sequenc
     """
     if run.plan.body is not None:
         return
-    parts: list[ToolCallPart] = []
-    results: list[ToolResult] = []
-    for call, of in zip(calls, asked, strict=True):
-        if call.result is not None and of.include_tool_call and of.tool in run.tools.offered:
-            parts.append(call.asked)
-            results.append(call.result)
-    if parts:
-        run.history.commit(AssistantMessage(tuple(parts)), results)
+    recorded = [
+        call
+        for call, of in zip(calls, asked, strict=True)
+        if call.result is not None and of.include_tool_call and of.tool in run.tools.offered
+    ]
+    if recorded:
+        _commit_calls(run, recorded)
+
+
+def _commit_calls(run: RunState, calls: Sequence[ToolMember]) -> None:
+    """Append calls of the handler, which have their results; the run may end with these (generator-contract:S3)."""
+    message = AssistantMessage(tuple([call.asked for call in calls]))
+    results = [call.result for call in calls if call.result is not None]
+    # What a model need not see, such as "Task completed.", is nobody's answer.
+    own = {call.asked.tool_call_id for call in calls if call.binding is not None and _is_answer(call.binding.spec)}
+    run.history.commit(message, results, own)
+
+
+def _is_answer(spec: ToolSpec) -> bool:
+    """Return whether the result of a tool is meant for somebody who reads on."""
+    return spec.forces_next_step and not spec.ends_turn
 
 
 def _answer_parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
@@ -470,7 +483,7 @@ def _run_block(run: RunState, call: ToolMember) -> Flow[None]:
         yield from run_batch(run, (call,))
     finally:
         if call.result is not None and call.asked.tool_name in run.tools.offered:
-            run.history.commit(AssistantMessage((call.asked,)), [call.result])
+            _commit_calls(run, (call,))
 
 
 ANSWERS: Mapping[type, Callable[[RunState, Author, Any], Answer]] = {

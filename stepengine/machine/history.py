@@ -90,6 +90,7 @@ class RunHistory:
     __slots__ = (
         "_keeps",
         "_keeps_left_out",
+        "_own_calls",
         "_said",
         "_shorten",
         "_shown_results",
@@ -135,6 +136,8 @@ class RunHistory:
         self._times = set[TimeToLive]() if is_callers else {m.ttl for m in record if m.ttl is not None}
         """The times-to-live that messages may have, so that looking costs nothing while there are none."""
         self._said: tuple[Transcript, str] | None = None
+        self._own_calls: Collection[str] = ()
+        """The calls of the last step of the handler whose results count as its words."""
         self._keeps = keeps
         self._shorten = shorten
         self.left_out = left_out
@@ -155,10 +158,15 @@ class RunHistory:
         self._append_all(messages)
         self._record_lifetimes(messages)
 
-    def commit(self, message: AssistantMessage, results: Iterable[ToolResult]) -> None:
-        """Append a reply and the results of its calls together."""
+    def commit(self, message: AssistantMessage, results: Iterable[ToolResult], own_calls: Collection[str] = ()) -> None:
+        """
+        Append a reply and the results of its calls together.
+
+        *own_calls* are those of a handler. If nothing is said after them, the run ends with their results.
+        """
         if self.last_word and message.text.strip():
             self.last_word = ""
+        self._own_calls = own_calls
         # Reply and results are appended in one piece, so there is no moment at which the record holds a call without
         # its result (reliability:I1).
         self._append_all((message, *map(ToolMessage.from_result, results)))
@@ -232,12 +240,14 @@ class RunHistory:
         """
         Return the message of ``end_turn``, else the last text of this run.
 
-        Adjacent assistant messages are one text, joined with a blank line: a parent model reads it in place of them.
+        Adjacent assistant messages are one text, joined with a blank line: a parent model reads it in place of them. The results of
+        a handler's own call follow, if the run ends with it.
         """
         if self.last_word:
             return self.last_word
         if self._said is None or self._said[0] is not self.record:
-            self._said = (self.record, "\n\n".join(reversed(self._last_texts())))
+            texts = self._texts_of_last_call() or self._last_texts()
+            self._said = (self.record, "\n\n".join(reversed(texts)))
         return self._said[1]
 
     def get_last_text(self) -> str:
@@ -256,6 +266,22 @@ class RunHistory:
                 if text.strip():
                     texts.append(text)
         return texts
+
+    def _texts_of_last_call(self) -> list[str]:
+        """Return the results of the handler's call that ends the run, then the texts right before it, the newest first; or nothing."""
+        own, results, texts = self._own_calls, list[str](), list[str]()
+        is_before = False
+        for message in self._iterate_newest_first() if own else ():
+            if isinstance(message, AssistantMessage):
+                if not is_before and all(call.tool_call_id not in own for call in message.tool_calls):
+                    return []
+                is_before = True
+                texts.append(message.said)
+            elif is_before:
+                break
+            elif isinstance(message, ToolMessage) and message.tool_call_id in own:
+                results.append(message.text)
+        return [text for text in (*results, *texts) if text.strip()] if any(map(str.strip, results)) else []
 
     def _iterate_newest_first(self) -> Iterator[Message]:
         """Yield the messages of this run backwards, in slices: a transcript gives slices cheaply and single items not."""

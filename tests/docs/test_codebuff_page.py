@@ -177,12 +177,16 @@ def test_a_bound_is_that_of_the_schema_and_of_the_reference_and_more_is_reported
 # --- decided otherwise ------------------------------------------------------------------------------------------------
 
 
-def last_message_is_text(_: Path) -> None:
+def last_message_is_text(folder: Path) -> None:
     def handle_steps(_: Any) -> Any:
         yield StepText("a")
         yield STEP
 
+    def runs_a_command(_: Any) -> Any:
+        yield ToolCall("run_terminal_command", {"command": "echo done"})
+
     assert run(handle_steps, replies=["b"]).output == "a\n\nb"
+    assert "done" in run(runs_a_command, *shell_tools(folder)).output
 
 
 def outputs_hold_no_thoughts(_: Path) -> None:

@@ -94,7 +94,6 @@ ADJACENT = {
     "text and a step": ([y.StepText("first"), STEP], "first\n\na"),
     "blank text between": ([y.StepText("first"), y.StepText(" \n"), STEP], "first\n\na"),
     "a result between": ([y.StepText("first"), y.ToolCall("add"), STEP], "a"),
-    "a result after": ([y.StepText("first"), STEP, y.ToolCall("add")], "first\n\na"),
     "a user message between": (
         [STEP, y.ToolCall("add_message", {"role": "user", "content": "go"}, include_tool_call=False), STEP],
         "b",
@@ -115,6 +114,65 @@ def test_the_last_message_holds_the_texts_of_all_adjacent_assistant_messages(yie
     assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
 
 
+def added(a, **options):
+    return y.ToolCall("add", {"a": a}, **options)
+
+
+UNRECORDED = {"include_tool_call": False}
+ASKED = reply("I add.", call("add", a=5))
+CALLS = {
+    "alone": ([added(7)], "7"),
+    "after a text": ([y.StepText("first"), added(7)], "first\n\n7"),
+    "after a text and a step": ([y.StepText("first"), STEP, added(7)], "first\n\na\n\n7"),
+    "after a step with a call": ([y.StepText("first"), STEP, STEP, added(7)], "7"),
+    "after another": ([y.StepText("first"), added(7), added(8)], "8"),
+    "several at once": ([y.StepText("first"), y.Parallel(added(7), added(8))], "first\n\n7\n\n8"),
+    "in a text": ([y.StepText('first <tool_call>{"name": "add", "input": {"a": 7}}</tool_call>')], "first\n\n7"),
+    "before a user message": (
+        [added(7), y.ToolCall("add_message", {"role": "user", "content": "go"}, **UNRECORDED)],
+        "7",
+    ),
+    "before an unrecorded one": ([added(7), added(8, **UNRECORDED)], "7"),
+    "before a text": ([added(7), y.StepText("last")], "last"),
+    "unrecorded": ([y.StepText("first"), added(7, **UNRECORDED)], "first"),
+    "unrecorded and alone": ([added(7, **UNRECORDED)], ""),
+    "of a tool that nobody waits for": ([y.StepText("first"), y.ToolCall("think_deeply", {"thought": "Hm."})], "first"),
+    "of a tool that ends": ([y.StepText("first"), y.ToolCall("end_turn", {})], "first"),
+    "before a returned value": ([added(7), "returned"], "returned"),
+    "before set_output": ([added(7), y.ToolCall("set_output", {"data": "set"})], "set"),
+}
+
+
+@pytest.mark.spec("requirements:X63", "generator-contract:S3")
+@pytest.mark.parametrize(("yielded", "said"), CALLS.values(), ids=CALLS)
+def test_a_run_that_ends_with_a_call_of_its_handler_says_the_result(yielded, said):
+    def handler(ctx):
+        for each in yielded:
+            if isinstance(each, str):
+                return each
+            yield each
+        return None
+
+    world = World(replies=[reply("a"), ASKED], tools={"add": adding})
+    played = play(agent(handler, tools=["add", "think_deeply", "end_turn"]), world, tools=[ADD])
+    assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
+
+
+@pytest.mark.spec("requirements:X63", "generator-contract:S4")
+def test_a_call_of_the_handler_changes_the_text_in_every_mode_and_the_output_in_one():
+    def handler(ctx):
+        yield added(7)
+
+    def ended(mode):
+        played = play(agent(handler, tools=["add"], output_mode=mode), World(tools={"add": adding}), tools=[ADD])
+        assert "7" == played.text
+        return played.output
+
+    assert "7" == ended("last_message")
+    assert None is ended("structured_output")
+    assert ["text", "tool_use", "tool_result"] == [m["content"][0]["type"] for m in ended("all_messages")]
+
+
 TRAILING = {
     "two texts": ([y.StepText("a"), y.StepText("b")], ["a", "b"]),
     "two steps": ([STEP, STEP], ["a", "b"]),
@@ -122,6 +180,8 @@ TRAILING = {
         [y.StepText("first"), y.ToolCall("task_completed", include_tool_call=False)],
         ["first"],
     ),
+    "a call": ([y.StepText("first"), y.ToolCall("add", {"a": 7})], ["first", "7"]),
+    "a call after another": ([y.StepText("first"), y.ToolCall("add"), y.ToolCall("add", {"a": 7})], ["7"]),
 }
 
 
@@ -129,14 +189,15 @@ TRAILING = {
 @pytest.mark.parametrize(("yielded", "codebuff"), TRAILING.values(), ids=TRAILING)
 def test_the_last_message_has_the_texts_of_the_messages_that_codebuff_returns(yielded, codebuff):
     """
-    codebuff returns a list: all assistant messages at the end of the turn.
+    codebuff returns a list: all assistant messages at the end of the turn, and the results behind them.
     """
 
     def handler(ctx):
         for each in yielded:  # noqa: UP028  (a handler)
             yield each
 
-    played = play(agent(handler, tools=["task_completed"]), World(replies=[reply("a"), reply("b")]))
+    world = World(replies=[reply("a"), reply("b")], tools={"add": adding})
+    played = play(agent(handler, tools=["task_completed", "add"]), world, tools=[ADD])
     assert played.output == "\n\n".join(codebuff)
 
 
