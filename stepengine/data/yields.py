@@ -870,8 +870,9 @@ class StepResult:
         steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
         n_responses: What the candidates of a ``GenerateN`` say, without thoughts; empty otherwise.
         value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel`` or of what waits; ``None`` otherwise.
-        output: The output that the current turn has set, as the type of the ``output_schema``; ``None`` when it set none.
-            ``agent_state.output`` also holds the output of an earlier turn.
+        output: The output that the current turn has set, as the type of the ``output_schema``; ``None`` when it set none. It is set
+            by ``set_output``, or by a text that ends the turn and is the JSON of the schema. ``agent_state.output`` also holds the
+            output of an earlier turn.
 
     Raises:
         TypeError: when it is used as a truth value, or compared with text, a number, a dict, a list or a tuple: whoever does

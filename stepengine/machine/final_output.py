@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.functions import location_of, unwrap_function
-from stepengine.data.json import NO_JSON, JsonValue, compact, freeze, hint_at_mistake, parse_json_answer
+from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
 from stepengine.data.messages import UserMessage
 from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.data.wire import to_dicts
@@ -89,13 +89,14 @@ def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
     """Look for the output in the final text, and request it as often as agent and budget allow."""
     # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
     # call costs a step (generator-contract:S12).
-    if returned is None:
-        _set_output_from_text(run)
+    if returned is None and not run.output.is_given:
+        run.output.set_from_text(run.history.get_last_text())
     for left in range(run.plan.definition.output_retries, 0, -1):
         if run.output.is_given or run.budget.reached is not None or run.budget.steps_left <= 0:
             break
         yield from _request_correction(run, remedy, is_last=left == 1)
-        _set_output_from_text(run)
+        if not run.output.is_given:
+            run.output.set_from_text(run.history.get_last_text())
 
 
 def _is_output_complete(run: RunState, returned: object) -> bool:
@@ -171,15 +172,6 @@ def _find_json_problem(returned: object, error: Exception) -> str:
     except DataError as found:
         return found.message
     return ""
-
-
-def _set_output_from_text(run: RunState) -> None:
-    """Set the final text as the output if it is JSON that matches the schema."""
-    if run.output.is_given or not run.output.is_checked:
-        return
-    found = parse_json_answer(run.history.get_last_text())
-    if found is not NO_JSON:
-        run.output.set_from_model(found)
 
 
 def _request_correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[None]:

@@ -248,6 +248,9 @@ def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:
         # A handler that swallows every error and asks again must end, too (generator-contract:G47).
         run.budget.count_actions(1)
         raise
+    # Here as at the end of the run: a handler that checks the output of a turn must see what the result would have.
+    if run.progress.steps_complete and not run.output.is_of_turn:
+        run.output.set_from_text(run.history.get_reply_text())
     return _make_step_result(run)
 
 

@@ -254,6 +254,13 @@ class RunHistory:
         """Return the message of ``end_turn``, else the text of the last assistant message alone."""
         return self.last_word or next(iter(self._last_texts()), "")
 
+    def get_reply_text(self) -> str:
+        """Return the message of ``end_turn`` in the newest assistant message, else its text."""
+        newest = next((m for m in self._iterate_newest_first() if isinstance(m, AssistantMessage)), None)
+        if newest is None:
+            return ""
+        return self.last_word if any(call.tool_name == "end_turn" for call in newest.tool_calls) else newest.said
+
     def _last_texts(self) -> list[str]:
         """Return the texts of the last assistant messages that follow each other, the newest first."""
         texts: list[str] = []

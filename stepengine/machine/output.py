@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.json import JsonValue, freeze
+from stepengine.data.json import NO_JSON, JsonValue, freeze, parse_json_answer
 from stepengine.data.state import AgentState
 from stepengine.errors import HandlerError, OutputMissing, StepEngineError
 from stepengine.machine.plan import RunPlan
@@ -74,6 +74,12 @@ class Output:
             return True
         self.issues = issues
         return False
+
+    def set_from_text(self, text: str) -> None:
+        """Set the output to *text* if it is the JSON of the schema, alone or in one fenced block."""
+        found = parse_json_answer(text) if self.is_checked else NO_JSON
+        if found is not NO_JSON:
+            self.set_from_model(found)
 
     def _schema_has_data_field(self) -> bool:
         schema: Mapping[str, Any] = self._plan.output_json_schema or {}

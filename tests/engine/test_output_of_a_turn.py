@@ -8,7 +8,7 @@ import attrs
 import pytest
 from pydantic import BaseModel
 
-from stepengine import STEP, STEP_ALL, AgentDefinition, Engine, GenerateN, Perform, StepText, ToolCall, tool
+from stepengine import STEP, STEP_ALL, AgentDefinition, Engine, GenerateN, Limits, Perform, StepText, ToolCall, tool
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -127,3 +127,88 @@ async def test_a_state_with_a_model_as_its_output_can_be_passed_on():
     assert copy.copy(attrs.evolve(kept[0], step_index=9)).output == Flight(number="A1")
     engine = Engine(models=ScriptedModel(["on"]))
     assert (await engine.run(AgentDefinition("next", model="t/m"), "Go on.", previous=kept[0])).output == "on"
+
+
+JSON = '{"number": "A1"}'
+TEXTS = {
+    "alone": text(JSON),
+    "in a fenced block": text(f"Here it is:\n```json\n{JSON}\n```"),
+    "as data": text(f'{{"data": {JSON}}}'),
+    "as the message of end_turn": tool_call("end_turn", {"message": JSON}),
+}
+
+
+@pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
+@pytest.mark.parametrize("step", [STEP, STEP_ALL], ids=["STEP", "STEP_ALL"])
+@pytest.mark.parametrize("reply", TEXTS.values(), ids=TEXTS)
+async def test_json_text_that_the_result_accepts_is_the_output_of_its_turn(reply, step):
+    seen = []
+
+    def handle_steps(ctx):
+        for _ in range(3):  # as in the page for those who come from Pydantic AI
+            turn = yield step
+            seen.append((turn.output, turn.agent_state.output))
+            if turn.output is not None:
+                return
+
+    result = await ran(handle_steps, reply, tools=[look, "end_turn"])
+
+    assert [(Flight(number="A1"),) * 2] * 2 == seen  # the second time in the replay
+    assert (Flight(number="A1"), 1) == (result.unwrap(), result.usage.requests)
+
+
+@pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
+async def test_the_final_answer_at_the_step_limit_is_the_output_of_its_turn():
+    seen = []
+
+    def handle_steps(ctx):
+        seen.append((yield STEP_ALL).output)
+
+    result = await ran(handle_steps, tool_call("look"), text(JSON), limits=Limits(max_steps=1))
+
+    assert [Flight(number="A1")] * 2 == seen
+    assert ("max_steps", Flight(number="A1")) == (result.status, result.output)
+
+
+@pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
+async def test_the_text_of_a_turn_counts_after_set_output_and_for_its_own_turn_alone():
+    seen = []
+
+    def handle_steps(ctx):
+        for _ in range(4):
+            turn = yield STEP_ALL
+            seen.append(turn.output and turn.output.number)
+
+    set_and_said = tool_calls(found("B2"), tool_call("look"))
+    silent = tool_call("end_turn")
+    replies = [text(JSON), set_and_said, text(JSON), silent, text('{"number": "C3"}')]
+    result = await ran(handle_steps, *replies, tools=[look, "end_turn"])
+
+    assert ["A1", "B2", None, "C3"] * 2 == seen
+    assert Flight(number="C3") == result.output
+
+
+@pytest.mark.spec("generator-contract:G22", "generator-contract:S12")
+@pytest.mark.parametrize("said", ["Not yet.", '{"seat": 1}', f"{JSON} and {JSON}"])
+async def test_text_that_the_result_refuses_is_no_output_of_a_turn(said):
+    seen = []
+
+    def handle_steps(ctx):
+        seen.append((yield STEP_ALL).output)
+
+    result = await ran(handle_steps, text(said), found("B2"))
+
+    assert [None] * 2 == seen
+    assert Flight(number="B2") == result.output
+
+
+@pytest.mark.spec("generator-contract:G22")
+async def test_without_a_schema_no_text_is_the_output_of_a_turn():
+    seen = []
+
+    def handle_steps(ctx):
+        seen.append((yield STEP_ALL).output)
+
+    result = await ran(handle_steps, text(JSON), output_schema=None)
+
+    assert ([None] * 2, JSON) == (seen, result.output)
