@@ -111,6 +111,19 @@ class Agent:
         """Return the agent with a normalised id out of ``spawnable``."""
         return self._family[key]
 
+    def find_path_to(self, agent_id: str) -> tuple[Agent, ...]:
+        """Return the agents on the shortest path from this one to one that may spawn *agent_id*; empty if there is none."""
+        paths: dict[str, tuple[Agent, ...]] = {normalised_id(self.definition.id): (self,)}
+        waiting = list(paths.values())
+        for path in waiting:
+            for key in path[-1].spawnable:
+                if key == agent_id:
+                    return path
+                if key not in paths:
+                    paths[key] = (*path, path[-1].child(key))
+                    waiting.append(paths[key])
+        return ()
+
     @property
     def family(self) -> Iterable[Agent]:
         """The agents that were checked together with it, those of its engine among them."""

@@ -191,7 +191,8 @@ class Launcher:
         agent_id = previous.handed_to if isinstance(previous, AgentState) else None
         if agent_id is None or agent_id == normalised_id(request.agent.definition.id):
             return request
-        return attrs.evolve(request, agent=self.catalog.find_hand_off_target(request.agent, agent_id))
+        target = self.catalog.find_hand_off_target(request.agent, agent_id)
+        return attrs.evolve(request, agent=target, predecessors=request.agent.find_path_to(agent_id))
 
     def _in_session(self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None) -> EngineRun:
         """Return a run that loads its start state at its turn in the session; an invalid request raises at once."""

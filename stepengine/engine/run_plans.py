@@ -88,6 +88,7 @@ class RunRequest:
         hub: The event stream that it goes on, that of a kept-open handle; else it has one of its own.
         on_divergence: What becomes of a run that waits in the session when its agent was edited since.
         agent_models: Models in place of those that agents name and of the engine's own choice, by agent id.
+        predecessors: The agents that handed the conversation over to *agent*, the first one first.
     """
 
     agent: Agent
@@ -102,6 +103,7 @@ class RunRequest:
     hub: Hub | None = None
     on_divergence: str = attrs.field(default="raise", validator=_check_on_divergence)
     agent_models: Mapping[str, str] | None = None
+    predecessors: tuple[Agent, ...] = ()
 
 
 def separate_earlier_answers(request: RunRequest) -> RunRequest:
@@ -242,7 +244,9 @@ class Planner:
             UnknownModel: when the model names no provider.
             MissingKey: when the provider has no key.
         """
-        model = self._chosen_model(request.agent) or self._checked_model(self._default_model)
+        # An agent that was handed a conversation has the model now that it had in the run in which that happened.
+        named = map(self._chosen_model, (request.agent, *reversed(request.predecessors)))
+        model = next(filter(None, named), None) or self._checked_model(self._default_model)
         agent, run_id = request.agent, request.run_id or new_run_id()
         if agent.at_provider is not None:
             agent = _variant_for_model(agent, agent.at_provider, model)

@@ -283,6 +283,7 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
             else run_handler(run, _start_author(run))
         )
         if run.children.successor is not None and run.budget.reached is None:
+            _warn_of_dropped_output(run, returned, run.children.successor)
             return (yield from _hand_over(run, run.children.successor))
         yield from require_output(run, returned)
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
@@ -299,6 +300,18 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
     if run.budget.reached is not None:
         return _ending_from_limit(run, run.budget.reached, returned)
     return _ending_with_output(run, RunStatus.TRUNCATED if run.progress.truncated else RunStatus.COMPLETED, returned)
+
+
+def _warn_of_dropped_output(run: RunState, returned: object, agent_id: str) -> None:
+    """Warn that the value which a handler *returned* is not the output of a run that goes on with *agent_id*."""
+    # A handler that returns the text of the turn, which is empty where the model only called `hand_off`, loses nothing.
+    if returned is None or (isinstance(returned, str) and not returned):
+        return
+    own = run.plan.definition.id
+    run.side_events.tell(
+        f"agent {own!r} handed the conversation over to {agent_id!r}, whose output is that of the run; the value that handle_steps of "
+        f"{own!r} returned is left out. turn.agent_state.handed_to names the other agent; to use its output, call it with AgentCall(...)"
+    )
 
 
 def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:

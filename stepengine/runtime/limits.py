@@ -655,6 +655,8 @@ class UsageMeter:
         ledger = self._ledgers.get_ledger(first.path)
         path = first.path
         error = _find_depth_error(child_path(path, spawns[0].seq), ledger.limits)
+        if error is not None and spawns[0].is_hand_off:
+            error = _explain_hand_off_limit(spawns[0], error)
         if error is not None:
             self._refusals.refuse(path, spawns, error)
             return
@@ -742,6 +744,15 @@ def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitEx
         return None
     msg = f"the {what} would stand {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
     return LimitExceeded(msg, kind="depth", limit=most)
+
+
+def _explain_hand_off_limit(effect: Spawn, error: LimitExceeded) -> LimitExceeded:
+    """Return the error for a hand-off, of which whoever reads it may not know that it adds a level."""
+    msg = (
+        f"the conversation cannot be handed over to agent {effect.agent_id!r}: each hand-off of a run counts as a level of children, "
+        f"and max_depth is {error.limit}; raise Limits(max_depth=...) to allow more hand-offs"
+    )
+    return LimitExceeded(msg, kind=error.kind, limit=error.limit)
 
 
 def _is_raised_in_handler(effect: Spawn, error: StepEngineError) -> bool:

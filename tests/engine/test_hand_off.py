@@ -183,3 +183,76 @@ def test_a_run_with_a_hand_off_survives_every_crash():
     desk, billing = agents(handle_steps=handle_steps)
     seen = simulate(desk, None, replies=[HANDS], results={"work": lambda order: f"did {order}"}, agents=[billing])
     assert seen.runs > 10
+
+
+@pytest.mark.spec("generator-contract:L41")
+@pytest.mark.parametrize("returned", [None, "", "Mine.", {"mine": 1}])
+async def test_what_a_handler_returns_after_a_hand_off_is_left_out_with_a_warning(returned):
+    seen = []
+
+    def handle_steps(ctx):
+        turn = yield STEP_ALL
+        seen.append((turn.text, turn.agent_state.handed_to))
+        return returned
+
+    _, billing = agents()
+    desk = AgentDefinition(
+        "desk", model="desk/m", tools=["hand_off"], spawnable_agents=[billing], handle_steps=handle_steps
+    )
+    engine, _ = engine_of(desk, [HANDS], [text("Well?")])
+    result = await engine.run(desk, "A bill.")
+
+    assert ("Well?", [("", "billing")]) == (result.output, seen)
+    said = "agent 'desk' handed the conversation over to 'billing', whose output is that of the run; "
+    assert [said] * bool(returned) == [warning[: len(said)] for warning in result.warnings]
+
+
+@pytest.mark.spec("generator-contract:L41", "reliability:SP01")
+async def test_a_hand_off_too_many_is_reported_as_one():
+    other = {"ping": "pong", "pong": "ping"}
+    ping, pong = [
+        AgentDefinition(one, model=f"{one}/m", tools=["hand_off"], spawnable_agents=[other[one]]) for one in other
+    ]
+    models = {one: ScriptedModel([tool_call("hand_off", {"agent": other[one]})] * 4) for one in other}
+    engine = Engine([ping, pong], models=models)
+    result = await engine.run(ping, "Go.")
+
+    assert (RunStatus.FAILED, "depth", 6) == (result.status, result.error.kind, result.usage.requests)
+    assert str(result.error) == (
+        "the conversation cannot be handed over to agent 'ping': each hand-off of a run counts as a level of children, and "
+        "max_depth is 5; raise Limits(max_depth=...) to allow more hand-offs"
+    )
+
+
+@pytest.mark.spec("generator-contract:L41")
+@pytest.mark.parametrize("way", ["previous", "session"])
+async def test_an_agent_without_a_model_keeps_the_model_of_the_agent_that_handed_over(way):
+    clerk = AgentDefinition("clerk")
+    billing = AgentDefinition("billing", model="billing/m", tools=["hand_off"], spawnable_agents=[clerk])
+    desk = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=[billing])
+    to_clerk = tool_call("hand_off", {"agent": "clerk"})
+    options = {"sessions": MemorySessions()} if way == "session" else {}
+    engine, models = engine_of(desk, [HANDS], [to_clerk, text("What for?"), text("Here it is.")], **options)
+    more = {"session_id": "s"} if way == "session" else {}
+    first = await engine.run(desk, "A bill.", **more)
+    journal = MemoryJournal()
+    more |= {"previous": first.state} if way == "previous" else {}
+    second = await engine.run(desk, "For tea.", journal=journal, **more)
+
+    assert [("What for?", "clerk"), ("Here it is.", "clerk")] == [
+        (one.output, one.state.handed_to) for one in (first, second)
+    ]
+    assert (1, 3) == (len(models["desk"].calls), len(models["billing"].calls))
+    assert second.output == (await engine.replay(journal)).output
+
+
+@pytest.mark.spec("generator-contract:L41")
+async def test_a_hand_off_without_any_model_names_the_agent_that_lacks_one():
+    def handle_steps(ctx):
+        yield ToolCall("hand_off", {"agent": "clerk"}, include_tool_call=False)
+
+    desk = AgentDefinition("desk", spawnable_agents=[AgentDefinition("clerk")], handle_steps=handle_steps)
+    result = await Engine([desk], models={"a": ScriptedModel([]), "b": ScriptedModel([])}).run(desk, "A bill.")
+
+    assert (RunStatus.FAILED, "no_model") == (result.status, result.error.kind)
+    assert "agent 'clerk' has no model" in str(result.error)

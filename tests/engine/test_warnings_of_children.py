@@ -112,6 +112,11 @@ def goes_on_after_its_limit(ctx: Any) -> Any:
             continue
 
 
+def hands_over_and_returns(ctx: Any) -> Any:
+    yield ToolCall("hand_off", {"agent": "helper"}, include_tool_call=False)
+    return "Mine."
+
+
 def works_while_it_is_closed(ctx: Any) -> Any:
     try:
         yield ToolCall("end_turn", {"message": "Bye."})
@@ -205,6 +210,9 @@ KINDS = {
         "yielded while it was closed",
         {"tools": ["end_turn"], "handle_steps": works_while_it_is_closed},
         site="handler.run_handler",
+    ),
+    "a value that is dropped": Kind(
+        "is left out", {"handle_steps": hands_over_and_returns}, site="run._warn_of_dropped_output"
     ),
     "a returned step result": Kind(
         "returned a StepResult",
