@@ -540,10 +540,8 @@ class Encoder:
         assert outcome is not None  # noqa: S101 - a result of this process has its outcome
         members.update(outcome_members(outcome))
         value = members.get("value")
-        if self._stable and isinstance(value, dict) and value.get("type") == "model_reply":
-            value.pop("request_id", None)
-            said = {k: v for k, v in value.pop("provider_data", {}).items() if k not in VOLATILE}
-            members["value"] = {**value, **({"provider_data": said} if said else {})}
+        if self._stable and isinstance(value, dict):
+            members["value"] = _remove_volatile_members(value)
         return members
 
     # Nearly every request has the same prompt and tools, so each is a blob, however short.
@@ -565,6 +563,18 @@ class Encoder:
                 data = request.system_prompt if name == "system_prompt" else [describe_tool(t) for t in request.tools]
                 clean = self._redactor.value(data) if self._redactor.suspicious(compact(data)) else data
                 yield from self._encode_new_blob(fp, clean)
+
+
+def _remove_volatile_members(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the value of a result without what differs between two recordings, or between two machines."""
+    if value.get("type") == "child_result":
+        # A warning names files of this machine, and a replay makes it again.
+        return {name: member for name, member in value.items() if name != "warnings"}
+    if value.get("type") != "model_reply":
+        return value
+    said = {k: v for k, v in value.get("provider_data", {}).items() if k not in VOLATILE}
+    kept = {name: member for name, member in value.items() if name not in ("request_id", "provider_data")}
+    return {**kept, **({"provider_data": said} if said else {})}
 
 
 # A head has a member for each thing that a run may bring along, and is the one record whose form grows with the

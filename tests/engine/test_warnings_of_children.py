@@ -149,6 +149,7 @@ def asks(ctx: Any, asked: Any) -> Decision:
 
 
 UNREAD = ModelReply((TextPart("Hi."),), provider_data={"provider": "test", "unread": ["choices[1]"]})
+DROPPED = ModelReply((TextPart("Hi."),), provider_data={"provider": "test", "dropped": ["'top_k'"]})
 ONE_STEP = Limits(max_steps=1, on_max_steps="stop")
 KINDS = {
     "set_output": Kind(
@@ -186,6 +187,10 @@ KINDS = {
     "an unread part of a reply": Kind("'choices[1]'", {}, [UNREAD], site="step._receive_reply"),
     "an unread part of a completion": Kind(
         "'choices[1]'", {"handle_steps": completes}, [UNREAD], site="calls._apply_replies"
+    ),
+    "a dropped setting": Kind("does not take 'top_k'", {}, [DROPPED], site="step._receive_reply"),
+    "a placeholder that nobody knows": Kind(
+        "CODEBUFF_NOPE", {"system_prompt": "You are {CODEBUFF_NOPE}."}, ["Hi."], site="placeholders.fill_prompts"
     ),
     "no answer": Kind(
         "'think_deeply' alone",
@@ -227,7 +232,10 @@ KINDS = {
         site="child_reports.wait_for_children",
     ),
 }
-NOT_OF_AUTHORS = {"calls._run_steps": "the steps of the engine's own tools yield nothing while they are closed"}
+NOT_OF_AUTHORS = {
+    "calls._run_steps": "the steps of the engine's own tools yield nothing while they are closed",
+    "placeholders._read_project": "a folder that cannot be read",
+}
 HELPERS = [
     AgentDefinition("helper", handle_steps=lambda ctx: (yield from Perform(nothing))),
     AgentDefinition("broken", handle_steps=ends_in_an_error),
@@ -311,7 +319,7 @@ def is_warning(node: ast.AST) -> bool:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
     is_side_event = isinstance(node.func.value, ast.Attribute) and node.func.value.attr == "side_events"
-    return is_side_event and node.func.attr in ("warn", "tell", "repeat", "unread", "report_close_problems")
+    return is_side_event and node.func.attr in ("warn", "tell", "repeat", "report_gaps", "report_close_problems")
 
 
 def test_every_kind_of_warning_is_in_the_table() -> None:
@@ -448,6 +456,19 @@ async def test_what_a_childs_tools_and_messages_warn_of_names_the_child() -> Non
     left_out, ended = result.warnings
     assert left_out.startswith("run 0 (kid): a message on 'number'")
     assert "run 0 (kid): a job was ended with its run" == ended
+
+
+@pytest.mark.spec("generator-contract:L42", "replay:J23")
+@pytest.mark.parametrize("stable", [True, False])
+async def test_a_stable_recording_holds_no_warnings_and_its_replay_has_them(stable: bool) -> None:
+    agent, journal = calling(NOISY, "boss"), MemoryJournal(stable=stable)
+    result = await ran(agent, journal=journal)
+    async with engine_of(()) as engine:
+        replayed = await engine.replay(journal, agent=agent)
+
+    assert stable is not any(b"calls set_output" in line for line in journal.lines())
+    assert len(result.warnings) == 1
+    assert result.warnings == replayed.warnings
 
 
 @pytest.mark.spec("generator-contract:L42")
