@@ -2453,7 +2453,7 @@ async def html(folder: Path) -> Any:
 
 async def flooding(folder: Path) -> Any:
     (folder / "f").write_bytes("\x9d".encode() * 1_000_000)
-    return ToolRegistry(shell_tools(folder, allow_shell=True)).execute(
+    return ToolRegistry(shell_tools(folder, shell="bash")).execute(
         "run_terminal_command", {"command": "while true; do cat f; done", "timeout_seconds": 20}
     )
 

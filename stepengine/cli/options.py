@@ -126,7 +126,9 @@ class Options:
     write: Annotated[
         bool, typer.Option("--write", help="Allow tools to change files in the folder without asking.")
     ] = False
-    shell: Annotated[bool, typer.Option("--shell", help="Allow tools to run programs without asking.")] = False
+    shell: Annotated[
+        bool, typer.Option("--shell", help="Allow tools to run programs and command lines of bash without asking.")
+    ] = False
     web: Annotated[
         str,
         typer.Option(

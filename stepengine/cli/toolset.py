@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 from attrs import frozen
@@ -185,7 +185,9 @@ def make_allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
     request.check(options)
     place: Workspace = options.place or Workspace(options.cwd.resolve())
     try:
-        return place.with_access(write=options.write, shell=options.shell, web=options.web or None)
+        # With --shell a program may be `bash -c` anyhow; without it a person is asked about each command line.
+        shell: bool | Literal["bash"] = "bash" if options.shell else False
+        return place.with_access(write=options.write, shell=shell, web=options.web or None)
     except DefinitionError as error:
         msg = f"--web: {error.message}"
         raise UsageProblem(msg) from None

@@ -74,9 +74,10 @@ class WorkspaceTools:
         """Return the argument of ``Engine`` that gives agents these tools, as Python is written."""
         place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
         has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)
+        shell = _quote(has_shell) if isinstance(has_shell, str) else "True"
         options = [
             *(["write=True"] if has_write or "write" in needed else []),
-            *(["shell=True"] if has_shell or "shell" in needed else []),
+            *([f"shell={shell}"] if has_shell or "shell" in needed else []),
             *([f"web={_quote(web or SEARXNG)}"] if web or "web" in needed else []),
         ]
         if place is not None and place.system is not None:

@@ -17,7 +17,7 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import attrs
 from attrs import frozen
@@ -77,6 +77,12 @@ def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None
         check_service_url(web)
 
 
+def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object) -> None:
+    if not isinstance(shell, bool) and shell != "bash":
+        msg = f'Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not {shell!r}'
+        raise DefinitionError(msg)
+
+
 def _to_root(root: str | os.PathLike[str]) -> Path:
     return to_path(root, "Workspace(root)")
 
@@ -101,7 +107,8 @@ class Workspace:
         cwd: The working directory; the root itself by default.
         system: The other place; ``None`` for this machine.
         write: Whether agents may change files: ``write_file``, ``str_replace``.
-        shell: Whether agents may run programs: ``run_terminal_command``, ``check_job``, ``kill_job``, ``watch``. It is no sandbox.
+        shell: Whether agents may run programs: ``run_terminal_command``, ``check_job``, ``kill_job``, ``watch``. ``True`` is for
+            single programs with their arguments, ``"bash"`` also for command lines with pipes, variables and the like. It is no sandbox.
         web: The address of a SearXNG instance, such as ``"http://localhost:8080"``, for ``web_search``, ``read_docs`` and ``read_url``,
             which reach the public web. ``None`` for no web.
         trusted: Patterns of files that hold no text of third parties, such as ``"docs/**"``; see ``Policy.against_injection``. Tools
@@ -117,7 +124,7 @@ class Workspace:
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
     )
     write: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
-    shell: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
+    shell: bool | Literal["bash"] = attrs.field(default=False, kw_only=True, validator=_check_shell)
     web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web)
     trusted: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
 
@@ -146,7 +153,9 @@ class Workspace:
         found = self.system.here(os.fspath(self.root))
         return Path(found) if found else None
 
-    def with_access(self, *, write: bool = False, shell: bool = False, web: str | None = None) -> Workspace:
+    def with_access(
+        self, *, write: bool = False, shell: bool | Literal["bash"] = False, web: str | None = None
+    ) -> Workspace:
         """
         Return the same workspace with other permissions.
 

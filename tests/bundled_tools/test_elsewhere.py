@@ -104,7 +104,7 @@ async def test_keys_and_variables_of_here_never_get_there(root: Path, monkeypatc
     for name in ("OPENAI_API_KEY", "MY_SECRET", "SSH_AUTH_SOCK", "STEPENGINE_MODEL", "DOCKER_HOST"):
         monkeypatch.setenv(name, f"the {name} of here")
     with there(root) as place:
-        tools = ToolRegistry(shell_tools(place, allow_shell=True, env=["MY_SECRET"], env_secrets=True))
+        tools = ToolRegistry(shell_tools(place, shell="bash", env=["MY_SECRET"], env_secrets=True))
         own = await ran(tools, "cat /proc/$PPID/environ /proc/self/environ | tr '\\0' '\\n'")
         worker = await ran(
             tools,
@@ -146,13 +146,13 @@ async def test_in_a_sandbox_there_are_no_variables_of_here_and_programs_are_foun
     (tmp_path / "environment").symlink_to(sys.prefix)
     monkeypatch.setattr(sys, "executable", f"{tmp_path}/environment/bin/{Path(sys.executable).name}")
     with Workspace.bubblewrap(root) as place:
-        tools = ToolRegistry(shell_tools(place, allow_shell=True, env=["WORKS_WITH"], home="real"))
+        tools = ToolRegistry(shell_tools(place, shell="bash", env=["WORKS_WITH"], home="real"))
         seen = await ran(tools, "linked; own; planted || true; echo ${WORKS_WITH-nothing}, $HOME, $LANG; echo $PATH")
         listed = await ran(tools, ["ls", "-A", str(home), str(tmp_path / "tools")])
 
     shown = f"{tmp_path / 'tools' / 'bin'}:{home / 'bin'}:/usr/bin:/bin"
     assert ["linked ran", "own ran", "nothing, /tmp, C.UTF-8", shown] == seen["stdout"].splitlines()
-    assert "planted: not found" in seen["stderr"]
+    assert "planted: command not found" in seen["stderr"]
     assert f"{home}:\nbin\n\n{tmp_path / 'tools'}:\nbin\n" == listed["stdout"]
 
 
@@ -181,7 +181,7 @@ async def test_programs_that_are_installed_in_the_home_folder_run_in_a_sandbox_a
     (tmp_path / "linked").symlink_to(home)
     monkeypatch.setenv("HOME", str(tmp_path / "linked"))
     with Workspace.bubblewrap(root) as place:
-        tools = ToolRegistry(shell_tools(place, allow_shell=True))
+        tools = ToolRegistry(shell_tools(place, shell="bash"))
         told = await ran(tools, "builds; own; runs; linter; tool")
         found = await ran(tools, ["find", str(home), "-type", "f"])
 
@@ -198,7 +198,7 @@ async def test_over_ssh_the_environment_is_that_of_the_other_machine(
     monkeypatch.setenv("OPENAI_API_KEY", "a key of here")
     monkeypatch.setenv("LC_MY_KEY", "another key of here")
     with sshd.workspace(root, same_environment=False) as place:
-        tools = ToolRegistry([*shell_tools(place, allow_shell=True), *file_tools(place)])
+        tools = ToolRegistry([*shell_tools(place, shell="bash"), *file_tools(place)])
         seen = await ran(
             tools,
             "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q 'stepengine worker' && cat $p/environ; done; true",

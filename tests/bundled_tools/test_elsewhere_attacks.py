@@ -57,7 +57,7 @@ def place(root: Path) -> Iterator[Workspace]:
 
 def tools_of(place: Workspace) -> ToolRegistry:
     return ToolRegistry(
-        [*file_tools(place, write=True, delete=True), *search_tools(place), *shell_tools(place, allow_shell=True)]
+        [*file_tools(place, write=True, delete=True), *search_tools(place), *shell_tools(place, shell="bash")]
     )
 
 

@@ -123,7 +123,7 @@ def tools_of(root: Path) -> list[Any]:
     made = [
         *file_tools(root, write=True, delete=True, propose=True),
         *search_tools(root),
-        *shell_tools(root, allow_shell=True),
+        *shell_tools(root, shell="bash"),
         *change_hook_tools(root, hooks),
         *web_tools(web, web, web),
         *skill_tools(root),

@@ -258,7 +258,7 @@ def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def committed(root: Path) -> tuple[str, str]:
     """Commit with the shell tool; return who did, and the variables of the command."""
-    tools = ToolRegistry(shell_tools(root, allow_shell=True))
+    tools = ToolRegistry(shell_tools(root, shell="bash"))
     script = "git init -q\necho a >a\ngit add a\ngit commit -qm a\ngit log --format='%an <%ae> %cn <%ce>'\n"
     lines = []
     for command in (script, "env; git config --list"):

@@ -82,7 +82,7 @@ async def test_however_a_run_ends_its_command_ends_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, elsewhere: Any
 ) -> None:
     engine = Engine()
-    agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=slow)
+    agent = basher(*shell_tools(tmp_path, shell="bash"), handle_steps=slow)
     handle = engine.start(agent, limits=Limits(max_seconds=60 if way == "limit" else None))
     pid = int(await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     assert elsewhere.running([pid])
@@ -150,7 +150,7 @@ CRASH = """
     def handler(ctx):
         yield ToolCall("run_terminal_command", {"command": "echo once >> ran; touch begun; exec sleep 100"})
 
-    agent = AgentDefinition(id="basher", tools=shell_tools(sys.argv[1], allow_shell=True), handle_steps=handler)
+    agent = AgentDefinition(id="basher", tools=shell_tools(sys.argv[1], shell="bash"), handle_steps=handler)
     asyncio.run(Engine([agent]).run("basher", journal=sys.argv[2]))
     """
 
@@ -175,7 +175,7 @@ async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
         except UnknownOutcome as error:
             caught.append(error)
 
-    agent = basher(*shell_tools(root, allow_shell=True), handle_steps=handler)
+    agent = basher(*shell_tools(root, shell="bash"), handle_steps=handler)
     async with Engine([agent]) as engine:
         result = await engine.resume(FileJournal(file))
 
@@ -191,7 +191,7 @@ async def test_a_replay_runs_nothing(tmp_path: Path) -> None:
         result = yield ToolCall(RUN, {"command": "echo ran >> ran; echo said"})
         return result.tool_result.data["stdout"]
 
-    agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=handler)
+    agent = basher(*shell_tools(tmp_path, shell="bash"), handle_steps=handler)
     journal = MemoryJournal()
     async with Engine([agent]) as engine:
         first = await engine.run("basher", journal=journal)
@@ -214,7 +214,7 @@ async def test_a_job_ends_with_a_run_that_is_cancelled_again_and_again(tmp_path:
         pids.append(job.tool_result.data["pid"])
         yield ToolCall("check_job", {"job_id": job.tool_result.data["job_id"], "timeout_seconds": 100})
 
-    agent = basher(*shell_tools(tmp_path, allow_shell=True), handle_steps=handler)
+    agent = basher(*shell_tools(tmp_path, shell="bash"), handle_steps=handler)
     async with Engine() as engine:
         task = asyncio.create_task(engine.run(agent))
         await until(lambda: pids)

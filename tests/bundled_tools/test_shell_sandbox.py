@@ -157,7 +157,7 @@ def escapes(host: Host) -> list[str]:
 async def test_no_way_leads_out_of_the_sandbox(host: Host) -> None:
     scripts = escapes(host)
     assert len(scripts) >= 50
-    tools = ToolRegistry(shell_tools(host.root, sandbox=True, allow_shell=True, timeout=20))
+    tools = ToolRegistry(shell_tools(host.root, sandbox=True, shell="bash", timeout=20))
     before = host.state()
 
     for script in scripts:
@@ -169,7 +169,7 @@ async def test_no_way_leads_out_of_the_sandbox(host: Host) -> None:
 @NEEDS
 @pytest.mark.spec("requirements:X70")
 async def test_in_the_sandbox_programs_run_and_write_below_the_root(host: Host) -> None:
-    tools = ToolRegistry(shell_tools(host.root, sandbox=True, allow_shell=True))
+    tools = ToolRegistry(shell_tools(host.root, sandbox=True, shell="bash"))
     commands: dict[str, str] = {
         "pwd": f"{host.root}\n",
         "cat a.txt": "inside\n",
@@ -193,7 +193,7 @@ async def test_what_file_tools_do_not_write_since_programs_run_it_no_command_wri
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("as it was\n")
-    tools = ToolRegistry(shell_tools(host.root, sandbox=True, allow_shell=True))
+    tools = ToolRegistry(shell_tools(host.root, sandbox=True, shell="bash"))
     each = "(echo evil >> {0}) || true; rm -f {0} || true; mv {0} aside || true"
     script = "\n".join([each.format(shlex.quote(str(file))) for file in files])
 

@@ -95,7 +95,7 @@ async def test_scripts_background_jobs_and_what_no_terminal_is_offered_for_run_i
     editor = Editor(None)
     script, job, own = await called(
         tmp_path, editor, {"command": "echo a | cat"}, {"command": ["sleep", "60"], "process_type": "BACKGROUND"}, {"command": ["echo", "b"]},
-        allow_shell=True,
+        shell="bash",
     )  # fmt: skip
 
     assert ("a\n", "b\n") == (script.data["stdout"], own.data["stdout"])

@@ -153,12 +153,14 @@ def python(code: str, *arguments: str) -> list[str]:
         ("echo b >&2", {"exit_code": 0, "stdout": "", "stderr": "b\n"}),
         ("echo a; kill -9 $$", {"exit_code": None, "signal": "SIGKILL", "stdout": "a\n"}),
         ("echo a; kill -ABRT $$", {"exit_code": None, "signal": "SIGABRT", "stdout": "a\n"}),
-        ("false\necho not reached", {"exit_code": 1, "stdout": ""}),
+        ("grep -q x /dev/null; echo after", {"exit_code": 0, "stdout": "after\n"}),
+        ("echo {a,b} $none", {"exit_code": 0, "stdout": "a b\n"}),
+        ("if [[ ab == a* ]]; then echo ${BASH_VERSION:+bash}; fi", {"exit_code": 0, "stdout": "bash\n"}),
     ],
     ids=str,
 )
 async def test_a_command_gives_its_output_and_how_it_ended(root: Path, command: Any, expected: Any) -> None:
-    result = await Sh(root, allow_shell=True)(command)
+    result = await Sh(root, shell="bash")(command)
 
     data = dict(result.data)
     assert result.status == "ok"
@@ -170,11 +172,23 @@ async def test_a_command_gives_its_output_and_how_it_ended(root: Path, command: 
 @pytest.mark.parametrize("command", ["ls; touch x", "ls && touch x", "touch $HOME", "A=1 touch x", "touch x > y"])
 async def test_text_that_needs_a_shell_is_refused_unless_it_is_allowed(root: Path, command: str) -> None:
     refused = await Sh(root)(command)
-    allowed = await Sh(root, allow_shell=True)(command)
+    allowed = await Sh(root, shell="bash")(command)
 
     assert refused.is_error
     assert "needs a shell" in refused.text
     assert not allowed.is_error
+
+
+@pytest.mark.spec("reliability:HP3")
+async def test_sh_runs_command_lines_where_there_is_no_bash(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "cat").symlink_to(shutil.which("cat") or "")
+    monkeypatch.setenv("PATH", str(programs))
+
+    assert "0 a\n" == await Sh(root, shell="bash").out("command -v bash; x=a; echo $# $x | cat")
 
 
 @pytest.mark.spec("reliability:PM06")
@@ -230,7 +244,7 @@ async def test_below_the_root_of_the_whole_system_programs_are_found(elsewhere: 
 async def test_after_its_timeout_a_command_is_killed_and_its_output_kept(root: Path, up_at: Any) -> None:
     up_at(root / "begun")
     script = "trap '' TERM; echo begun; : > begun; sleep 100; sleep 100"
-    result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
+    result = await Sh(root, shell="bash")(script, timeout_seconds=2)
 
     assert result.status == "error"
     assert result.data["stdout"] == "begun\n"
@@ -242,7 +256,7 @@ async def test_after_its_timeout_a_command_is_killed_and_its_output_kept(root: P
 async def test_a_command_may_clean_up_when_it_is_told_to_stop(root: Path, up_at: Any) -> None:
     up_at(root / "begun")
     script = "trap 'echo cleaned; exit 7' TERM; echo begun; : > begun; while :; do sleep 0.05; done"
-    result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
+    result = await Sh(root, shell="bash")(script, timeout_seconds=2)
 
     assert result.data["stdout"] == "begun\ncleaned\n"
     assert result.data["exit_code"] == 7
@@ -283,7 +297,7 @@ async def test_the_timeout_is_what_was_asked_for_within_bounds(
 @LINUX
 @pytest.mark.spec("reliability:SH01", "generator-contract:T15")
 async def test_a_child_that_keeps_the_pipe_open_is_not_waited_for_and_killed(root: Path, elsewhere: Any) -> None:
-    out = await Sh(root, allow_shell=True).out("echo a; sleep 100 & echo $!; env -i sleep 100 & echo $!")
+    out = await Sh(root, shell="bash").out("echo a; sleep 100 & echo $!; env -i sleep 100 & echo $!")
 
     first, *pids = out.split()
     assert first == "a"
@@ -297,7 +311,7 @@ async def test_a_child_that_keeps_the_pipe_open_is_not_waited_for_and_killed(roo
 async def test_two_hundred_children_that_ignore_the_signal_are_killed(
     root: Path, belongings: RunResources, elsewhere: Any
 ) -> None:
-    sh = Sh(root, {"belongings": lambda: belongings}, allow_shell=True)
+    sh = Sh(root, {"belongings": lambda: belongings}, shell="bash")
     started = await sh(
         "trap '' TERM; i=0; while [ $i -lt 200 ]; do sleep 100 & echo $!; i=$((i+1)); done; echo ready; wait",
         process_type="BACKGROUND",
@@ -340,7 +354,7 @@ async def test_what_left_the_process_group_is_found_and_killed(root: Path, elsew
 @pytest.mark.spec("reliability:SH04", "generator-contract:T15")
 @pytest.mark.usefixtures("soon")
 async def test_cancelling_the_call_kills_the_whole_tree(root: Path, elsewhere: Any) -> None:
-    task = asyncio.create_task(Sh(root, allow_shell=True)("trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"))
+    task = asyncio.create_task(Sh(root, shell="bash")("trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"))
     pid = int(await until_async(lambda: (root / "pid").exists() and (root / "pid").read_text()))
     assert elsewhere.running([pid])
     task.cancel()
@@ -431,7 +445,7 @@ async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
     up_at(root / "turned")
     turns = f"kill -{how} $PPID; : > turned; sleep 100"
     script = f"setsid sleep 100 & echo $! > new; mv new pid; echo said; sleep 0.3; {turns}"
-    result = await Sh(root, allow_shell=True)(script, timeout_seconds=2)
+    result = await Sh(root, shell="bash")(script, timeout_seconds=2)
 
     assert not elsewhere.running([int((root / "pid").read_text())])
     assert ("SIGKILL", "said\n") == (result.data["signal"], result.data["stdout"])
@@ -494,9 +508,7 @@ def test_a_command_ends_with_a_process_that_is_killed_before_it_was_told_that_th
 
 
 async def test_private_folders_are_removed_with_the_command(root: Path) -> None:
-    home, tmp = (
-        await Sh(root, allow_shell=True).out('touch "$HOME/a" "$TMPDIR/b"; echo "$HOME"; echo "$TMPDIR"')
-    ).split()
+    home, tmp = (await Sh(root, shell="bash").out('touch "$HOME/a" "$TMPDIR/b"; echo "$HOME"; echo "$TMPDIR"')).split()
 
     assert not Path(home).exists()
     assert not Path(tmp).parent.exists()
@@ -510,7 +522,7 @@ async def test_a_flood_on_both_streams_is_cut_and_killed(root: Path, monkeypatch
     monkeypatch.setattr(process, "COMMAND_OUTPUT_BYTES", 4_000_000)
     # Both have begun before either floods: on a loaded machine one alone could be all that comes.
     begin = "printf 'begin\\n' >&2; printf 'é\x1b[31mred\\né\x1b[31mred\\n'"
-    result = await Sh(root, allow_shell=True)(f"{begin}; yes begin >&2 & yes 'é\x1b[31mred'")
+    result = await Sh(root, shell="bash")(f"{begin}; yes begin >&2 & yes 'é\x1b[31mred'")
 
     data = result.data
     assert result.status == "error"
@@ -580,7 +592,7 @@ async def test_escapes_that_never_end_take_no_time(root: Path, opener: str) -> N
 @pytest.mark.deep
 @pytest.mark.spec("reliability:SH05")
 async def test_a_command_that_ended_in_time_is_not_called_slow_by_a_busy_loop(root: Path) -> None:
-    running = asyncio.create_task(Sh(root, allow_shell=True)("sleep 0.3; echo done", timeout_seconds=1))
+    running = asyncio.create_task(Sh(root, shell="bash")("sleep 0.3; echo done", timeout_seconds=1))
     await asyncio.sleep(0.2)
     time.sleep(1.5)  # noqa: ASYNC251  (something blocks the loop)
     result = await running
@@ -614,7 +626,7 @@ async def test_a_result_stays_json_when_everything_has_to_be_escaped(root: Path)
 
 async def test_output_is_shown_while_the_command_runs(root: Path) -> None:
     events: list[Event] = []
-    sh = Sh(root, {"emit": events.append}, allow_shell=True)
+    sh = Sh(root, {"emit": events.append}, shell="bash")
     shown = asyncio.create_task(sh("echo one; while [ ! -e go ]; do sleep 0.02; done; echo two"))
     await until_async(lambda: events)
     assert not shown.done()
@@ -693,7 +705,7 @@ async def test_a_command_has_no_input_no_terminal_and_a_session_of_its_own(
     os.dup2(read, 0)
     try:
         script = "cat; readlink /proc/self/fd/0; umask; touch made; echo $TZ $LC_ALL $PAGER $EDITOR $TERM $GIT_TERMINAL_PROMPT"
-        out = await Sh(root, allow_shell=True).out(script)
+        out = await Sh(root, shell="bash").out(script)
     finally:
         os.umask(before)
         os.dup2(mine, 0)
@@ -739,7 +751,7 @@ async def test_a_command_inherits_no_descriptors(root: Path) -> None:
 @LINUX
 @pytest.mark.spec("generator-contract:T15", "reliability:HP3", "reliability:SH12")
 async def test_core_dumps_are_off_and_other_limits_hold_when_they_are_set(root: Path) -> None:
-    show = "ulimit -c; ulimit -f; ulimit -t; ulimit -v"
+    show = "sh -c 'ulimit -c; ulimit -f; ulimit -t; ulimit -v'"  # bash has another unit for -f
     before = resource.getrlimit(resource.RLIMIT_CORE)
     if before[1] == 0:
         pytest.skip(
@@ -747,10 +759,10 @@ async def test_core_dumps_are_off_and_other_limits_hold_when_they_are_set(root: 
         )
     resource.setrlimit(resource.RLIMIT_CORE, (4096, before[1]))
     try:
-        free = (await Sh(root, allow_shell=True).out(show)).split()
+        free = (await Sh(root, shell="bash").out(show)).split()
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)
-    bound = Sh(root, allow_shell=True, limits={"file_bytes": 51_200, "cpu_seconds": 7, "memory_bytes": 2**30})
+    bound = Sh(root, shell="bash", limits={"file_bytes": 51_200, "cpu_seconds": 7, "memory_bytes": 2**30})
 
     assert free[0] == "0"
     assert (await bound.out(show)).split() == ["0", "100", "7", str(2**20)]
@@ -763,7 +775,7 @@ async def test_core_dumps_are_off_and_other_limits_hold_when_they_are_set(root: 
 
 
 async def test_a_broken_pipe_ends_a_program_as_everywhere(root: Path) -> None:
-    assert await Sh(root, allow_shell=True).out("yes | head -n 1") == "y\n"
+    assert await Sh(root, shell="bash").out("yes | head -n 1") == "y\n"
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as below a `nohup`
     try:
         status = await Sh(root).out(["cat", "/proc/self/status"])
@@ -811,7 +823,7 @@ async def test_a_program_in_the_root_is_not_found_by_its_name(root: Path, monkey
     outside = root.parent / "linked"
     outside.symlink_to(root / "bin")
     monkeypatch.setenv("PATH", f"{root}/bin:.:bin:{outside}:/usr/local/bin:/usr/bin:/bin")
-    sh = Sh(root, allow_shell=True)
+    sh = Sh(root, shell="bash")
     by_name = await sh(["git"])
 
     assert "planted" not in by_name.text
@@ -837,7 +849,7 @@ async def test_the_configuration_of_a_repository_runs_nothing(root: Path) -> Non
 
 
 async def test_the_home_folder_is_private_unless_the_real_one_is_wanted(root: Path, elsewhere: Any) -> None:
-    sh, real = Sh(root, allow_shell=True), Sh(root, allow_shell=True, home="real")
+    sh, real = Sh(root, shell="bash"), Sh(root, shell="bash", home="real")
 
     assert await sh.out("ls -A $HOME; ls -A $TMPDIR; stat -c %a $HOME/..") == "700\n"
     assert await real.out("echo $HOME") == f"{elsewhere.home}\n"
@@ -915,7 +927,7 @@ async def test_a_system_that_stays_full_is_a_clear_error(root: Path, monkeypatch
 
 @pytest.mark.spec("reliability:SH14", "reliability:SH01")
 async def test_a_background_job_is_looked_after_by_its_id(root: Path, belongings: RunResources) -> None:
-    sh = Sh(root, {"belongings": lambda: belongings}, allow_shell=True)
+    sh = Sh(root, {"belongings": lambda: belongings}, shell="bash")
     script = "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; echo err >&2; exit 3"
     started = await sh(script, process_type="BACKGROUND")
     job = started.data["job_id"]
@@ -1014,7 +1026,7 @@ async def test_the_log_tells_what_ran_without_secrets_and_without_its_output(
 
     monkeypatch.setenv("GITHUB_TOKEN", "canary-secret")
     logger = SimpleNamespace(debug=log, info=log, warning=log, error=log)
-    await Sh(root, {"logger": logger}, allow_shell=True)("echo printed; test canary-secret = other")
+    await Sh(root, {"logger": logger}, shell="bash")("echo printed; test canary-secret = other")
     ((message, data),) = lines
 
     assert message == "ran echo printed; test [GITHUB_TOKEN] = other"
@@ -1051,7 +1063,7 @@ def test_the_tools_say_what_they_may_do(root: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_person_is_shown_the_whole_command(root: Path, input: Any, action: str, details: Any) -> None:
-    tool: Tool[..., Any] = shell_tools(root, allow_shell=True)[0]
+    tool: Tool[..., Any] = shell_tools(root, shell="bash")[0]
     preview = tool.preview(input)
     refused = shell_tools(root)[0].preview(input)
 
@@ -1070,7 +1082,7 @@ async def test_a_runner_decides_what_is_executed(root: Path) -> None:
         seen.append(launch)
         return attrs.evolve(launch, argv=("env", "INSIDE=yes", *launch.argv))
 
-    sh = Sh(root, runner=inside, allow_shell=True)
+    sh = Sh(root, runner=inside, shell="bash")
 
     assert await sh.out(["printenv", "INSIDE"], cwd="sub") == "yes\n"
     assert await sh.out("echo $INSIDE; exit 0") == "yes\n"
@@ -1091,6 +1103,7 @@ def test_a_system_without_process_groups_is_refused(root: Path, monkeypatch: pyt
         ({"timeout": 700}, "timeout=700"),
         ({"max_timeout": float("inf")}, "max_timeout=inf"),
         ({"home": "other"}, "home='other'"),
+        ({"shell": True}, "shell=True; None or 'bash' would be fine"),
         ({"runner": "bwrap"}, "runner='bwrap'"),
         ({"env": "PATH"}, "env="),
         ({"env": ["A=B"]}, "'A=B'"),

@@ -82,7 +82,12 @@ def worker(
     shell: bool = False,
     **options: Any,
 ) -> tuple[Engine, ScriptedModel]:
-    tools = [*file_tools(folder, write=True), *shell_tools(folder, allow_shell=shell), ask_user_tool(), *more]
+    tools = [
+        *file_tools(folder, write=True),
+        *shell_tools(folder, shell="bash" if shell else None),
+        ask_user_tool(),
+        *more,
+    ]
     agent = AgentDefinition("worker", model="scripted/m", tools=[tool.spec.name for tool in tools])
     model = ScriptedModel(replies)
     return Engine([agent], tools, model, permissions=policy or POLICY, observers=observers, **options), model

@@ -250,12 +250,12 @@ def a_missing_program_is_an_error(root: Path) -> None:
 def a_shell_is_allowed_by_name(root: Path) -> None:
     command = {"command": "echo a | cat"}
     assert called("run_terminal_command", command, *shell_tools(root)).is_error
-    assert "a\n" == called("run_terminal_command", command, *shell_tools(root, allow_shell=True)).data["stdout"]
+    assert "a\n" == called("run_terminal_command", command, *shell_tools(root, shell="bash")).data["stdout"]
 
 
 def commands_see_little(root: Path) -> None:
     script = {"command": "echo $HOME; ls -A $HOME; echo ${PYTEST_CURRENT_TEST-none}"}
-    lines = called("run_terminal_command", script, *shell_tools(root, allow_shell=True)).data["stdout"].splitlines()
+    lines = called("run_terminal_command", script, *shell_tools(root, shell="bash")).data["stdout"].splitlines()
     assert len(lines) == 2
     assert lines[0] != str(Path.home())
     assert lines[1] == "none"

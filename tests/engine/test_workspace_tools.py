@@ -90,6 +90,21 @@ def test_the_error_of_a_workspace_that_allows_less_keeps_what_it_allows(folder: 
 
     assert "lists the tool 'run_terminal_command', which" in message
     assert Workspace(place.root, write=True, shell=True, web="http://search.test") == workspace_in(message)
+    lines = Workspace(folder, shell="bash")
+    assert Workspace(folder, shell="bash", write=True) == workspace_in(refused("write_file", workspace=lines))
+
+
+@pytest.mark.spec("requirements:X14", "reliability:HP3")
+@pytest.mark.parametrize(("shell", "said"), [(True, 'Workspace(shell="bash")'), ("bash", "after")])
+def test_a_workspace_with_bash_runs_command_lines(folder: Path, shell: Any, said: str) -> None:
+    line = tool_call("run_terminal_command", {"command": "grep -q x /dev/null; echo after | cat"})
+    place = Workspace(folder, shell=shell)
+    with Engine([naming("run_terminal_command")], models=ScriptedModel([line, "Done."]), workspace=place) as engine:
+        result = engine.run_sync("worker", "Go")
+
+    (call,) = result.tool_calls
+    assert (shell != "bash") is call.result.is_error
+    assert said in call.result.text
 
 
 @pytest.mark.spec("requirements:X14")
@@ -208,7 +223,14 @@ def test_a_policy_file_and_a_signing_key_stay_out_of_reach_of_the_tools_of_a_wor
     ("options", "said"),
     [
         ({"write": 1}, "Workspace(write=...) is True or False, not 1"),
-        ({"shell": None}, "Workspace(shell=...) is True or False, not None"),
+        (
+            {"shell": None},
+            'Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not None',
+        ),
+        (
+            {"shell": "sh"},
+            """Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not 'sh'""",
+        ),
         ({"web": True}, "Workspace(web=...) is text or None, not True"),
         ({"web": "localhost"}, "'localhost' is not an address of a search service"),
     ],

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 COMMAND_SECONDS = 30.0
 """Most commands of an agent end in seconds; a model that needs more asks for it."""
 
+CHOICES: dict[str, tuple[str | None, ...]] = {"home": ("private", "real"), "shell": (None, "bash")}
+"""Options of shell tools with a few values."""
+
 P = ParamSpec("P")
 
 Folder: TypeAlias = "str | os.PathLike[str] | Workspace"
@@ -162,7 +165,8 @@ class ShellTools:
     ``run_terminal_command``, ``check_job`` and ``kill_job``, and with *watch* also ``watch``.
 
     A command is an argument list, or text that every shell would only split into words; it is executed without a shell.
-    With *allow_shell* other text is a script for ``/bin/sh -eu``. A command runs in a session of its own, without
+    With ``shell="bash"`` other text is a command line, with pipes, variables and the like: it is run by ``bash`` with its
+    ordinary settings, and by ``sh`` where there is no ``bash``. A command runs in a session of its own, without
     terminal and input, in a folder below the root, and sees a clean environment with an empty home folder. When it
     ends, is stopped after its timeout, or its run is cancelled, everything that it started is killed. Background jobs
     end with their run.
@@ -188,7 +192,7 @@ class ShellTools:
     limited by it.
 
     Attributes:
-        allow_shell: Whether text that needs a shell is run by one, instead of being refused.
+        shell: ``"bash"`` to run text that needs a shell; ``None``, the default, refuses it.
         env: Names of variables of this process that commands may see, such as ``["JAVA_HOME"]``. Names such as ``HOME``
             that commands get with a value of their own are refused.
         timeout: Seconds that a command may take when the model does not say; 30 by default.
@@ -232,7 +236,7 @@ class ShellTools:
             groups (Windows), or no sandbox where one is asked for.
     """
 
-    allow_shell: bool = False
+    shell: Literal["bash"] | None = None
     env: Sequence[str] = ()
     timeout: float = COMMAND_SECONDS
     max_timeout: float = COMMAND_MAX_SECONDS
@@ -262,7 +266,7 @@ class ShellTools:
         folder = "/" if held.system is not None else f"/{'/'.join(held.real)}"
         shell = Shell(
             root=held,
-            allow_shell=self.allow_shell,
+            runs_lines=self.shell is not None,
             environment=CommandEnvironment(
                 names=names,
                 real_home=self.home == "real",
@@ -287,8 +291,9 @@ class ShellTools:
             problem = "need a POSIX system and a Python program; there are no process groups to end commands with here"
         elif not (0 < self.timeout <= self.max_timeout and math.isfinite(self.max_timeout)):
             problem = f"have {times}; seconds, the first at most the second, are fine"
-        elif self.home not in {"private", "real"}:
-            problem = f"have home={self.home!r}; 'private' or 'real' would be fine"
+        elif wrong := [name for name, values in CHOICES.items() if getattr(self, name) not in values]:
+            name = wrong[0]
+            problem = f"have {name}={getattr(self, name)!r}; {' or '.join(map(repr, CHOICES[name]))} would be fine"
         elif self.runner is not None and not callable(self.runner):
             problem = f"have runner={self.runner!r}; a function from a Launch to a Launch would be fine"
         elif self.sandbox and (self.runner is not None or self.home == "real"):
@@ -501,11 +506,10 @@ def workspace_tools(
         ),
         *search_tools(workspace, withhold=withhold, allow_wide_root=wide),
     ]
-    return (
-        tools + shell_tools(workspace, terminals=terminals, watch=True, allow_wide_root=wide)
-        if workspace.shell
-        else tools
-    )
+    if not workspace.shell:
+        return tools
+    shell: Literal["bash"] | None = "bash" if workspace.shell == "bash" else None
+    return [*tools, *shell_tools(workspace, shell=shell, terminals=terminals, watch=True, allow_wide_root=wide)]
 
 
 def rootless_tools(searxng: str | None = None) -> list[Tool]:

@@ -37,7 +37,8 @@ TERMINAL_BYTES = 1024 * 1024
 """Of what a terminal shows, how much is asked for: a result holds a part of it."""
 PROGRESS_CHARS = 2_000
 """A screen: what a person sees of a command that prints fast."""
-SHELL = ("/bin/sh", "-eu", "{script}")
+SHELL = ("/bin/sh", "-c", 'command -v bash >/dev/null && exec bash "$0"; exec /bin/sh "$0"', "{script}")
+"""Runs a command line by bash where there is one; only the place where it runs can tell, and that may be a container."""
 
 
 @frozen(kw_only=True)
@@ -125,7 +126,7 @@ class Shell:
 
     Attributes:
         root: The root folder.
-        allow_shell: Whether scripts may be run.
+        runs_lines: Whether command lines that need a shell may be run.
         environment: What commands see.
         timeout: Seconds that a command may take, if nothing else is asked for.
         max_timeout: Seconds that may be asked for.
@@ -136,7 +137,7 @@ class Shell:
     """
 
     root: Root
-    allow_shell: bool
+    runs_lines: bool
     environment: CommandEnvironment
     timeout: float
     max_timeout: float
@@ -153,11 +154,11 @@ class Shell:
             ToolError: when it is nothing, or a script and none may be run.
         """
         read = parse_command(command)
-        if isinstance(read, Script) and not self.allow_shell:
+        if isinstance(read, Script) and not self.runs_lines:
             msg = (
                 f"the command needs a shell, because of {read.reason}, and there is none: a program is executed directly. "
                 'Give one program with its arguments, best as a list such as ["grep", "-r", "a b", "src"]; '
-                "do several things with several calls"
+                'do several things with several calls. Whoever runs this agent can allow command lines with Workspace(shell="bash")'
             )
             raise ToolError(msg)
         return read
