@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,6 @@ from stepengine.testing.cassette_files import (
     CASSETTE_FILE,
     Interaction,
     RecordedRequest,
-    RecordedResponse,
     dump_cassette,
     parse_cassette,
 )
@@ -44,7 +43,7 @@ from stepengine.testing.cassette_misses import (
     find_nearest,
     miss_reason,
 )
-from stepengine.testing.traffic_redaction import SHAPES, Cleaner, SecretFound, secrets_in_headers
+from stepengine.testing.traffic_redaction import SHAPES, Cleaner, SecretFound, clean_url, secrets_in_headers
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 
@@ -303,16 +302,17 @@ class Cassette:
 
     def save(self, path: str | os.PathLike[str] | None = None, *, allow_partial: bool = False) -> Path:
         """
-        Write the file that plain vcrpy and ``load`` read, as a whole or not at all, and return its path.
+        Write the file that plain vcrpy and ``load`` read, and return its path.
 
-        Everything is cleaned once more on its way to the file, which is then parsed back and scanned for secrets.
+        Everything is cleaned once more on its way to the file, which is then parsed back and scanned for secrets. If a secret is
+        left in an interaction, a file that exists stays as it was, and a new one gets the other interactions.
 
         Args:
             path: Where; the cassette's own path by default.
             allow_partial: Keep interactions whose reply was not read to its end.
 
         Raises:
-            SecretFound: when a secret is left; nothing is written.
+            SecretFound: when a secret is left; it names the interactions that were not written.
             DataError: when there is no path, or the file there is not a cassette.
         """
         target = self.path if path is None else Path(path)
@@ -325,11 +325,16 @@ class Cassette:
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
         kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_kept or allow_partial]
         data = dump_cassette(kept, self.extras)
-        for index, interaction in enumerate(parse_cassette(data, str(target))):
-            _refuse_secrets(interaction, cleaner, f"{target}: interactions[{index}]")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_path(target, data)
-        self.path = self.path or target
+        hits = _find_secrets(parse_cassette(data, str(target)), cleaner)
+        if hits and target.exists():
+            raise _make_secret_error(hits, f"{target} stays as it was")
+        clean = [interaction for index, interaction in enumerate(kept) if index not in hits]
+        if clean or not hits:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_path(target, dump_cassette(clean, self.extras) if hits else data)
+            self.path = self.path or target
+        if hits:
+            raise _make_secret_error(hits, f"{target} has the other {len(clean)}" if clean else "nothing was written")
         return target
 
     def leave_out(self, left: LeftOut) -> None:
@@ -387,16 +392,46 @@ def _clean_extras(interaction: Interaction, cleaner: Cleaner) -> dict[str, Any]:
     return {**extras, "error": cleaner.values(thaw(extras["error"]))} if "error" in extras else extras
 
 
-def _refuse_secrets(interaction: Interaction, cleaner: Cleaner, where: str) -> None:
-    messages: tuple[tuple[str, RecordedRequest | RecordedResponse], ...] = (
-        ("request", interaction.request),
-        ("response", interaction.response),
-    )
-    for name, message in messages:
-        for place, rule in cleaner.findings(message):
-            msg = f"{where}.{name} holds a secret at {place} (rule {rule}); nothing was written. Take it out of the traffic"
-            raise SecretFound(msg, path=f"{name}/{place}", rule=rule)
+@frozen
+class _Hit:
+    """
+    A secret in an interaction.
+
+    Attributes:
+        exchange: The interaction in messages: its index, method and URL.
+        place: Where the secret stands, such as ``"response/body"``.
+        rule: What it looks like, or its name.
+    """
+
+    exchange: str
+    place: str
+    rule: str
+
+
+def _find_secrets(interactions: Iterable[Interaction], cleaner: Cleaner) -> dict[int, _Hit]:
+    """Return the first secret of each interaction that holds one, by index."""
+    found = {}
+    for index, interaction in enumerate(interactions):
+        for place, rule in _list_secrets(interaction, cleaner):
+            # The URL of a request that holds a secret may be where it stands.
+            url = "" if place.startswith("request") else f" {clean_url(interaction.request.url)}"
+            found[index] = _Hit(f"interactions[{index}], {interaction.request.method}{url},", place, rule)
+            break
+    return found
+
+
+def _list_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
+    """Yield the place and the rule of each secret that is left."""
+    yield from [(f"request/{place}", rule) for place, rule in cleaner.findings(interaction.request)]
+    yield from [(f"response/{place}", rule) for place, rule in cleaner.findings(interaction.response)]
     error = thaw(interaction.extras.get("error"))
     if cleaner.values(error) != error:
-        msg = f"{where}.x_stepengine.error holds a secret; nothing was written. Take it out of the traffic"
-        raise SecretFound(msg, path="x_stepengine/error", rule="error")
+        yield "x_stepengine/error", "error"
+
+
+def _make_secret_error(hits: Mapping[int, _Hit], outcome: str) -> SecretFound:
+    """Return the error about interactions that hold secrets; *outcome* says what became of the file."""
+    listed = "\n".join([f"  {hit.exchange} holds a secret at {hit.place} (rule {hit.rule})" for hit in hits.values()])
+    msg = f"{len(hits)} recorded interaction(s) hold a secret and were not written; {outcome}. Take it out of the traffic\n{listed}"
+    first = next(iter(hits.values()))
+    return SecretFound(msg, path=first.place, rule=first.rule)

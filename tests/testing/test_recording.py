@@ -27,8 +27,8 @@ STREAM = "".join(EVENTS).encode()
 SSE = {"content-type": "text/event-stream; charset=utf-8"}
 
 
-def cassette_of(response: RecordedResponse) -> Cassette:
-    return Cassette([Interaction(RecordedRequest("GET", URL), response)])
+def cassette_of(*responses: RecordedResponse) -> Cassette:
+    return Cassette([Interaction(RecordedRequest("GET", URL), response) for response in responses])
 
 
 KEY = "sk-test-PLANT-1-" + "k7" * 12
@@ -316,12 +316,34 @@ def test_the_scan_behind_the_cleaning_refuses_to_write_what_it_missed(tmp_path, 
     monkeypatch.setattr(Cleaner, "response", lambda _, response: response)
     held = cassette_of(RecordedResponse(200, "OK", (), body.encode()))
 
-    with pytest.raises(SecretFound, match=r"interactions\[0\]\.response holds a secret at body") as caught:
+    with pytest.raises(SecretFound, match=r"interactions\[0\], GET .* holds a secret at response/body") as caught:
         held.save(tmp_path / "c.yaml")
 
     assert [] == list(tmp_path.iterdir())
     assert KEY not in caught.value.message
     assert "provider-key" == caught.value.rule
+
+
+@pytest.mark.spec("replay:K8")
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_recording_with_a_secret_keeps_its_other_exchanges(tmp_path, monkeypatch, exists):
+    """
+    A file that exists stays as it was: it may be the only whole recording.
+    """
+    file = tmp_path / "c.yaml"
+    if exists:
+        cassette_of(RecordedResponse(200, "OK", (), b"before")).save(file)
+    held = cassette_of(*[RecordedResponse(200, "OK", (), body) for body in (b"one", KEY.encode(), b"three")])
+    monkeypatch.setattr(Cleaner, "response", lambda _, response: response)
+
+    with pytest.raises(SecretFound) as caught:
+        held.save(file)
+
+    kept = [interaction.response.body for interaction in Cassette.load(file).interactions]
+    assert ([b"before"] if exists else [b"one", b"three"]) == kept
+    assert "interactions[1]" in caught.value.message
+    assert ("stays as it was" if exists else "has the other 2") in caught.value.message
+    assert KEY not in caught.value.message
 
 
 SECRETS = {
