@@ -93,7 +93,8 @@ class LeftOut:
         url: The URL, without secrets.
         status: The status code of the reply; 0 if there was none.
         reason: ``"error_status"``, ``"no_reply"``, ``"not_read"`` if the client closed the stream before its end, ``"cut"`` if the
-            stream ended early, ``"other_client"`` for a connection of a client that is not recorded.
+            stream ended early, ``"presigned"`` if the URL is a credential itself, ``"other_client"`` for a connection of a client
+            that is not recorded.
     """
 
     method: str
@@ -107,6 +108,7 @@ class LeftOut:
             "no_reply": "there was no reply",
             "not_read": "the reply was not read to its end",
             "cut": "the stream ended before its last event",
+            "presigned": "the URL is a credential itself, so a replay cannot answer it",
             "other_client": "it was opened by no library that is recorded, such as http.client, httpx or aiohttp",
         }
         return f"{self.method} {self.url}: {why[self.reason]}"

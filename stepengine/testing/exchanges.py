@@ -205,6 +205,9 @@ def start_exchange(
     transport: str = "",
 ) -> Exchange | None:
     """Start to record *request*; return ``None`` for a request about credentials, which is never recorded."""
+    if is_presigned(request):
+        # A program expects what is behind such an address, and no replay can make it up.
+        cassette.leave_out(LeftOut(request.method, clean_url(request.url), 0, "presigned"))
     if is_credential_exchange(request):
         return None
     return Exchange(cassette, request, record_errors=record_errors, keep_chunks=keep_chunks, transport=transport)
