@@ -389,7 +389,7 @@ def test_whatever_a_path_is_made_of_what_it_opens_is_inside(
 
 @pytest.mark.deep
 @pytest.mark.spec("reliability:FP1", "reliability:FS02", "reliability:FS04", "reliability:FP2", "reliability:R17")
-def test_in_50_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[Path, Root]) -> None:
+def test_in_20_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[Path, Root]) -> None:
     folder, held = tangled
     real = os.path.realpath(folder)
     prefixes = st.sampled_from(["", "/", f"{real}/", real, f"{real}/..", f"{real}-secret/", "//", "file://"])
@@ -398,7 +398,7 @@ def test_in_50_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[P
     )
     seen = 0
 
-    @settings(max_examples=500, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(st.lists(st.tuples(prefixes, st.lists(words, min_size=1, max_size=6)), min_size=100, max_size=100))
     def explore(paths: list[tuple[str, list[str]]]) -> None:
         nonlocal seen
@@ -408,7 +408,7 @@ def test_in_50_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[P
 
     explore()
     print(f"{seen:,} paths")
-    assert seen >= 50_000
+    assert seen >= 20_000
     assert SECRET == (folder.parent / "secret").read_text()
     assert {"root", "secret"} == set(os.listdir(folder.parent))
 

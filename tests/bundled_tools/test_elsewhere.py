@@ -62,7 +62,7 @@ OF_SSH = {
 @pytest.mark.deep
 @pytest.mark.spec("reliability:WS1", "reliability:WS2")
 @pytest.mark.parametrize("part", SUITE)
-@pytest.mark.parametrize("way", ["pipe", "old", "ssh", "bubblewrap", "podman", "docker"])
+@pytest.mark.parametrize("way", ["old", "ssh", "bubblewrap", "podman", "docker"])
 def test_the_tests_of_the_tools_pass_over_every_way_with_the_same_results(way: str, part: str, tmp_path: Path) -> None:
     why = podman(tmp_path).why if way == "podman" else docker().why if way == "docker" else why_not(way)
     if why:

@@ -38,6 +38,7 @@ from stepengine.errors import DefinitionError
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import bundled, shell_tools
 from stepengine.tools.bundled.shell import process
+from stepengine.tools.bundled.shell.commands import Launch
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.shell.tools import FLOODED
 from stepengine.tools.context import RunResources
@@ -180,15 +181,13 @@ async def test_text_that_needs_a_shell_is_refused_unless_it_is_allowed(root: Pat
 
 
 @pytest.mark.spec("reliability:HP3")
-async def test_sh_runs_command_lines_where_there_is_no_bash(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "cat").symlink_to(shutil.which("cat") or "")
-    monkeypatch.setenv("PATH", str(programs))
+async def test_sh_runs_command_lines_where_there_is_no_bash(root: Path) -> None:
+    def without_programs(launch: Launch) -> Launch:
+        return attrs.evolve(launch, env={**launch.env, "PATH": "/nowhere"})
 
-    assert "0 a\n" == await Sh(root, shell="bash").out("command -v bash; x=a; echo $# $x | cat")
+    sh = Sh(root, shell="bash", runner=without_programs)
+
+    assert "0 a\n" == await sh.out("command -v bash; x=a; echo $# $x")
 
 
 @pytest.mark.spec("reliability:PM06")

@@ -115,10 +115,10 @@ def test_every_shell_splits_what_is_accepted_into_the_same_words(texts: list[str
 @pytest.mark.deep
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
 @pytest.mark.spec("reliability:PM01", "reliability:R8")
-def test_in_50_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
+def test_in_20_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
     seen = 0
 
-    @settings(max_examples=500, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(st.lists(st.one_of(nasty_text, quoted_text, st.text(NASTY, max_size=40)), min_size=100, max_size=100))
     def explore(texts: list[str]) -> None:
         nonlocal seen
@@ -127,7 +127,7 @@ def test_in_50_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
 
     explore()
     print(f"{seen:,} texts")
-    assert seen >= 50_000
+    assert seen >= 20_000
 
 
 def check_against_shells(texts: list[str]) -> None:
