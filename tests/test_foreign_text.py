@@ -94,7 +94,7 @@ from stepengine.models.bedrock_converse.encode import make_document_name
 from stepengine.models.google.calls import _parse_json_path
 from stepengine.models.keys import Credentials, printable
 from stepengine.models.openai_chat.written import WrittenThoughtFilter, parse_written_calls, parse_written_thoughts
-from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, permits
+from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, find_doubt, permits
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
@@ -416,6 +416,7 @@ def judged(command: str) -> None:
     for form in (*READ_ONLY, CommandForm(("git", "push"))):
         permits(form, words)
         denies(form, words)
+        find_doubt(form, words)
 
 
 def asked(text: str) -> None:
@@ -1718,9 +1719,17 @@ PLACES = (
                 ("a;", ""),
                 ("é", "cat "),
                 ("'a  bc' ", "sh -c a "),
+                ("bwrap ", ""),
+                ("env -S ", ""),
+                ("<<a\n", "cat "),
+                ("$(", ";"),
+                (";/", "sed "),
+                ("\n ", "sed x "),
+                ("|a ", "awk "),
+                ("sh -c '", ""),
             )
         ),
-        ("permissions/commands.py:*",),
+        ("permissions/commands.py:*", "permissions/script_commands.py:*", "permissions/wrappers.py:*"),
         most=131_072,
     ),
     Place(

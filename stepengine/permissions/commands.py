@@ -3,8 +3,9 @@ What a rule about commands compares: argument lists word by word, never the text
 
 Allowing errs on the narrow side and denying on the wide one. An allow needs the program by the very name that the rule
 gives, so a ``./git`` of the working folder is not ``git``. A deny also finds the program under a path, in another case,
-behind programs that start others (``env``, ``xargs``, ``sh -c``), behind options before a sub-command, and anywhere in a
-shell script. That is help against accidents, no boundary: a program that may run can start any other.
+behind programs that start others (``wrappers``), behind options before a sub-command, and anywhere in a shell script.
+Where a command may start it although its words do not say so, ``find_doubt`` gives the reason, and the policy asks. That is
+help against accidents, no boundary: a program that may run can start any other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Literal
 
 import attrs
@@ -19,6 +21,8 @@ from attrs import frozen
 
 from stepengine.data.messages import to_string_tuple
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.permissions.script_commands import WORD, split_script
+from stepengine.permissions.wrappers import find_started, option_ends, program_name
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script
 from stepengine.workspace.path_rules import SECRETS, PathRules
@@ -103,10 +107,10 @@ INTERPRETERS = frozenset((
     "ptpython", "pypy", "python", "r", "raku", "rscript", "ruby", "scala", "tclsh", "ts-node", "tsx",
 ))  # fmt: skip
 """Programs that run the file which is their first argument, and give it all that stands behind it."""
-WORD = re.compile(r"[^\s;&|<>()`$\"']+")
 SECRET = PathRules(SECRETS, ())
 SHOWING = ("diff", "log", "show", "grep", "status")
 """What git shows files by."""
+KEPT_SCRIPTS = 16
 MAX_LEFT_OUT_NAMES = 500
 """How many names may be kept out of a listing one by one; a command line has no room for any number."""
 NO_RANGE = ("^!", "^@", "^-")
@@ -494,16 +498,35 @@ def _limit_to_commits(word: str) -> str:
 
 
 def denies(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether *command* may run what a deny rule about *form* means."""
-    first = form.prefix[0].casefold()
+    """Return whether *command* runs what a deny rule about *form* means, by itself or behind programs that start others."""
+    return any(_is_meant(form, started) for started in find_started(command).commands)
+
+
+def find_doubt(form: CommandForm, command: Argv | Script) -> str:
+    """Return why *command* may run what *form* means although it does not say so; ``""`` if its words rule that out."""
+    started = find_started(command)
+    if any(_is_meant(form, possible) for possible in started.possible):
+        return f"it names {program_name(form.prefix[0])!r} behind a program that may start it"
+    return started.unclear
+
+
+def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
+    """Return whether a deny rule means a command, wrappers aside: an argument list by its first words, a script by any word."""
+    program = program_name(form.prefix[0])
     if isinstance(command, Script):
-        return any(_program_name(word) == first for word in WORD.findall(command.text))
-    launches = _program_name(command[0]) in LAUNCHERS
-    if permits(form, command) or (
-        _contains_prefix(form.prefix, command, anywhere=launches) and (launches or not form.exact)
-    ):
-        return True
-    return launches and any(_program_name(w) == first for word in command[1:] for w in WORD.findall(word) if w != word)
+        return program in _find_script_words(command.text)
+    if program_name(command[0]) != program:
+        return False
+    if form.exact:
+        return command[1:] == form.prefix[1:]
+    return _contains_prefix(form.prefix[1:], command)
+
+
+@lru_cache(KEPT_SCRIPTS)
+def _find_script_words(text: str) -> frozenset[str]:
+    """Return the words of a script that may be programs, as they are written and without their quotes."""
+    words = [word for simple in split_script(text) for word in simple.words]
+    return frozenset([program_name(word) for part in (text, *words) for word in (part, *WORD.findall(part))])
 
 
 def determines_executed_code(prefix: Sequence[str]) -> bool:
@@ -514,7 +537,7 @@ def determines_executed_code(prefix: Sequence[str]) -> bool:
     ``python -c`` and ``python -m pdb`` do not. With a program that does many things it is one that runs nothing: ``git log``
     does, ``git``, ``git -C x`` and ``npm exec`` do not, ``uv run pytest`` as ``pytest`` does.
     """
-    program = _program_name(prefix[0]).removesuffix(".exe")
+    program = program_name(prefix[0]).removesuffix(".exe")
     stem = program.rstrip("0123456789.-") or program
     if not {program, stem}.isdisjoint(LAUNCHERS | RUNNERS):
         return False
@@ -541,29 +564,12 @@ def _is_name(word: str) -> bool:
     return word not in {"", "-"} and not _is_option(word)
 
 
-def _program_name(word: str) -> str:
-    return word.rpartition("/")[2].casefold()
-
-
-def _contains_prefix(prefix: Sequence[str], words: Sequence[str], *, anywhere: bool) -> bool:
-    """Return whether the words of a prefix stand in front, or *anywhere*, options and their values between them aside."""
-    program = _program_name(prefix[0])
-    places = {at + 1 for at, word in enumerate(words if anywhere else words[:1]) if _program_name(word) == program}
-    for wanted in prefix[1:]:
-        places = {at + 1 for at in _option_ends(words, places) if words[at] == wanted}
+def _contains_prefix(prefix: Sequence[str], words: Sequence[str]) -> bool:
+    """Return whether the words of a prefix follow the program, options and their values between them aside."""
+    places = {1}
+    for wanted in prefix:
+        places = {at + 1 for at in option_ends(words, places) if words[at] == wanted}
     return bool(places)
-
-
-def _option_ends(words: Sequence[str], starts: set[int]) -> set[int]:
-    """Return where options that begin at *starts* may end: nobody knows which of them takes the next word as its value."""
-    ends, reached = set[int](), set(starts)
-    if starts:
-        for at in range(min(starts), len(words)):
-            if at in reached:
-                ends.add(at)
-                if words[at].startswith("-"):
-                    reached.update((at + 1, at + 2))
-    return ends
 
 
 def _make_form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandForm:

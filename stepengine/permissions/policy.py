@@ -28,7 +28,7 @@ from stepengine.data.origins import ORIGIN_HOOK, find_origins, untrusted_reasons
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec, find_values
 from stepengine.errors import DefinitionError
-from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command
+from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command, find_doubt
 from stepengine.permissions.rules import (
     FOLLOWING,
     ORDER,
@@ -69,6 +69,7 @@ KEPT_DECISIONS = 256
 MAX_FILE_BYTES = 1024 * 1024
 """Ten thousand rules have less; the file is read at each start, and may belong to a project that is not trusted."""
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
+DOUBT = "May it run? The rule {!r} may mean it: {}."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNTRUSTED = "Denied: an argument of this call is not from the user."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
@@ -247,7 +248,33 @@ class Policy:
                 )
             if matches:
                 first = rule
-        return self._decide_by_mode(request) if first is None else self._decide_by_rule(first, request)
+        verdict = self._decide_by_mode(request) if first is None else self._decide_by_rule(first, request)
+        doubt = self._find_doubt(request, first) if verdict.decision == "allow" else None
+        if doubt is None:
+            return verdict
+        rule, reason = doubt
+        return self._decide_question(
+            request, rule, f"the rule {rule.id!r} may mean it: {reason}", DOUBT.format(rule.id, reason)
+        )
+
+    def _find_doubt(self, request: Request, first: Rule | None) -> tuple[Rule, str] | None:
+        """
+        Return the rule against commands that a call may break although its words do not say so, and why; ``None`` without one.
+
+        There is none where *first*, the rule that decides, allows commands of that program.
+        """
+        commands = request.commands
+        if not commands or (first is not None and _allows_program(first)):
+            return None
+        # A question behind the rule that decides would not be asked; a deny holds wherever it is.
+        end = len(self._ordered) if first is None else self._ordered.index(first)
+        for at, rule in enumerate(self._ordered):
+            counts = rule.decision == "deny" or (rule.decision == "ask" and at < end)
+            if counts and isinstance(rule.matcher, Command) and rule.holds(request):
+                reasons = [reason for one in commands if (reason := find_doubt(rule.matcher.form, one))]
+                if reasons:
+                    return rule, reasons[0]
+        return None
 
     def _decide_by_rule(self, rule: Rule, request: Request) -> PolicyDecision:
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
@@ -348,6 +375,8 @@ class Policy:
         """
         scope = Scope("user", request.user_id)
         rules = [Rule("allow", call, scope=scope) for call in (Call.from_request(request), *Call.wider_than(request))]
+        if self._find_doubt(request, None) is not None:
+            rules = rules[:1]  # what may be a denied command is allowed as it was seen
         # An "always" that does not help, because another rule asks all the same, would teach people that it means
         # nothing.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
@@ -662,6 +691,13 @@ def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
     values = {path: [value for _, value in find_values(request.input, path)] for path in names}
     rule = Rule("allow", Values(tool.name, values), scope=Scope("user", request.user_id))
     return freeze_object(_rule_to_json(rule))
+
+
+def _allows_program(rule: Rule) -> bool:
+    """Return whether a rule allows commands of one program, or one call."""
+    matcher = rule.matcher
+    is_call = isinstance(matcher, Call) and (matcher.input is not None or matcher.prefix is not None)
+    return rule.decision == "allow" and (is_call or isinstance(matcher, Command))
 
 
 def _is_read_only_rule(rule: Rule) -> bool:

@@ -1,0 +1,656 @@
+"""
+What a command starts: programs that start the program which their arguments name, and how each reads its own words.
+
+``find_started`` derives every command that an argument list or script runs, as far as its words say so: behind ``env`` and ``timeout``,
+in the line of ``sh -c``, in an alias of ``git -c``, in each simple command of a script. Where the table does not know an option, both
+readings are derived: that it has a value in the next word, and that it has none. What no table knows is reported as possible or unclear.
+Files are not read: whoever may run ``make`` or ``pytest`` runs what the files of the project say.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from attrs import frozen
+
+from stepengine.permissions.script_commands import ASSIGNMENT, split_script
+from stepengine.workspace.argv import COMMAND_WORDS, Argv, Script, split_argv
+
+Rest = Literal["command", "open", "line", "shell", "anywhere", "none"]
+
+MAX_COPIES = 8
+MIN_DERIVED_CHARS = 200_000
+"""All that is derived from a command may have this many characters, or be ``MAX_COPIES`` times as long, so that its time is linear."""
+MIN_CHARS = 10
+"""What a derived command counts at least."""
+CACHED = 64
+
+
+@frozen
+class Started:
+    """
+    What a command starts.
+
+    Attributes:
+        commands: The command itself, and all that it runs behind its wrappers.
+        possible: Commands and texts that it may run: the program in front of them is not known.
+        unclear: Why other programs may run that no word names; ``""`` if none can, apart from what files say.
+    """
+
+    commands: tuple[Argv | Script, ...]
+    possible: tuple[Argv | Script, ...] = ()
+    unclear: str = ""
+
+
+@frozen
+class Wrapper:
+    """
+    How a program that starts others reads its words.
+
+    Attributes:
+        flags: Options without a value.
+        values: Options with a value, in the same word or the next.
+        lines: Options whose value is a line of a shell, or a command in one word.
+        operands: The least and the greatest number of words between the options and the command.
+        rest: What the words behind that are. ``"command"``: an argument list. ``"open"``: one to which words are added that are
+            read elsewhere. ``"line"``: a line of a shell, joined by blanks. ``"shell"``: with ``-c`` lines, else a file and its
+            arguments. ``"anywhere"``: a command that begins at any of them. ``"none"``: no command.
+        sets_variables: Words such as ``NAME=value`` stand before the command.
+    """
+
+    flags: frozenset[str] = frozenset()
+    values: frozenset[str] = frozenset()
+    lines: frozenset[str] = frozenset()
+    operands: tuple[int, int] = (0, 0)
+    rest: Rest = "command"
+    sets_variables: bool = False
+
+    def option_lengths(self, word: str) -> tuple[int, ...]:
+        """Return how many words an option may take, itself included."""
+        valued = self.values | self.lines
+        if word in self.flags or word[1:].isdecimal() or (word.startswith("--") and "=" in word):
+            return (1,)
+        if word in valued:
+            return (2,)
+        if word.startswith("--"):  # abbreviated, or not known
+            meant = {name in valued for name in self.flags | valued if name.startswith(word)}
+            return tuple([1 + takes for takes in meant or (False, True)])
+        for at, letter in enumerate(word[1:], start=2):
+            if f"-{letter}" in valued:
+                return (1,) if at < len(word) else (2,)
+            if f"-{letter}" not in self.flags:
+                return (1, 2) if letter.isalpha() else (1,)
+        return (1,)
+
+
+def _wrapper(
+    options: str = "",
+    *,
+    operands: tuple[int, int] = (0, 0),
+    rest: Rest = "command",
+    lines: str = "",
+    sets: bool = False,
+) -> Wrapper:
+    """Make a wrapper from its options in one text, those with a value as ``-x=``."""
+    words = options.split()
+    flags = frozenset([word for word in words if not word.endswith("=")])
+    values = frozenset([word[:-1] for word in words if word.endswith("=")])
+    return Wrapper(flags, values, frozenset(lines.split()), operands, rest, sets)
+
+
+def _wrappers(names: str, wrapper: Wrapper) -> dict[str, Wrapper]:
+    return dict.fromkeys(names.split(), wrapper)
+
+
+_SHELL = _wrapper("-o= -O= +o= +O= --rcfile= --init-file=", rest="shell")
+_ANYWHERE = _wrapper(rest="anywhere")
+_ONE = _wrapper(operands=(1, 1))
+_PERSONALITY_FLAGS = (
+    "-B -F -I -L -R -S -T -X -Z -v -3 --32bit --fdpic-funcptrs --short-inode --addr-compat-layout --addr-no-randomize "
+    "--whole-seconds --sticky-timeouts --read-implies-exec --mmap-page-zero --3gb --4gb --uname-2.6 --verbose"
+)
+_RUN = "-q -v -n --quiet --verbose -p= --python= --package= --project= --directory="
+_TAR = "-I --use-compress-program --to-command --checkpoint-action -F --info-script --new-volume-script --rsh-command --rmt-command"
+_SSH = (
+    "-4 -6 -A -a -C -f -G -g -K -k -M -N -n -q -s -T -t -V -v -X -x -Y -y "
+    "-B= -b= -c= -D= -E= -e= -F= -I= -i= -J= -L= -l= -m= -O= -P= -p= -Q= -R= -S= -W= -w="
+)
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    # shells, and what reads a line as one
+    **_wrappers("ash bash csh dash elvish fish ksh mksh nu oksh pdksh posh rbash rksh rzsh sh tcsh xonsh yash zsh", _SHELL),
+    **_wrappers("eval trap watchexec", _wrapper(rest="line")),
+    **_wrappers("watch", _wrapper("-b -c -d -e -g -p -t -w -x -C -n= -q= --interval= --equexit= --exec", rest="line")),
+    **_wrappers("entr", _wrapper("-a -c -d -n -p -r -s -x -z", rest="line")),
+    **_wrappers("ssh autossh", _wrapper(_SSH, operands=(1, 1), rest="line", lines="-o")),
+    # one command behind options
+    "env": _wrapper("-i - -0 -v --ignore-environment --null --debug -u= -C= -a= -P= --unset= --chdir= --argv0=", sets=True),
+    **_wrappers("builtin busybox toybox catchsegv chronic command coproc eatmydata fghack ifne nocache nohup pgrphack unbuffer", _wrapper("-p -v -V")),
+    **_wrappers("exec", _wrapper("-c -l -a=")),
+    **_wrappers("time", _wrapper("-a -p -q -v --append --portability --quiet --verbose -f= -o= --format= --output=")),
+    **_wrappers("timeout", _wrapper("-f -p -v --foreground --preserve-status --verbose -k= -s= --kill-after= --signal=", operands=(1, 1))),
+    **_wrappers("nice", _wrapper("-n= --adjustment=")),
+    **_wrappers("ionice", _wrapper("-t --ignore -c= -n= -p= -P= -u= --class= --classdata= --pid= --pgid= --uid=")),
+    **_wrappers("chrt", _wrapper("-a -b -d -e -f -G -i -m -o -r -R -v --all-tasks -T= -P= -D= -p=", operands=(0, 1))),
+    **_wrappers("taskset", _wrapper("-a -c -p --all-tasks --cpu-list --pid", operands=(1, 1))),
+    **_wrappers("prlimit", _wrapper("-c -C -d -e -f -i -l -m -n -q -r -s -t -u -v -x -y --noheadings --raw --verbose -o= -p= --output= --pid=")),
+    **_wrappers("choom", _wrapper("-n= -p= --adjust= --pid=")),
+    **_wrappers("uclampset", _wrapper("-a -s -R -v -m= -M= -p=")),
+    **_wrappers("logsave", _wrapper("-a -s -v", operands=(1, 1))),
+    **_wrappers("stdbuf", _wrapper("-i= -o= -e= --input= --output= --error=")),
+    **_wrappers("setsid", _wrapper("-c -f -w --ctty --fork --wait")),
+    "setarch": _wrapper(_PERSONALITY_FLAGS, operands=(0, 1)),
+    **_wrappers("linux32 linux64 i386 i486 i586 i686 athlon x86_64 uname26 ppc ppc64 s390 s390x arm aarch64 mips sparc", _wrapper(_PERSONALITY_FLAGS)),
+    **_wrappers("arch", _wrapper("-32 -64 -i386 -x86_64 -x86_64h -arm64 -arm64e -c -d= -e= -arch=")),
+    **_wrappers("caffeinate", _wrapper("-d -i -m -s -u -t= -w=")),
+    **_wrappers("flock", _wrapper("-e -F -n -o -s -u -x --close --exclusive --nonblock --nb --no-fork --shared --unlock --verbose -E= -w= --conflict-exit-code= --timeout= --wait=", operands=(1, 1), lines="-c --command")),
+    **_wrappers("chroot", _wrapper("-n --skip-chdir -g= -G= -u= --groups= --userspec=", operands=(1, 1))),
+    **_wrappers("unshare", _wrapper("-c -C -f -i -m -n -p -r -T -u -U --cgroup --fork --ipc --mount --net --pid --time --user --uts --map-root-user --map-current-user --map-auto --mount-proc --keep-caps --kill-child -G= -R= -S= -w= -l= --root= --setgid= --setgroups= --setuid= --wd= --propagation=")),
+    **_wrappers("sudo", _wrapper("-A -B -b -E -e -H -i -K -k -l -N -n -P -S -s -V -v --askpass --background --login --non-interactive --preserve-env --set-home --shell --stdin -C= -D= -g= -h= -p= -R= -r= -T= -t= -U= -u= --chdir= --close-from= --group= --host= --prompt= --user=", sets=True)),
+    **_wrappers("doas", _wrapper("-L -n -s -C= -u=")),
+    **_wrappers("pkexec", _wrapper("--disable-internal-agent --keep-cwd --user=")),
+    **_wrappers("runcon", _wrapper("-c --compute -l= -r= -t= -u=", operands=(0, 1))),
+    **_wrappers("ssh-agent", _wrapper("-c -D -d -k -s -a= -E= -O= -P= -t=")),
+    **_wrappers("strace", _wrapper("-A -C -c -D -d -F -f -h -i -k -n -q -r -T -t -v -V -w -x -y -z -Z -a= -b= -E= -e= -I= -o= -O= -P= -p= -S= -s= -u= -U= -X=")),
+    **_wrappers("xvfb-run", _wrapper("-a -l --auto-servernum --listen-tcp -e= -f= -n= -p= -s= -w=")),
+    **_wrappers("ld.so", _wrapper("--list --verify --inhibit-cache --list-diagnostics --list-tunables --library-path= --preload= --argv0= --audit= --inhibit-rpath= --glibc-hwcaps-prepend= --glibc-hwcaps-mask=")),
+    **_wrappers("dbus-launch dbus-run-session doppler dumb-init fakeroot  heaptrack ltrace memusage multitime numactl pipesz proxychains proxychains4 qemu-user rlwrap setpriv softlimit systemd-inhibit tini torify torsocks trickle tsocks valgrind wine wine64 box64 fex", _wrapper()),
+    **_wrappers("chpst cpulimit", _wrapper("-l= -p= -e= -u= -U= -n= -m= -d= -o= -b= -/= -v -P -0 -1 -2 -i -z")),
+    **_wrappers("envdir envuidgid faketime gosu lckdo s6-envdir s6-envuidgid s6-setlock s6-setuidgid setlock setuidgid su-exec", _ONE),
+    **_wrappers("xargs", _wrapper("-0 -o -p -r -t -x -e -i -l --null --interactive --no-run-if-empty --verbose --exit --eof --replace --max-lines --open-tty -a= -d= -E= -I= -J= -L= -n= -P= -R= -S= -s= --arg-file= --delimiter= --max-args= --max-procs= --max-chars=", rest="open")),
+    **_wrappers("parallel sem", _wrapper(rest="open")),
+    **_wrappers("npx pnpx bunx", _wrapper("-y -q --yes --no --no-install --quiet -p= --package= -w= --workspace=", lines="-c --call")),
+    **_wrappers("uvx", _wrapper(f"{_RUN} --isolated --offline --with= --from=")),
+    # a command at any place, or several
+    **_wrappers("bwrap capsh cmake coresched daemon firejail gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell nsenter orterun pee perf rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux zellij", _ANYWHERE),
+    # options that name a program, among words that mean something else
+    **_wrappers("rg", _wrapper(rest="none", lines="--pre --hostname-bin")),
+    **_wrappers("sort", _wrapper(rest="none", lines="--compress-program")),
+    **_wrappers("tar bsdtar", _wrapper(rest="none", lines=_TAR)),
+    **_wrappers("rsync", _wrapper(rest="none", lines="-e --rsh --rsync-path")),
+    **_wrappers("scp sftp", _wrapper(rest="none", lines="-o -S -D")),
+    **_wrappers("zip", _wrapper(rest="none", lines="-TT --unzip-command")),
+    **_wrappers("man", _wrapper(rest="none", lines="-P -H --pager --html --browser")),
+    **_wrappers("ex gvim nvim vi view vim vimdiff", _wrapper(rest="none", lines="-c --cmd -S")),
+    **_wrappers("split", _wrapper(rest="none", lines="--filter")),
+    **_wrappers("make", _wrapper(rest="none", lines="-E --eval", sets=True)),
+    # subcommands
+    "git rebase": _wrapper(rest="none", lines="-x --exec"),
+    "git difftool": _wrapper(rest="none", lines="-x --extcmd"),
+    "git grep": _wrapper(rest="none", lines="-O --open-files-in-pager"),
+    "git clone": _wrapper(rest="none", lines="-u --upload-pack"),
+    **{f"git {name}": _wrapper(rest="none", lines="--upload-pack --receive-pack --exec") for name in ("archive", "fetch", "fetch-pack", "ls-remote", "pull", "push", "send-pack")},
+    "git send-email": _wrapper(rest="none", lines="--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server"),
+    "git filter-branch": _wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
+    "git bisect run": _wrapper(),
+    "git submodule foreach": _wrapper("-q --quiet --recursive", rest="line"),
+    "uv run": _wrapper(f"{_RUN} -U -m --module --active --all-extras --all-groups --all-packages --dev --exact --frozen --isolated --locked --no-cache --no-config --no-dev --no-env-file --no-project --no-sync --offline --script --env-file= --extra= --group= --index= --index-url= --no-extra= --no-group= --only-group= --with= --with-editable= --with-requirements="),
+    "uv tool run": _wrapper(f"{_RUN} --isolated --offline --with= --from="),
+    **{f"{name} run": _wrapper("-q -v --quiet --verbose -C= -P= --directory= --project=") for name in ("hatch", "pdm", "pipenv", "pipx", "poetry", "rye")},
+    **{f"{name} run": _wrapper("-v --live-stream --no-capture-output --no-banner -n= -p= --cwd= --name= --prefix=") for name in ("conda", "mamba", "micromamba")},
+    **{f"{name} exec": _wrapper() for name in ("asdf", "bundle", "bundler", "pnpm", "pyenv", "rbenv", "tox", "yarn")},
+    **{name: _wrapper("-y --yes -w= -p= --package= --workspace=", lines="-c --call") for name in ("npm exec", "npm x", "mise exec", "mise x")},
+    **{name: _wrapper() for name in ("pnpm dlx", "yarn dlx", "bun x", "asdf env", "tox e", "dotenv run", "op run", "cmake -E")},
+    **dict.fromkeys(("direnv exec", "npm explore", "rustup run", "aws-vault exec"), _ONE),
+    **dict.fromkeys(("nix develop", "nix run", "nix shell", "cargo watch", "cargo flamegraph"), _ANYWHERE),
+    **{f"go {name}": _wrapper(rest="none", lines="-exec -toolexec -vettool") for name in ("build", "generate", "get", "install", "run", "test", "vet")},
+}  # fmt: skip
+"""By the name of the program, or its name and those of its subcommands."""
+
+SEARCHES = {
+    "find": ("-exec", "-execdir", "-ok", "-okdir"),
+    "fd": ("-x", "-X", "--exec", "--exec-batch"),
+    "fdfind": ("-x", "-X", "--exec", "--exec-batch"),
+}
+"""Programs that run the command between one of these options and ``;`` or ``+``."""
+CODE = {
+    "bun": "-e --eval -p --print",
+    "deno": "eval",
+    "elixir": "-e --eval",
+    "groovy": "-e",
+    "julia": "-e -E --eval --print",
+    "lua": "-e",
+    "luajit": "-e",
+    "node": "-e -p --eval --print",
+    "nodejs": "-e -p --eval --print",
+    "osascript": "-e",
+    "perl": "-e -E",
+    "php": "-r -B -R -E",
+    "pypy": "-c",
+    "python": "-c",
+    "r": "-e",
+    "raku": "-e",
+    "rscript": "-e",
+    "ruby": "-e",
+    "tclsh": "",
+}
+"""Interpreters, each with its options whose value is code. Else their first operand is a file, and the others are arguments of that."""
+STARTING_CODE = re.compile(
+    r"`|%x|\bqx\b|system|popen|spawn|exec|fork|subprocess|child_process|[Pp]rocess\b|\bpty\b|ctypes|shell|eval|compile|"
+    r"import_module|importlib|__import__|__dict__|__builtins__|getattr|globals|\bvars\b|\brequire\(|proc_open|passthru|b64decode|doShellScript|do shell script"
+)
+"""How code of usual languages starts programs, or hides that it does."""
+STARTING_AWK = re.compile(
+    r"system[ \t]*\(|\|&?[ \t]*(?:getline|\"|[A-Za-z_][A-Za-z0-9_]*[ \t]*(?:[;}\n]|$))|\"[ \t]*\|"
+)
+STARTING_SED = re.compile(
+    r"(?:^|[;{}\n])[ \t]*(?:[0-9$]+|/[^/\n]{0,200}/)?(?:,[0-9$+]+)?[ \t]*!?[ \t]*e(?:[ \t;}\n]|$)|[/,|#][gpiImM0-9]{0,9}e[gpiImM0-9]{0,9}[ \t]*(?:[;}\n]|$)"
+)
+QUIET = frozenset((
+    # builtins of shells and the core utilities
+    ".", ":", "[", "[[", "alias", "b2sum", "base32", "base64", "basename", "bg", "break", "cat", "cd", "chgrp", "chmod", "chown", "cksum",
+    "clear", "cmp", "comm", "continue", "cp", "csplit", "cut", "date", "dd", "declare", "df", "diff", "diff3", "dir", "dirname", "du",
+    "echo", "exit", "expand", "export", "expr", "factor", "false", "fg", "file", "fmt", "fold", "free", "getopts", "groups", "hash", "head",
+    "hostname", "iconv", "id", "install", "jobs", "join", "kill", "link", "ln", "local", "locale", "logname", "ls", "lsof", "md5sum", "mkdir",
+    "mkfifo", "mktemp", "mv", "nl", "nproc", "numfmt", "od", "paste", "patch", "pathchk", "pgrep", "pidof", "pinky", "pkill", "popd", "pr",
+    "printenv", "printf", "ps", "pushd", "pwd", "read", "readlink", "readonly", "realpath", "return", "rm", "rmdir", "seq", "set", "sha1sum",
+    "sha224sum", "sha256sum", "sha384sum", "sha512sum", "shasum", "shift", "shopt", "shred", "shuf", "sleep", "source", "ss", "stat", "strings",
+    "stty", "sum", "sync", "tac", "tail", "tee", "test", "touch", "tr", "tree", "true", "truncate", "tsort", "tty", "type", "ulimit", "umask",
+    "uname", "unalias", "unexpand", "uniq", "unlink", "unset", "uptime", "users", "vdir", "wait", "wc", "where", "whereis", "which", "who",
+    "whoami", "yes",
+    # searches, texts and archives
+    "ack", "ag", "agrep", "bat", "bunzip2", "bzcat", "bzip2", "cloc", "colordiff", "column", "egrep", "exa", "eza", "fgrep", "grep", "gunzip",
+    "gzip", "hexdump", "jq", "locate", "look", "lsd", "pcregrep", "rev", "rgrep", "scc", "sponge", "tokei", "ts", "ugrep", "unxz", "unzip", "unzstd",
+    "xmllint", "xxd", "xz", "xzcat", "xzgrep", "yq", "zcat", "zgrep", "zstd", "zstdcat",
+    # what runs the files of a project, and checks them
+    "alembic", "ansible-lint", "autopep8", "bandit", "black", "clang-format", "clang-tidy", "codespell", "coverage", "ctest", "djlint", "eslint",
+    "flake8", "flit", "gofmt", "goimports", "golangci-lint", "hatch", "isort", "jest", "lint-imports", "markdownlint", "meson", "mkdocs", "mocha",
+    "mypy", "ninja", "nose2", "pip", "pip-compile", "pip3", "playwright", "prettier", "py.test", "pycodestyle", "pydocstyle", "pyflakes", "pylint",
+    "pyright", "pytest", "pyupgrade", "rspec", "rubocop", "ruff", "rustc", "rustfmt", "shellcheck", "shfmt", "sphinx-build", "stepengine",
+    "stylelint", "taplo", "tox", "tsc", "twine", "unittest", "venv", "vitest", "vulture", "webpack", "yamllint",
+    # networks and packages
+    "apt-cache", "brew", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "ping", "wget",
+))  # fmt: skip
+"""
+Programs that start nothing that their words name, whatever these are: they show, search and change files, or run what files say.
+
+A program in none of these tables may be a wrapper that nobody has listed.
+"""
+PROGRAMS = (
+    frozenset([key.partition(" ")[0] for key in WRAPPERS])
+    | QUIET
+    | frozenset(("cargo", "dotnet", "gem", "go", "just", "npm"))
+)
+"""All programs that are known."""
+GIT_COMMANDS = frozenset((
+    "add", "am", "annotate", "apply", "archimport", "archive", "bisect", "blame", "branch", "bugreport", "bundle",
+    "cat-file", "check-attr", "check-ignore", "check-mailmap", "check-ref-format", "checkout", "checkout-index", "cherry",
+    "cherry-pick", "citool", "clean", "clone", "column", "commit", "commit-graph", "commit-tree", "config", "count-objects",
+    "credential", "credential-cache", "credential-store", "cvsexportcommit", "cvsimport", "cvsserver", "daemon", "describe",
+    "diagnose", "diff", "diff-files", "diff-index", "diff-tree", "difftool", "fast-export", "fast-import", "fetch",
+    "fetch-pack", "filter-branch", "fmt-merge-msg", "for-each-ref", "for-each-repo", "format-patch", "fsck",
+    "fsmonitor--daemon", "gc", "get-tar-commit-id", "gitk", "grep", "gui", "hash-object", "help", "hook", "http-backend",
+    "imap-send", "index-pack", "init", "init-db", "instaweb", "interpret-trailers", "lfs", "log", "ls-files", "ls-remote",
+    "ls-tree", "mailinfo", "mailsplit", "maintenance", "merge", "merge-base", "merge-file", "merge-index", "merge-one-file",
+    "merge-tree", "mergetool", "mktag", "mktree", "multi-pack-index", "mv", "name-rev", "notes", "p4", "pack-objects",
+    "pack-redundant", "pack-refs", "patch-id", "prune", "prune-packed", "pull", "push", "quiltimport", "range-diff",
+    "read-tree", "rebase", "receive-pack", "reflog", "remote", "remote-ext", "remote-fd", "repack", "replace", "replay",
+    "request-pull", "rerere", "reset", "restore", "rev-list", "rev-parse", "revert", "rm", "send-email", "send-pack",
+    "shell", "shortlog", "show", "show-branch", "show-index", "show-ref", "sparse-checkout", "stage", "stash", "status",
+    "stripspace", "submodule", "subtree", "svn", "switch", "symbolic-ref", "tag", "unpack-file", "unpack-objects",
+    "update-index", "update-ref", "update-server-info", "upload-archive", "upload-pack", "var", "verify-commit",
+    "verify-pack", "verify-tag", "version", "web--browse", "whatchanged", "worktree", "write-tree",
+))  # fmt: skip
+"""What git does by itself; another word may be an alias of the repository."""
+GIT_VALUES = frozenset(
+    ("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--super-prefix", "--work-tree")
+)
+LOADER = re.compile(r"ld(?:64)?(?:[-.][a-z0-9_.-]*)?\.so(?:\.[0-9]+)*")
+ALIAS = re.compile(r"alias\.([^=]+)=(.*)", re.DOTALL | re.IGNORECASE)
+SETTING = re.compile(r"[ \t]*[A-Za-z_][A-Za-z0-9_.-]*[ \t]*=")
+ESCAPES_OF_ENV = re.compile(r"\\[_fnrtv]")
+PLACEHOLDER = "{}"
+"""Stands for words that are read elsewhere, as for ``xargs``."""
+UNREADABLE = "it has more words or wrappers than are read"
+
+
+def program_name(word: str) -> str:
+    """Return the name of a program in lower case, without its folder."""
+    return word.rpartition("/")[2].casefold().removesuffix(".exe")
+
+
+def _table_name(word: str) -> str:
+    """Return the name by which the tables have a program: of a version, of the GNU tools with a ``g`` in front, of a loader."""
+    name = program_name(word)
+    if LOADER.fullmatch(name):
+        return "ld.so"
+    if name.startswith("qemu-"):
+        return "qemu-user"
+    stem = name.rstrip("0123456789.-")
+    for known in (name, stem, name[1:] if name.startswith("g") else ""):
+        if known in PROGRAMS or known in SEARCHES or known in CODE or known in {"awk", "sed", "git"}:
+            return known
+    return {"mawk": "awk", "nawk": "awk"}.get(name, name)
+
+
+class _Derived(NamedTuple):
+    """A command that another one starts; one that is a *guess* begins where a command may begin."""
+
+    command: Argv | Script
+    is_possible: bool = False
+    is_guess: bool = False
+
+
+@lru_cache(CACHED)
+def find_started(command: Argv | Script) -> Started:
+    """Return what a command starts, itself first."""
+    return _Search(command).run()
+
+
+class _Search:
+    def __init__(self, command: Argv | Script) -> None:
+        self._command = command
+        self._left = max(MAX_COPIES * _count_chars(command), MIN_DERIVED_CHARS)
+        self._unclear = ""
+
+    def run(self) -> Started:
+        first = _Derived(self._command)
+        pending, seen = [first], {first: None}
+        while pending and self._left > 0:
+            derived = pending.pop()
+            for item in self._derive(derived):
+                found = item._replace(is_possible=item.is_possible or derived.is_possible)
+                self._left -= _count_chars(found.command) + MIN_CHARS
+                if self._left <= 0:
+                    break
+                if found not in seen:
+                    seen[found] = None
+                    pending.append(found)
+        if self._left <= 0:
+            self._note(UNREADABLE)
+            text = self._command.text if isinstance(self._command, Script) else shlex.join(self._command)
+            seen[_Derived(Script(text, UNREADABLE))] = None
+        commands = dict.fromkeys([one.command for one in seen if not one.is_possible])
+        possible = dict.fromkeys([one.command for one in seen if one.is_possible])
+        return Started(tuple(commands), tuple(possible), self._unclear)
+
+    def _derive(self, derived: _Derived) -> Iterator[_Derived]:
+        if isinstance(derived.command, Script):
+            yield from self._derive_from_script(derived.command.text, is_guess=derived.is_guess)
+        else:
+            yield from self._derive_from_words(derived.command, is_guess=derived.is_guess)
+
+    def _note(self, reason: str) -> None:
+        self._unclear = self._unclear or reason
+
+    def _derive_from_script(self, text: str, *, is_guess: bool) -> Iterator[_Derived]:
+        for simple in split_script(text):
+            yield _Derived(simple.words, is_guess=is_guess)
+            name, has_operands = (
+                _table_name(simple.words[0]),
+                any(_is_operand(word) and word != "-" for word in simple.words[1:]),
+            )
+            if not simple.is_literal and not is_guess:
+                self._note(f"the shell reads from somewhere which program {simple.words[0]!r} is")
+            elif name in CODE and not has_operands and STARTING_CODE.search(text):
+                self._note(f"{simple.words[0]!r} runs code that may start programs")
+
+    def _derive_from_words(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+        name = _table_name(words[0])
+        if len(words) > COMMAND_WORDS:
+            self._note(UNREADABLE)
+            return
+        if name == "git" or program_name(words[0]).startswith("git-"):
+            yield from self._derive_from_git(words)
+            return
+        if name in SEARCHES:
+            yield from _derive_from_search(SEARCHES[name], words)
+        elif name in {"awk", "sed"}:
+            self._check_text_program(name, words)
+        elif name in CODE:
+            yield from self._derive_from_code(name, words)
+        elif name not in PROGRAMS:
+            yield from self._derive_from_unknown(words, is_guess=is_guess)
+        for wrapper, start in _find_wrappers(name, words):
+            yield from self._derive_from_wrapper(name, wrapper, words, start)
+
+    def _derive_from_unknown(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+        if words[0] == PLACEHOLDER:
+            self._note("it starts a program that it reads from somewhere")
+        elif len(words) > 1 and not is_guess:
+            yield _Derived(_script_from_words(words[1:]), is_possible=True, is_guess=True)
+            for found in _derive_anywhere(words[1:], _is_starter):
+                yield found._replace(is_possible=True)
+
+    def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
+        for text in _line_values(wrapper.lines, words[first:]):
+            yield from map(_Derived, _read_line(text))
+        if wrapper.rest == "shell":
+            yield from self._derive_from_shell(words)
+        elif wrapper.rest == "anywhere":
+            yield from _derive_anywhere(words[first:])
+        else:
+            starts = _find_starts(wrapper, words, first) if wrapper.rest != "none" else []
+            before = words[first : min(starts, default=len(words))]
+            yield from _derive_from_split_string(words, before) if name == "env" else ()
+            yield from _derive_from_variables(wrapper, before)
+            for start in starts:
+                yield from _derive_from_rest(wrapper, words[start:], is_guess=len(starts) > 1)
+
+    def _derive_from_shell(self, words: Argv) -> Iterator[_Derived]:
+        operands = [word for word in words[1:] if _is_operand(word)]
+        options = [word for word in words[1:] if not _is_operand(word)]
+        lines = [word.partition("=")[2] for word in options if word.startswith("--") and "=" in word]
+        if any("c" in word for word in options if not word.startswith("--")) or "--command" in options:
+            lines += operands
+        elif operands:
+            yield from _derive_anywhere(operands)
+            yield _Derived(_script_from_words(operands), is_possible=True, is_guess=True)
+        elif not lines and not {"--help", "--version"} & set(options):
+            self._note(f"{words[0]!r} reads its commands from its input")
+        yield from [_Derived(line) for text in lines for line in _read_line(text)]
+
+    def _derive_from_code(self, name: str, words: Argv) -> Iterator[_Derived]:
+        codes = list(_line_values(CODE[name].split(), words[1:]))
+        for code in codes:
+            yield _Derived(Script(code, "code"), is_possible=True, is_guess=True)
+            if STARTING_CODE.search(code):
+                self._note(f"the code behind {words[0]!r} may start programs")
+        module = next(iter(_line_values(["-m"], words[1:])), "") if name in {"python", "pypy"} else ""
+        if module and not codes:
+            at = next(at for at, word in enumerate(words) if word in {"-m", f"-m{module}"} or word == module)
+            rest = words[at + 1 + (words[at] == "-m") :]
+            yield _Derived((module.partition(".")[0], *rest), is_possible=True)
+        elif not codes:
+            operands = [at for at, word in enumerate(words) if at and _is_operand(word)]
+            if operands and len(words) > operands[0] + 1:
+                yield _Derived(_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
+
+    def _check_text_program(self, name: str, words: Argv) -> None:
+        options = ["-e", "--expression", "--source"]
+        programs = list(_line_values(options, words[1:])) or [word for word in words[1:] if _is_operand(word)][:2]
+        starting = STARTING_AWK if name == "awk" else STARTING_SED
+        if any(starting.search(program) for program in programs):
+            self._note(f"the program for {words[0]!r} may start programs")
+
+    def _derive_from_git(self, words: Argv) -> Iterator[_Derived]:
+        name = program_name(words[0])
+        if name.startswith("git-"):
+            yield _Derived(("git", name.removeprefix("git-"), *words[1:]))
+            return
+        rest, settings = self._read_git_options(words)
+        found = [alias for setting in settings if (alias := ALIAS.match(setting))]
+        for alias in found:
+            line = alias[2][1:] if alias[2].startswith("!") else f"git {alias[2]}"
+            yield from map(_Derived, _read_line(f"{line} {shlex.join(rest[1:])}"))
+        for setting in settings:
+            yield from [_Derived(line, is_possible=True) for line in _read_line(setting.partition("=")[2])]
+        if rest and rest[0] not in GIT_COMMANDS and rest[0].casefold() not in {one[1].casefold() for one in found}:
+            yield _Derived(Script("git", "an alias"), is_possible=True)
+        for wrapper, start in _find_wrappers("git", ("git", *rest)):
+            yield from self._derive_from_wrapper("git", wrapper, ("git", *rest), start)
+        if rest[:1] == ("for-each-repo",):
+            yield from [_Derived(("git", *rest[start:])) for start in _find_starts(Wrapper(), rest, 1)]
+        for word in rest:
+            yield from map(_Derived, _read_line(word.removeprefix("ext::")) if word.startswith("ext::") else ())
+
+    def _read_git_options(self, words: Argv) -> tuple[Argv, list[str]]:
+        """Return the words from the subcommand of git on, and the settings of ``-c`` in front of it."""
+        at, settings = 1, list[str]()
+        while at < len(words) and not _is_operand(words[at]):
+            option, equals, _ = words[at].partition("=")
+            takes_next = option in GIT_VALUES and not equals
+            if option == "-c":
+                settings += words[at + 1 : at + 2]
+            elif option == "--config-env":
+                self._note("a setting of git has a value that no word says")
+            at += 1 + takes_next
+        return words[at:], settings
+
+
+def _count_chars(command: Argv | Script) -> int:
+    return len(command.text) if isinstance(command, Script) else sum([len(word) + 1 for word in command])
+
+
+def _script_from_words(words: Sequence[str]) -> Script:
+    return Script(shlex.join(words), "words behind a program")
+
+
+def _is_operand(word: str) -> bool:
+    return len(word) <= 1 or word[0] not in "-+"
+
+
+def _read_line(text: str) -> list[Argv | Script]:
+    """Return what a line of a shell is: words or a script; of a setting such as ``name=line`` also the line."""
+    found = list[Argv | Script]()
+    setting = SETTING.match(text)
+    for line in (text, text[setting.end() :]) if setting else (text,):
+        try:
+            words = split_argv(line)
+        except ValueError as error:
+            found.append(Script(line, str(error)))
+        else:
+            found += [words] if words and words[0] else []
+    return found
+
+
+def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
+    """Give how a program, and a subcommand of it, reads its words, each with where these begin."""
+    if found := WRAPPERS.get(name):
+        yield found, 1
+    if name not in WITH_SUBCOMMANDS:
+        return
+    places = {(name, 1)}
+    for _ in range(2):
+        places = {
+            (f"{key} {words[at]}", at + 1)
+            for key, start in places
+            for at in option_ends(words, {start})
+            if at < len(words)
+        }
+        yield from [(WRAPPERS[key], start) for key, start in sorted(places) if key in WRAPPERS]
+        places = {(key, start) for key, start in places if key in WITH_SUBCOMMANDS}
+
+
+def option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
+    """Return where options that begin at *starts* may end: nobody knows which of them takes the next word as its value."""
+    ends, reached = set[int](), set(starts)
+    if reached:
+        for at in range(min(reached), len(words)):
+            if at in reached:
+                ends.add(at)
+                if words[at].startswith("-"):
+                    reached.update((at + 1, at + 2))
+    return ends
+
+
+def _find_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]:
+    """Return where the command behind a wrapper may begin."""
+    starts, seen = set[int](), set[tuple[int, int, bool]]()
+    pending = [(first, 0, True)]
+    while pending:
+        state = at, operands, has_options = pending.pop()
+        if state in seen or at >= len(words):
+            continue
+        seen.add(state)
+        word = words[at]
+        if has_options and word == "--":
+            pending.append((at + 1, operands, False))
+        elif has_options and (word in wrapper.flags or not _is_operand(word)):
+            pending += [(at + length, operands, True) for length in wrapper.option_lengths(word)]
+        elif wrapper.sets_variables and ASSIGNMENT.match(word):
+            pending.append((at + 1, operands, has_options))
+        else:
+            if operands >= wrapper.operands[0]:
+                starts.add(at)
+            if operands < wrapper.operands[1]:
+                pending.append((at + 1, operands + 1, has_options))
+    return sorted(starts)
+
+
+def _line_values(options: Iterable[str], words: Argv) -> Iterator[str]:
+    """Give the values of options among words: attached, behind ``=``, in the next word, or at the end of single letters."""
+    options = list(options)
+    letters = {option[1] for option in options if len(option) == 2}  # noqa: PLR2004 - a dash and a letter
+    for word, following in zip(words, (*words, "")[1:], strict=True):
+        name, equals, value = word.partition("=")
+        if word in options or (name[2:] and any(option.startswith(name) for option in options if name[:2] == "--")):
+            yield value if equals and name[:2] == "--" else following
+        elif word[:1] == "-" and word[:2] != "--":
+            at = next((at for at, letter in enumerate(word[1:], start=1) if letter in letters), None)
+            if at is not None:
+                yield word[at + 1 :] or following
+
+
+def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
+    """Give what ``env -S`` runs: the words of its value, and those behind it, read by ``env`` again."""
+    for value in _line_values(["-S", "--split-string"], (*options, *words[1 + len(options) : 2 + len(options)])):
+        text = ESCAPES_OF_ENV.sub(" ", value)
+        behind = words[words.index(value) + 1 :] if value in words else words[1 + len(options) :]
+        for line in _read_line(text):
+            yield _Derived(line if isinstance(line, Script) else ("env", *line, *behind))
+        if SETTING.match(text):
+            yield from map(_Derived, _read_line(f"env {text}"))
+
+
+def _derive_from_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
+    """Give the lines that variables in front of a command hold: ``make`` runs them, other programs may."""
+    for word in filter(ASSIGNMENT.match, words if wrapper.sets_variables else ()):
+        lines = _read_line(word.partition("=")[2])
+        yield from [_Derived(line, is_possible=wrapper.rest != "none") for line in lines]
+
+
+def _derive_from_rest(wrapper: Wrapper, rest: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+    """Give what the words behind the options of a wrapper run."""
+    if wrapper.rest == "line":
+        yield from map(_Derived, _read_line(" ".join(rest)))
+    if wrapper.rest == "open":
+        # The words that are added may be those of the rule.
+        yield _Derived(_script_from_words(rest[:1]), is_possible=True, is_guess=True)
+        rest = (*rest, PLACEHOLDER)
+    yield _Derived(rest, is_guess=is_guess)
+
+
+def _derive_anywhere(words: Sequence[str], may_begin: Callable[[str], bool] = _is_operand) -> Iterator[_Derived]:
+    """Give every command that may begin at one of the words, and every word that is a line of several."""
+    for at, word in enumerate(words):
+        if word and may_begin(word):
+            yield _Derived(tuple(words[at:]), is_guess=True)
+        if any(char.isspace() for char in word):
+            yield from [_Derived(line, is_guess=may_begin is not _is_operand) for line in _read_line(word)]
+
+
+def _is_starter(word: str) -> bool:
+    """Return whether a word names a program that is known to start others."""
+    name = _table_name(word)
+    return name in CODE or name in SEARCHES or name == "git" or (name in PROGRAMS and name not in QUIET)
+
+
+def _derive_from_search(options: Sequence[str], words: Argv) -> Iterator[_Derived]:
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name not in options:
+            continue
+        rest = (value, *words[at + 1 :]) if equals else words[at + 1 :]
+        end = next((end for end, other in enumerate(rest) if other in {";", "+"}), len(rest))
+        if rest[:end] and rest[0]:
+            yield _Derived(rest[:end])
+
+
+WITH_SUBCOMMANDS = frozenset(
+    [" ".join(key.split()[:length]) for key in WRAPPERS for length in range(1, len(key.split()))]
+)

@@ -1,0 +1,224 @@
+"""
+A denied program behind programs that start others: what is denied, what is asked about, and what stays allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.json import freeze_object
+from stepengine.data.tools import ToolSpec
+from stepengine.permissions import Policy, PolicyDecision, Request, Rule
+
+RUNS = ToolSpec("run_terminal_command", category="execute")
+DENY = Rule.deny_command(["git", "push"])
+POLICY = Policy([DENY, Rule.allow_tool("run_terminal_command")])
+
+
+def check(command: str | list[str], policy: Policy = POLICY) -> PolicyDecision:
+    return policy.check(Request(tool=RUNS, input=freeze_object({"command": command})))
+
+
+RUNNING = [
+    "git push", "GIT push", "env git push", "env -S 'git push'", "env -S'git push'", "env -iS 'PATH=BIN git push'", "env --split-string='git push'",
+    "env --split-string 'git push'", "env --sp 'git push'", "env -S 'git\\_push'", "env -S 'g\"i\"t push'", "env -S git push", "/usr/bin/env -u X A=1 git push",
+    "env -S \"env -S 'git push'\"", "env -C . git push", "prlimit git push", "prlimit --nofile=64 git push", "prlimit -n64 -- git push", "linux64 git push", "linux64 -R git push",
+    "setarch x86_64 git push", "setarch -R git push", "x86_64 git push", "choom -n 0 -- git push", "choom --adjust=0 git push", "logsave log git push",
+    "logsave -a log git push", "LOADER BIN/elf/git push", "LOADER --argv0 x BIN/elf/git push", "LOADER --library-path /lib BIN/elf/git push", "rbash -c 'git push'",
+    "bash -c 'g\"\"it push'", "bash -ec 'git push'", "bash -o pipefail -c 'git push'", "sh -c 'eval \"g\"\"it push\"'", "sh -c '\"$@\"' x git push", "sh -c '$0 $1' git push", "capsh -- -c 'git push'",
+    "timeout 5 git push", "timeout -k 1 -s TERM 5 git push", "timeout --signal=TERM 5 nice -n 3 git push", "nice git push", "nice -5 git push", "nohup git push", "stdbuf -oL git push",
+    "stdbuf --output L git push", "setsid -w git push", "ionice -c 3 git push", "chrt -i 0 git push", "taskset 1 git push", "taskset -c 0 git push", "flock lock git push",
+    "flock -w 1 lock -c 'git push'", "flock lock env -S 'git push'", "setpriv --no-new-privs git push", "xargs -a words git",
+    "xargs -a words -n 1 git", "xargs -a empty git push", "find . -maxdepth 0 -exec git push ';'", "find . -maxdepth 0 -execdir env git push '{}' +", "script -qc 'git push' out",
+    "start-stop-daemon --start --exec BIN/git -- push", "make X='git push' all", "make --eval 'x: ; git push' x", "split --filter='git push' words", "tar --to-command='git push' -xf archive.tar", "tar -I 'git push' -tf archive.tar", "tar --checkpoint=1 --checkpoint-action=exec='git push' -tf archive.tar",
+    "vim -es -c '!git push' -c q", "ssh-agent git push", "perl -e 'exec qw(git push)'", "awk 'BEGIN{system(\"git push\")}'", "sed -n '1e git push' words",
+    "sed -n '1s/.*/git push/e' words", "gdb -batch -ex 'shell git push'", "ld.so BIN/elf/git push",
+    "run-parts --arg=push --regex=git BIN",
+]  # fmt: skip
+"""Spellings that start the program on a machine that has their wrapper. ``BIN`` is the folder of the program, ``LOADER`` the dynamic loader."""
+DENIED = [
+    "uclampset -m 0 git push", "make SHELL='git push'", "tmux new 'git push'", "tmux new-session -d git push", "tmux -c 'git push'", "screen -dm git push", "su -c 'git push'", "su root -c 'git push'", "runuser -u root git push",
+    "sudo -u root -- git push", "sudo env -S 'git push'", "doas git push", "pkexec --user root git push", "unshare -r git push", "nsenter -t 1 -m git push", "chroot / git push",
+    "bwrap --bind / / git push", "firejail --quiet git push", "systemd-run --user git push", "strace -f -o out git push", "valgrind -q git push", "perf stat git push", "gdb --args git push",
+    "busybox env git push", "busybox sh -c 'git push'", "toybox nice git push", "watch 'git push'", "watch -n 1 git push", "parallel git push ::: a", "entr -s 'git push'",
+    "hyperfine 'git push'", "eval 'git push'", "eval 'g\"i\"t' push", "exec -a x git push", "command -p git push", "builtin command git push", "time -p git push", "coproc git push",
+    "ssh localhost git push", "ssh -p 22 localhost 'git push'", "ssh -o ProxyCommand='git push' host", "rsync -e 'git push' a b:", "scp -o ProxyCommand='git push' a b:",
+    "man -P 'git push' ls", "zip -T -TT 'git push' a b", "fd -x git push", "fd --exec git push ';'", "npx git push", "npx -c 'git push'", "npm exec -c 'git push'", "npm exec -- git push",
+    "uv run git push", "uv run --with x -- git push", "uvx git push", "poetry run git push", "pipenv run git push", "bundle exec git push", "conda run -n x git push", "mise exec -- git push",
+    "direnv exec . git push", "rustup run stable git push", "nix shell nixpkgs#git -c git push", "cmake -E env git push", "go run -exec 'git push' x.go", "faketime now git push",
+    "fakeroot -- git push", "torsocks git push", "gosu root git push", "tini -- git push", "dumb-init git push", "envdir d git push", "setuidgid u git push", "gtimeout 5 git push",
+    "genv git push", "qemu-x86_64 /usr/bin/git push", "/lib/ld-musl-x86_64.so.1 /usr/bin/git push", "ld-linux.so.2 git push", "arch -x86_64 git push", "caffeinate -i git push",
+    "git -c alias.x=push x", "git -c alias.x='!git push' x", "git -c ALIAS.X=push x", "git -c alias.y=x -c alias.x='-C . push' x", "git -C a -c alias.x='push --force' x", "git-push", "/usr/lib/git-core/git-push -f",
+    "git rebase -x 'git push' main", "git rebase --exec='git push' main", "git bisect run git push", "git submodule foreach git push", "git submodule --quiet foreach 'git push'",
+    "git for-each-repo --config=x push", "git difftool -x 'git push'", "git grep -O'git push' x", "git clone -u 'git push' a b", "git fetch --upload-pack='git push' a", "git filter-branch --msg-filter 'git push'",
+    "git fetch 'ext::git push'", 'g""it push; ls', "g\\it push; ls", "'git' push; ls", '"git" push && ls', "{git,push}; ls", "ls | env git push", "ls; env -S 'g\"i\"t push'", "x=git; $x push", "$(git push)",
+    "`git push`", "cat <(git push)", "if true; then git push; fi", "f() { git push; }; f", "g\\\nit push; ls", "echo push | xargs git", "alias g=git; g push", "(cd x && git push)", "echo a\ngit push", "cat <<E\n$(git push)\nE",
+    "ls; make X='git push'", "ls; sh -c \"sh -c 'git push'\"", 'ls; frobnicate "g"it push', "git\tpush", "env --  git  push", ["env", "git", "push"], ["sh", "-c", "git \\\n push"], ["env", "-S", "git push\n"],
+]  # fmt: skip
+"""Spellings that are denied and not run by the tests: they need a terminal, rights, a network or programs that are rare."""
+ASKED = [
+    "frobnicate git push", "frobnicate -x 'git push'", "frobnicate sh -c 'g\"i\"t push'", "frobnicate env -S 'git push'", "./run git push", "docker run image git push", "at now git",
+    "python3 -c 'import os; os.system(\"git push\")'", "python3 -c 'import os; os.system(\"g\" + \"it push\")'", "python3.11 -c 'import git'", "perl -e 'exec qw(git push)'", "perl -we 'system(chr(103).\"it push\")'",
+    "ruby -e '`g#{:it} push`'", "node -e 'require(\"child_process\").exec(\"g\"+\"it push\")'", "php -r 'passthru(\"x\");'", "lua -e 'os.execute(x)'", "python3 run.py git push", "python3 -m frobnicate git push",
+    "awk 'BEGIN{system(\"g\" \"it push\")}'", "awk '{print | \"sh\"}' f", "gawk '\"x\" | getline'", "sed -n '1e x' f", "sed 's/a/b/e' f", "env PAGER='git push' git log", "env GIT_SSH_COMMAND='git push' git fetch",
+    "git -c core.pager='git push' log", "git --config-env=alias.x=X x", "git x", "git -C a unknown", "xargs -a words git", "xargs sh -c", "bash", "sh -s", "bash deploy.sh git", "expect -c 'spawn git push'",
+    "$X push", '"$X" push', "gi? push", "$(printf 'g%s' it) push", 'eval "$X"', "curl x | sh", "base64 -d f | bash -s", "cat f | xargs env", "`cat f`", "$'\\x67it' push", "sh -c '$X push'", 'bash -c "${X}"',
+    "python3 - <<E\nimport subprocess\nE", "find . -exec '{}' ';'", "env -S '${X} push'",
+]  # fmt: skip
+"""Commands of which nobody can say that they do not start the program."""
+PLAIN = [
+    "rg git", "rg -n 'git push' docs", "grep push file", "grep -rn 'git push' docs", "pytest", "pytest -k git", "python -m pytest -k git", "python3.11 -m pytest tests/git", "npm test", "npm run git", "make", "make git-push",
+    "make git", "git status", "git log -5", "git log --grep push", "git commit -m 'git push: fix'", "git stash push", "git -C x log", "git -c core.pager=cat log", "git checkout -b push", "git clone https://github.com/git/git",
+    "python x.py", "python -c 'print(1)'", "python -c 'import json, sys; print(json.load(sys.stdin))'", "node build.js", "find . -name git", "find . -name '*.py' -exec wc -l '{}' +", "sed -i 's/git push/hg push/' README.md", "sed -n '/the/p' f",
+    "awk '/git|push/ {print $2}' f", "timeout 5 grep -r git f", "env A=1 pytest", "sudo ls git", "ls git push", "cat git", "echo git push", "uv run pytest -k git", "poetry run mypy git", "cargo test git", "xargs -a f grep git", "vim git",
+    "watch git status", "bash build.sh", "frobnicate --x '*.py' src", "ruff check git", "time pytest", "go test ./...", "tar xf git.tar", "mkdir -p git/push", "command -v git", "which git", "sort git", "nice git log", "sh -c 'git status'",
+    'for f in *.py; do cat "$f"; done', "cd x && pytest -q 2>&1 | tail -5", "ls *.py | xargs wc -l", "export A=1; make", "if [ -f x ]; then pytest; fi", 'while read f; do echo "$f"; done < list', "x=$(date); echo $((1 + 2 * 3))",
+    "case $x in a*) ls;; esac", "python - <<E\nprint(1)\nE", "cat <<'E' > f\n$X push `y`\nE",
+]  # fmt: skip
+
+
+@pytest.mark.spec("reliability:PM08", "reliability:PM09", "reliability:R7")
+@pytest.mark.parametrize("command", DENIED, ids=str)
+def test_a_deny_finds_its_program_behind_wrappers(command: str | list[str]) -> None:
+    assert "deny" == check(command).decision
+
+
+@pytest.mark.spec("reliability:PM08", "reliability:PM52")
+@pytest.mark.parametrize("command", ASKED, ids=str)
+def test_a_command_that_may_start_a_denied_program_is_asked_about(command: str) -> None:
+    found = check(command)
+
+    assert ("ask", DENY) == (found.decision, found.rule)
+    assert DENY.id in found.message
+    modes = {mode: Policy(POLICY.rules, mode) for mode in ("dont_ask", "bypass")}
+    assert {"dont_ask": "deny", "bypass": "allow"} == {m: check(command, one).decision for m, one in modes.items()}
+
+
+@pytest.mark.spec("reliability:PM52")
+@pytest.mark.parametrize("command", PLAIN, ids=str)
+def test_ordinary_work_is_not_asked_about_beside_a_deny(command: str) -> None:
+    assert "allow" == check(command).decision
+
+
+@pytest.mark.spec("reliability:PM52")
+def test_a_rule_for_the_program_or_the_call_settles_the_doubt() -> None:
+    asked = Rule.ask_for_command(["git", "push"])
+    named = Rule.allow_command("frobnicate")
+
+    assert "allow" == check("frobnicate git push", Policy([DENY, named])).decision
+    assert "ask" == check("frobnicate git push", Policy([asked, Rule.allow_tool("*")])).decision
+    assert "allow" == check("frobnicate git push", Policy([Rule.allow_tool("*"), asked])).decision
+    assert "allow" == check("frobnicate git push", Policy([Rule.allow_tool("*")])).decision
+    assert "deny" == check("env git push", Policy([DENY, Rule.allow_command("env")])).decision
+
+
+WRAPS = [
+    ["env"], ["env", "-i"], ["env", "A=1", "-u", "B"], ["sudo", "-u", "root"], ["timeout", "-k", "1", "5"], ["nice", "-n", "3"], ["nohup"], ["prlimit", "--nofile=9"], ["choom", "-n", "0", "--"],
+    ["setarch", "x86_64", "-R"], ["linux64"], ["logsave", "f"], ["/lib64/ld-linux-x86-64.so.2", "--argv0", "x"], ["flock", "f"], ["chrt", "-i", "0"], ["taskset", "-c", "0"], ["stdbuf", "-oL"], ["strace", "-f"],
+    ["bwrap", "--bind", "/", "/"], ["busybox"], ["uv", "run"], ["npx", "-y"], ["tmux", "new"], ["/USR/BIN/ENV"], ["ionice", "-c3"], ["xargs", "-n1"], ["setsid", "--fork"], ["find", ".", "-exec"],
+]  # fmt: skip
+LINES = [
+    ["sh", "-c"],
+    ["bash", "-lc"],
+    ["env", "-S"],
+    ["su", "-c"],
+    ["flock", "f", "-c"],
+    ["script", "-qc"],
+    ["npx", "-c"],
+    ["watch"],
+    ["ssh", "host"],
+    ["tmux", "new"],
+    ["rbash", "-c"],
+    ["eval"],
+]
+GITS = [["git", "push"], ["/usr/bin/git", "push", "-f"], ["GIT", "-C", "x", "push"], ["git-push"]]
+
+
+@pytest.mark.spec("reliability:PM08")
+@given(st.lists(st.sampled_from([*WRAPS, *LINES]), max_size=4), st.sampled_from(GITS))
+def test_wrappers_in_wrappers_hide_no_program(around: list[list[str]], words: list[str]) -> None:
+    for wrapper in around:
+        words = [*wrapper, shlex.join(words)] if wrapper in LINES else [*wrapper, *words]
+
+    assert "deny" == check(words).decision
+    assert "deny" == check(f"ls; {shlex.join(words)}").decision
+
+
+@pytest.mark.spec("reliability:PM52")
+@given(st.lists(st.sampled_from([w for w in WRAPS if w[0] not in {"xargs", "find", "bwrap", "tmux"}]), max_size=4))
+def test_wrappers_of_harmless_commands_stay_allowed(around: list[list[str]]) -> None:
+    words = [word for wrapper in around for word in wrapper]
+
+    assert "allow" == check([*words, "grep", "-r", "git", "push"]).decision
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """
+    Return a folder with a ``git`` that notes its arguments, in a project with the files that the spellings name.
+
+    A loader takes no script, so for that there is a program which makes a file with the name of its argument.
+    """
+    made = tmp_path / "bin"
+    (made / "elf").mkdir(parents=True)
+    for name in ("git", "GIT"):
+        (made / name).write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/noted\n')
+        (made / name).chmod(0o755)
+    shutil.copy(shutil.which("touch") or "/bin/touch", made / "elf" / "git")
+    (tmp_path / "words").write_text("push\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "makefile").write_text("all:\n\t$(X)\n")
+    subprocess.run(["tar", "-cf", "archive.tar", "words"], cwd=tmp_path, check=True)
+    return made
+
+
+def find_loader() -> str:
+    return str(next(iter([*Path("/lib64").glob("ld-linux*.so*"), *Path("/lib").glob("ld-*.so*")]), "/lib/ld.so"))
+
+
+def has_pushed(command: str, programs: Path, folder: Path) -> bool:
+    """
+    Run a command and return whether it started the program to push.
+    """
+    path = os.pathsep.join([str(programs), os.environ["PATH"], "/usr/sbin", "/sbin"])
+    environment = {"PATH": path, "HOME": str(folder), "SHELL": "/bin/sh", "TERM": "dumb"}
+    words = [shutil.which(shlex.split(command)[0], path=path) or "", *shlex.split(command)[1:]]
+    subprocess.run(
+        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    noted = folder / "noted"
+    return (folder / "push").exists() or (noted.exists() and "push" in noted.read_text().split())
+
+
+@pytest.mark.spec("reliability:PM08", "reliability:PM52")
+@pytest.mark.parametrize("command", RUNNING)
+def test_a_spelling_that_starts_the_program_is_found(command: str, programs: Path, tmp_path: Path) -> None:
+    """
+    Each is run where its wrapper is installed, so that the table is about what programs do and not about what they should.
+    """
+    text = command.replace("LOADER", find_loader()).replace("BIN", str(programs))
+
+    assert check(text).decision in {"deny", "ask"}
+    if shutil.which(shlex.split(text)[0], path=f"{programs}:{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        pytest.skip("its wrapper is not installed")
+    assert has_pushed(text, programs, tmp_path)
+
+
+@pytest.mark.spec("reliability:PM52")
+@pytest.mark.parametrize(
+    "command",
+    [c for c in PLAIN if c.startswith(("timeout", "nice", "sh -c", "find", "awk", "sed -n", "xargs", "rg", "grep"))],
+)
+def test_ordinary_work_does_not_start_the_program_to_push(command: str, programs: Path, tmp_path: Path) -> None:
+    if shutil.which(shlex.split(command)[0]) is None:
+        pytest.skip("its program is not installed")
+
+    assert not has_pushed(command, programs, tmp_path)
